@@ -60,12 +60,13 @@ class Called:
 
     @property
     def sentence(self) -> str:
-        """The failure: all of stderr, in one line."""
-        assert self.out == ""
+        """The failure: all of stderr, in one line, and under --json in the object on stdout."""
         lines = self.err.strip().splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("moretta: ")
-        return lines[0].removeprefix("moretta: ")
+        sentence = lines[0].removeprefix("moretta: ")
+        assert not self.out or json.loads(self.out) == {"format": 1, "error": sentence, "exit_code": self.code}
+        return sentence
 
 
 def call(*arguments: object) -> Called:
@@ -258,7 +259,6 @@ def test_bad_usage_is_exit_code_2(arguments: list[str], here: Path) -> None:
 def test_a_run_that_fails_is_exit_code_1_and_leaves_a_whole_checkpoint(here: Path) -> None:
     done = call("train", "run.toml", "--out", "mine", "--set", "engine.deadline=1e-9", "--json")
     assert done.code == 1
-    assert done.out == ""
     sentence = done.err.splitlines()[-1]  # after what it trains on
     assert "go on with --resume" in sentence
     assert "silo-1" in sentence
@@ -328,5 +328,5 @@ def test_the_console_script(here: Path) -> None:
     assert json.loads(done.stdout) == read_json(here / "runs" / "run" / "result.json")
     assert read_model(here / "runs" / "run" / "model.safetensors")
     again = script("train", "run.toml", "--json", "--set", "run.rounds=none")
-    assert (again.returncode, again.stdout) == (2, "")
+    assert (again.returncode, json.loads(again.stdout)["exit_code"]) == (2, 2)
     assert again.stderr == 'moretta: run.toml: [run] rounds: expected a whole number, got "none"\n'

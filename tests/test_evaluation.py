@@ -19,7 +19,8 @@ from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.common.lazy_tensor import CHUNK
 from moretta.protocols.common.modules import outputs_of
-from moretta.run.evaluation import Evaluator, evaluate, largest_relative_difference, probabilities, slices
+from moretta.protocols.common.predicted import probabilities
+from moretta.run.evaluation import Evaluator, evaluate, largest_relative_difference, slices
 
 
 class Known(nn.Module):
@@ -135,7 +136,7 @@ def test_a_predicted_class_that_no_row_has_is_nothing_to_warn_of() -> None:
     scores = evaluate(Known(), outputs, y, "cross-entropy", "classification")
     predicted = outputs.argmax(1).numpy()
     recalls = [(predicted[y == number] == number).mean() for number in (0, 1)]
-    assert set(scores["metrics"]) == {"balanced_accuracy", "brier", "calibration_error"}
+    assert set(scores["metrics"]) == {"balanced_accuracy", "f1_macro", "brier", "calibration_error"}
     assert scores["metrics"]["balanced_accuracy"] == pytest.approx(np.mean(recalls), abs=1e-15)
 
 

@@ -17,7 +17,7 @@ from test_cli import RUN, call, patients
 from moretta.data import sources
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
-from moretta.run.evaluation import probabilities
+from moretta.protocols.common.predicted import probabilities
 from moretta.run.prediction import predict
 
 Train = Callable[..., Path]
@@ -194,7 +194,7 @@ def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> Non
     for scores in test["per_silo"].values():
         assert scores["rows"] == 16
         assert {"loss", "accuracy", "metrics"} <= scores.keys()
-        assert {"auc", "balanced_accuracy", "brier", "calibration_error"} == scores["metrics"].keys()
+        assert {"auc", "balanced_accuracy", "f1", "f1_macro", "brier", "calibration_error"} == scores["metrics"].keys()
 
 
 def test_regression_from_a_table(train: Train) -> None:

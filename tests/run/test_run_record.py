@@ -16,6 +16,7 @@ from moretta.engines.settings import Engine, Faults
 from moretta.run.record import RunEnd, RunPlan, facts_of, record_of, ring_facts, warnings_of
 
 BYTES = {"up": 8.0, "down": 4.0, "secure_aggregation": 2.0, "set_up": 1.0}
+LEFT = {"round": 2, "silo": "north", "reason": "left"}
 GONE = DroppedSilo(2, "south", "late: ..")
 
 
@@ -26,7 +27,7 @@ def round_line(number: int, **more: Any) -> dict[str, Any]:
 SPEC = Specification(protocol=FedSGD(learning_rate=0.5), task="classification", name="a run")
 PLAN = RunPlan(SPEC, rounds=3, silos=["north", "south"], parameters=12, scheme="pairwise", has_test_rows=True)
 END = RunEnd(
-    run="0123", sessions=2, history=[round_line(1), round_line(2, dropped=[{"silo": "north"}])],
+    run="0123", sessions=2, history=[round_line(1), round_line(2, dropped=[LEFT])],
     outcome=Outcome({"w": np.array([-2.0, 1.0], np.float32)}), dropped=[GONE], scores={"loss": 0.25},
     has_scores_of_silos=False, best_round=None, views="", warnings=(),
 )  # fmt: skip
@@ -38,10 +39,13 @@ def test_a_record_says_what_was_planned_and_what_happened() -> None:
         "name": "a run", "run": "0123", "protocol": "fedsgd", "rounds": 2, "silos": 2, "sessions": 2,
         "test": {"loss": 0.25},
     }  # fmt: skip
-    assert record["dropped"] == [{"silo": "north"}, {"round": 2, "silo": "south", "reason": "late: .."}]
+    assert record["dropped"] == [LEFT, {"round": 2, "silo": "south", "reason": "late: .."}]
     assert record["secure_aggregation"] == {"scheme": "pairwise", "ring_bits": SPEC.aggregation.ring_bits}
     assert record["settings"] == SPEC.settings
-    assert (record["facts"], record["warnings"], record["versions"]) == ({}, [], {"python": "3"})
+    assert (record["facts"], record["versions"]) == ({}, {"python": "3"})
+    (exposed,) = record["warnings"]
+    assert exposed.startswith("a silo: with two silos, works out the other’s gradient from consecutive models")
+    assert record_of(replace(PLAN, silos=list("abcde")), END, {})["warnings"] == []
     assert record == record_of(PLAN, END, {"python": "3"})
 
 

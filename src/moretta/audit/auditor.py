@@ -25,6 +25,7 @@ from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.files import write_atomically
+from moretta.engines.held import held
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
 
@@ -91,12 +92,26 @@ def audit(
     rows that attackers may have, None for the first half of the test rows; background_name: what the audit calls given
     ones. chosen: names of attacks, None for all that fit. needed: names of attacks that have to be among them, such as
     those with a limit.
-    Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, or a
-    needed attack that is not tried on this run; then nothing is written.
+    Raises `moretta.errors.ParameterError` for a run without views, views that are not as they were recorded, a needed
+    attack that is not tried on this run, or a folder that another process writes; then nothing is written.
     """
     truth = opened(folder, federation, rounds, seed, background)
     if background is not None:
         _check_background(background, truth)
+    with held(folder):
+        name = "test rows" if background is None else background_name
+        return _audited(folder, truth, thorough, name, progress, chosen, needed)
+
+
+def _audited(
+    folder: Path,
+    truth: Truth,
+    thorough: bool,
+    background_name: str,
+    progress: Progress | None,
+    chosen: Iterable[Attack] | None,
+    needed: Iterable[str],
+) -> Audit:
     done: list[tuple[int, dict[str, Any], Sequence[Any]]] = []
     missed: list[tuple[int, dict[str, str]]] = []
     ready: list[tuple[int, Attack]] = []
@@ -128,7 +143,7 @@ def audit(
         "index": views.digest(folder / "views"),
         "protocol": truth.run.protocol,
         "thorough": thorough,
-        "background": "test rows" if background is None else background_name,
+        "background": background_name,
         "confined_by": "kernel" if landlock() else "python",
         "views": truth.views.rounds,
         "attacks": [line for _, line, _ in done],

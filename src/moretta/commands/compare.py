@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from moretta.commands.progress import audit_with_bar, train_with_bar
-from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say
+from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say, tell
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.config import run_files
+    from moretta.report.spread import OverSeeds
+    from moretta.run.sweep import Cell
 
 
 def compare(
@@ -30,6 +32,17 @@ def compare(
             help='A protocol with settings of its own, for example "pbpfl partitions=all". May repeat.',
         ),
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER | LIST",
+            help="With a run file: run each from so many seeds, the run file's own and those after it, or from these.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="With a run file: keep runs that have ended, go on with those that have not."),
+    ] = False,
     audits: Annotated[
         bool, typer.Option("--audit", help="Also audit each run, and compare what each role could learn.")
     ] = False,
@@ -38,40 +51,101 @@ def compare(
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
 ) -> None:
-    """Compare run folders, or run one run file by several protocols from the same seed and compare those."""
+    """Compare run folders, or run one run file by several protocols, from one seed or several, and compare those."""
     given = runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
-    if given is None and (protocols or variant or overrides):
-        raise ParameterError("--protocols, --variant and --set go with one run file, not with run folders")
+    if given is None and (protocols or variant or overrides or seeds or resume):
+        raise ParameterError(
+            "--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders"
+        )
     with needs_torch():
         folders, home = runs, out
         if given is not None:
-            if not protocols and not variant:
+            if not protocols and not variant and not seeds:
                 raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
+            if seeds and audits:
+                raise ParameterError("--audit goes with one seed; leave out --seeds, or audit a run by moretta audit")
             from moretta.config import run_files
+            from moretta.run import sweep
 
             run_file = run_files.load(given, overrides)
             home = out or run_file.folder
             named = [name.strip() for name in protocols.split(",")] if protocols else []
-            folders = _train_each(run_file, home, named, variant, audits)
+            if not named and not variant:
+                named = [run_file.protocol.name]
+            chosen = sweep.seeds_of(seeds, run_file.run.seed) if seeds else None
+            cells = _cells(run_file, home, named, variant, audits, chosen)
+            _train_each(cells, resume)
+            if chosen is not None:
+                return _print_sweep(cells, home, as_json)
+            folders = [cell.folder for cell in cells]
         if audits:
             _audit_each(folders, given is not None, allow_code)
         differences, page = _write_page(folders, home)
     _print_comparison(folders, differences, as_json, page, audits)
 
 
-def _train_each(
-    run_file: run_files.RunFile, home: Path, protocols: Sequence[str], variants: Sequence[str], audits: bool
-) -> list[Path]:
-    """Train a run file by each protocol and variant, once none of them can be refused; return the run folders."""
-    from moretta.run import comparison
+def _cells(
+    run_file: run_files.RunFile,
+    home: Path,
+    protocols: Sequence[str],
+    variants: Sequence[str],
+    audits: bool,
+    seeds: Sequence[int] | None,
+) -> list[Cell]:
+    """Return the runs of a run file by each protocol and variant, from each seed."""
+    from moretta.run import comparison, sweep
 
     runs = comparison.variants(comparison.recording(run_file) if audits else run_file, protocols, variants)
-    folders = [home / name for name in runs]
-    comparison.refuse_existing(folders)
-    comparison.rehearse(list(runs.values()))
-    for number, (changed, folder) in enumerate(zip(runs.values(), folders, strict=True)):
-        train_with_bar(changed, folder, resume=False, opening=number == 0)
-    return folders
+    return sweep.cells(runs, seeds, home)
+
+
+def _train_each(cells: Sequence[Cell], resume: bool) -> None:
+    """Train what has not ended, once nothing of it can be refused."""
+    from moretta.run import comparison
+
+    left = [cell for cell in cells if not (resume and cell.has_ended)]
+    begun = {cell.folder for cell in left if resume and cell.has_begun}
+    comparison.refuse_existing([cell.folder for cell in left if cell.folder not in begun])
+    comparison.rehearse([cell.run_file for cell in left])
+    for number, cell in enumerate(cells, start=1):
+        of = f"run {number} of {len(cells)}: {cell.name}, seed {cell.seed}"
+        if cell not in left:
+            tell(f"{of}, has ended before")
+            continue
+        if len(cells) > 1:
+            tell(of)
+        train_with_bar(cell.run_file, cell.folder, cell.folder in begun, opening=number == 1)
+
+
+def _print_sweep(cells: Sequence[Cell], home: Path, as_json: bool) -> None:
+    """Write the page of runs from several seeds, and print what they come to."""
+    from moretta.report.folder import read_run
+    from moretta.report.page import write_report
+    from moretta.report.spread import spread_of, spread_table
+    from moretta.report.table import labels
+    from moretta.run import comparison
+
+    names, seeds = list(dict.fromkeys(cell.name for cell in cells)), list(dict.fromkeys(cell.seed for cell in cells))
+    first = [cell.folder for cell in cells if cell.seed == seeds[0]]
+    spreads: dict[str, OverSeeds] = {
+        name: spread_of(label, seeds, [read_run(cell.folder) for cell in cells if cell.name == name])
+        for name, label in zip(names, labels([read_run(folder) for folder in first]), strict=True)
+    }
+    page = write_report(first, home / "report.html", comparison.weight_differences(first), list(spreads.values()))
+    told = {
+        "format": 1,
+        "seeds": seeds,
+        "runs": [{"name": cell.name, "seed": cell.seed, "folder": str(cell.folder)} for cell in cells],
+        "spread": {name: spread.told() for name, spread in spreads.items()},
+        "report": str(page),
+    }
+
+    def plainly() -> None:
+        Console().print(spread_table(list(spreads.values())))
+        print(f"mean ± standard deviation over runs from seeds {', '.join(map(str, seeds))}")
+        print(f"report: {page}")
+
+    say(told, as_json, plainly)
 
 
 def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -> None:

@@ -69,7 +69,10 @@ def serve(
 
         with interruptible(f"interrupted; {folder} goes on from its last checkpoint by --resume"):
             serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
-        print_result([folder], {}, as_json, read_json(folder / "result.json"))
+        result = read_json(folder / "result.json")
+        for sentence in result["warnings"]:  # the server's job has them in its log alone
+            tell(f"warning: {sentence}")
+        print_result([folder], {}, as_json, result)
 
 
 def join(

@@ -1,7 +1,8 @@
 """What a shell user calls.
 
-Every command takes ``--json``: one object on stdout, progress on stderr. Exit codes: 0 done, 1 failed, 2 bad usage or
-input; a failure is one sentence on stderr.
+Every command takes ``--json``: one object on stdout, progress on stderr; and ``--quiet``: nothing but errors. Exit
+codes: 0 done, 1 failed, 2 bad usage or input. A failure is one sentence on stderr, and under ``--json`` an object on
+stdout too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,7 +29,8 @@ from moretta.commands import (
     schema,
     train,
 )
-from moretta.commands.terminal import needs_torch, say, screen
+from moretta.commands.every import UsageError, add_quiet, misused
+from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, unhush, wants_json
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
@@ -38,8 +40,8 @@ HELP = """Train one PyTorch model across organisations, where nobody says more t
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help=HELP,
     epilog=f"Protocols: {', '.join(ENTRIES)}.",
@@ -48,11 +50,12 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a command; turn what goes wrong into one sentence and an exit code."""
+    begin()
     root = logging.getLogger()
     if (handler := logging.lastResort) is not None:  # shows warnings on stderr; Python's users set up their own
         root.addHandler(handler)
     try:
-        app()
+        _call()
     except ParameterError as error:
         _fail(error, 2)
     except MorettaError as error:
@@ -61,12 +64,31 @@ def main() -> None:
         given = isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError)
         where = "" if error.filename is None else f"{error.filename}: "
         _fail(f"{where}{error.strerror or error}", 2 if given or isinstance(error, PermissionError) else 1)
+    except Exception as error:  # a mistake of ours, whose traceback follows
+        print_error(f"unexpected failure ({type(error).__name__}); the traceback is on stderr", 1)
+        raise
     finally:
         if handler is not None:
             root.removeHandler(handler)
 
 
-def _fail(error: object, code: int) -> None:
+def _call() -> None:
+    if not wants_json():
+        app()
+        return
+    try:
+        code = app(standalone_mode=False)
+    except UsageError as error:
+        _fail(misused(error), error.exit_code)
+    except typer.Abort:
+        _fail("interrupted", 1)
+    if isinstance(code, int) and code:
+        sys.exit(code)
+
+
+def _fail(error: object, code: int) -> NoReturn:
+    unhush()
+    print_error(str(error), code)
     screen.print(f"moretta: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
@@ -96,6 +118,7 @@ def _add_commands() -> None:
     app.add_typer(align.align, name="align")
     app.add_typer(keys.keys, name="keys")
     app.add_typer(machines.kit, name="kit")
+    add_quiet(app)
 
 
 def _add(*commands: Callable[..., None]) -> None:

@@ -30,7 +30,9 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
             tell(line)
 
     try:
-        return federation.train(run_file.run.rounds, run_file.run.seed, resume=resume, begin=begin)
+        return federation.train(
+            run_file.run.rounds, run_file.run.seed, resume=resume, begin=begin, progress=not screen.quiet
+        )
     except KeyboardInterrupt:  # typer would only say that it aborted
         raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
 

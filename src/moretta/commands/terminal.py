@@ -6,6 +6,7 @@ So that a command's help comes at once, files of commands import what computes i
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from rich.console import Console
 from moretta.errors import MissingExtra
 
 screen = Console(stderr=True)
+_printed = list[bool]()  # an object a command: there is one
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
@@ -30,6 +32,40 @@ Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALU
 def tell(line: str) -> None:
     """Write one line of progress for a person."""
     screen.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def wants_json() -> bool:
+    """Return whether the command line asks for an object, which is known before it is understood."""
+    return "--json" in sys.argv[1:]
+
+
+def print_error(sentence: str, code: int) -> None:
+    """Print what went wrong as the one object on stdout, where the command line asks for one and none has been printed.
+
+    A check that fails has printed what it found.
+    """
+    if wants_json() and not _printed:
+        print(json.dumps({"format": 1, "error": sentence, "exit_code": code}), flush=True)
+
+
+def begin() -> None:
+    """Begin a command: what an earlier one of this process said and hushed is over."""
+    unhush()
+    _printed.clear()
+
+
+def hush() -> None:
+    """Show nothing more but errors, until `unhush`."""
+    screen.quiet = True
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.ERROR)
+
+
+def unhush() -> None:
+    """Show everything again."""
+    screen.quiet = False
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.WARNING)
 
 
 @contextmanager
@@ -65,10 +101,11 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
-    """Print a command's result: as one JSON object, or for a person."""
+    """Print a command's result: as one JSON object, or for a person, unless nothing is to be said."""
     if as_json:
         print(json.dumps(told))
-    else:
+        _printed.append(True)
+    elif not screen.quiet:
         plainly()
 
 
@@ -78,10 +115,17 @@ def print_result(
     """Print what runs came to. told: the JSON object."""
 
     def plainly() -> None:
+        from moretta.report.classes import class_table
         from moretta.report.folder import read_run
         from moretta.report.table import comparison_table
+        from moretta.run.record import spent
 
-        Console().print(comparison_table([read_run(folder) for folder in folders], differences))
+        records = [read_run(folder) for folder in folders]
+        Console().print(comparison_table(records, differences))
+        if len(records) == 1 and (tables := records[0].test.classes) is not None:
+            Console().print(class_table(tables))
+        for sentence in spent(told):
+            print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
 
     say({"format": 1, **told}, as_json, plainly)
@@ -101,7 +145,9 @@ def interruptible(said: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        unhush()
         tell(f"moretta: {said}")
+        print_error(said, 1)
         sys.stdout.flush()
         os._exit(1)
     finally:

@@ -32,6 +32,7 @@ from moretta.deployment.administration import Administrator
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.files import new_lines
+from moretta.engines.held import held
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, public_line
 
@@ -88,6 +89,20 @@ def serve(
             f"{places.out} exists and is not empty; go on with that run by --resume, or name another folder by --out"
         )
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with held(places.work):  # else a second `serve` would end the first one's server as a left-over
+        _serve(run_file, places, host, port, wait, say, progress, resume)
+
+
+def _serve(
+    run_file: RunFile,
+    places: Places,
+    host: str,
+    port: int,
+    wait: float,
+    say: Say,
+    progress: Progress,
+    resume: bool,
+) -> None:
     processes.end_left_over(places.work / "server.json")
     names = job.site_names(run_file)
     kit = _kits(run_file, places, host, port, names, say)

@@ -16,6 +16,7 @@ graph.safetensors      of such a run, if asked for: its model as a graph (models
 inputs.json            what inputs and outputs mean: columns, what is filled in, scales, classes
 rows.json              a digest of each silo's rows, by which a resumed run sees that they are the same; secret
 best/                  under early stopping, checkpoints of the best rounds, secrets included
+held.json              while a process writes here: which, on which host, since when (engines.held)
 helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
 """
 
@@ -26,7 +27,7 @@ import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from moretta.contract.messages import Array, Tensors
-from moretta.engines.files import make_folder, write_atomically
+from moretta.engines.files import write_atomically
+from moretta.engines.held import LOCK, held, refuse_held
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError
 
@@ -55,16 +57,31 @@ class RunFolder:
         self.path = path
         self._history = path / "history.jsonl"
         self._helped = dict[str, HelpedFile]()
+        self._hold = ExitStack()
+
+    def hold(self) -> None:
+        """Keep other processes from writing here until `release`; raises as `moretta.engines.held.held` does."""
+        self._hold.enter_context(held(self.path))
+
+    def release(self) -> None:
+        """Let others write here; also where nothing was held."""
+        self._hold.close()
 
     def begin(self, run_file: str | None) -> None:
-        """Make the folder. Raises `moretta.errors.ParameterError` if there is a run in it already."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        """Make the folder and hold it. Raises `moretta.errors.ParameterError` if there is a run in it already."""
+        refuse_held(self.path)
+        self._refuse_another()
+        self.hold()
+        self._refuse_another()  # one that has come and gone meanwhile
+        if run_file is not None:
+            write_atomically(self.path / "run.toml", run_file.encode())
+
+    def _refuse_another(self) -> None:
+        there = self.path.is_dir() and any(one.name != LOCK for one in self.path.iterdir())
+        if there or (self.path.exists() and not self.path.is_dir()):
             raise ParameterError(
                 f"{self.path} exists and is not empty; go on with that run by --resume, or name another folder by --out"
             )
-        make_folder(self.path)
-        if run_file is not None:
-            write_atomically(self.path / "run.toml", run_file.encode())
 
     def helped(self, silo: str) -> HelpedFile:
         """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back."""

@@ -37,6 +37,7 @@ class SiloScore(_Part):
     loss: float | None = None
     accuracy: float | None = None
     mse: float | None = None
+    metrics: Mapping[str, float | None] = {}
 
 
 class PlainScores(_Part):
@@ -47,13 +48,49 @@ class PlainScores(_Part):
     mse: float | None = None
 
 
+class ClassScore(_Part):
+    """One class: how many rows have it, for how many it is predicted, and its scores, None where they are no number."""
+
+    name: str = Field(alias="class")
+    rows: int
+    predicted: int
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+
+
+class SureRows(_Part):
+    """Rows whose predicted class has a probability from `low` to `high`: the mean of these, and how many are right."""
+
+    low: float = Field(alias="from")
+    high: float = Field(alias="to")
+    rows: int
+    probability: float
+    accuracy: float
+
+
+class ClassTables(_Part):
+    """A classifier's tables. confusion: a row a true class, empty with too many. reliability: bins that have rows."""
+
+    by_class: tuple[ClassScore, ...]
+    confusion: tuple[tuple[int, ...], ...] = ()
+    reliability: tuple[SureRows, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> ClassTables:
+        count = len(self.by_class)
+        if self.confusion and {len(self.confusion), *map(len, self.confusion)} != {count}:
+            raise ValueError(f"expected a confusion matrix of {count} classes")
+        return self
+
+
 class TestScores(_Part):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
     per_silo: a shared model on each silo's own rows; where each silo has a model of its own, that one on the test rows.
     mean, displacement: under CGD the mean over the confined models, and D alone; the other scores are then the worst
     model's. by: "silos" if the scores are on rows that silos hold back. silos: the scores on those, if the server has
-    test rows too.
+    test rows too. classes: tables of a classifier, where they are of one model.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class
@@ -63,6 +100,7 @@ class TestScores(_Part):
     mse: float | None = None
     top5: float | None = None
     metrics: Mapping[str, float | None] = {}
+    classes: ClassTables | None = None
     per_silo: Mapping[str, SiloScore] = {}
     mean: PlainScores | None = None
     displacement: PlainScores | None = None

@@ -21,24 +21,31 @@ from moretta.report import audit, plots
 from moretta.report.folder import TEST_ROWS, RunRecord, read_run
 from moretta.report.privacy import Statement, epsilon_note, privacy_statements, reading_notes
 from moretta.report.scales import meanings
+from moretta.report.spread import OverSeeds, spread_rows
 from moretta.report.summary import enumerated, insecure_runs, summary, title
-from moretta.report.table import MISSING, SCORED, comparison_rows, labels, silo_rows
+from moretta.report.table import MISSING, SCORED, comparison_rows, labels, plain, silo_rows
 from moretta.report.verdict import verdicts
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 
-def write_report(folders: Sequence[Path], out: Path, differences: Mapping[str, float] | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    differences: Mapping[str, float] | None = None,
+    spreads: Sequence[OverSeeds] = (),
+) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
-    differences: as in `moretta.report.table.comparison_rows`.
+    differences: as in `moretta.report.table.comparison_rows`. spreads: of runs from several seeds, of which the folders
+    are those of the first.
     Raises ParameterError for a folder that cannot be read or a file that cannot be written, and MissingExtra without
     matplotlib or Jinja2; then `out` is as it was.
     """
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
-    written = page([read_run(folder) for folder in folders], differences)
+    written = page([read_run(folder) for folder in folders], differences, spreads)
     write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may be of silos' own rows
     return out
 
@@ -52,8 +59,10 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
         raise ParameterError(f"The report cannot be written to {out}: {error.strerror}.") from error
 
 
-def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> str:
-    """The page as text; the same records give the same text."""
+def page(
+    records: Sequence[RunRecord], differences: Mapping[str, float] | None = None, spreads: Sequence[OverSeeds] = ()
+) -> str:
+    """The page as text; the same records give the same text. differences, spreads: as of `write_report`."""
     names = labels(records)
     pictures = [list(audit.pictures(record)) for record in records]
     runs = list(zip(names, records, pictures, strict=True))
@@ -68,10 +77,13 @@ def page(records: Sequence[RunRecord], differences: Mapping[str, float] | None =
         summary=summary(records),
         verdicts=verdicts(records),
         epsilons=[(name, note) for name, record in zip(names, records, strict=True) if (note := epsilon_note(record))],
+        classified=[(label, record.test.classes) for label, record, _ in runs if record.test.classes is not None],
         warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
         dropped=sum(len(record.dropped) for record in records),
         audited=any(record.audit is not None for record in records),
         test_rows=TEST_ROWS,
+        spreads=spreads,
+        spread=spread_rows(spreads) if spreads else (),
         **_results(records, differences),
         **_figures(records),
         **_privacy(records),
@@ -96,6 +108,8 @@ def template(name: str) -> Template:
         "plain_json": partial(json.dumps, ensure_ascii=False),
         "power": _power,
         "thousands": "{:,}".format,
+        "score": plain,
+        "as_predicted": "as {}".format,
     }
     templates.globals["zip"] = zip
     return templates.get_template(name)
@@ -115,12 +129,12 @@ def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | No
     rows = comparison_rows(records, differences)
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(found is not None for found, _ in audited)
-    score, silos = silo_rows(records)
+    silo_scores, silos = silo_rows(records)
     return {
         "comparison": [(group, list(some)) for group, some in groupby(rows, key=lambda row: row.group)],
         "scales": meanings(row.measure for row in rows if row.group in SCORED),
         "missing": MISSING if any(MISSING in row.cells for row in rows) else "",
-        "score": score,
+        "silo_scores": silo_scores,
         "silos": silos,
         "defences": [
             (label, costs, [audit.leak(found, roles) for roles in audit.GROUPS.values()])

@@ -6,6 +6,7 @@ A unit stands in the row's header and not in its cells, and is chosen for the wh
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def comparison_rows(records: Sequence[RunRecord], differences: Mapping[str, floa
     differences: the largest relative difference of the final weights from the reference's, by run folder (its path or
     its name) or by protocol.
     """
-    rows = [*_scores(records), *_traffic(records), *_seconds(records)]
+    rows = [*_scores(records), *_stated(records), *_traffic(records), *_seconds(records)]
     if differences:
         distances = [_difference(record, differences) for record in records]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
@@ -79,12 +80,17 @@ def comparison_rows(records: Sequence[RunRecord], differences: Mapping[str, floa
 
 def comparison_table(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> Table:
     """The comparison for a terminal; `differences` as in `comparison_rows`."""
+    return table_of_rows(labels(records), comparison_rows(records, differences))
+
+
+def table_of_rows(heads: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Rows for a terminal, under the names of their groups. heads: of the columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column("")
-    for label in labels(records):
-        table.add_column(Text(label), justify="right")
+    for head in heads:
+        table.add_column(Text(head), justify="right")
     group = ""
-    for row in comparison_rows(records, differences):
+    for row in rows:
         if row.group != group:
             group = row.group
             table.add_row(Text(group, style="bold"))
@@ -92,17 +98,32 @@ def comparison_table(records: Sequence[RunRecord], differences: Mapping[str, flo
     return table
 
 
-def silo_rows(records: Sequence[RunRecord]) -> tuple[str, list[tuple[str, list[str]]]]:
-    """The name of the runs' score, and of each silo its name, its rows and, for each run, its score and its loss."""
+METRICS = {
+    "auc": "AUC",
+    "balanced_accuracy": "Balanced accuracy",
+    "f1": "F1 of the second class",
+    "f1_macro": "F1, mean of classes",
+    "brier": "Brier score",
+    "calibration_error": "Calibration error",
+}
+
+
+def silo_rows(records: Sequence[RunRecord]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The names of the scores, and of each silo its name, its rows and, for each run, its scores."""
     regression = all(record.task == "regression" for record in records)
     silos = dict.fromkeys(silo for record in records for silo in record.test.per_silo)
     found = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
+    ones = [one for scores in found.values() for one in scores]
+    further = [key for key in ("f1_macro", "calibration_error") if any(key in one.metrics for one in ones)]
     rows = []
     for silo, scores in found.items():
         counts = dict.fromkeys(f"{one.rows:,}" for one in scores if one.rows is not None)
-        pairs = [(one.mse if regression else one.accuracy, one.loss) for one in scores]
-        rows.append((silo, [" / ".join(counts) or MISSING, *(plain(value) for pair in pairs for value in pair)]))
-    return "MSE" if regression else "Accuracy", rows
+        values = [
+            (one.mse if regression else one.accuracy, one.loss, *(one.metrics.get(key) for key in further))
+            for one in scores
+        ]
+        rows.append((silo, [" / ".join(counts) or MISSING, *(plain(value) for some in values for value in some)]))
+    return ["MSE" if regression else "Accuracy", "Loss", *(METRICS[key] for key in further)], rows
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
@@ -151,7 +172,10 @@ def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
 
 
 def _further(record: RunRecord) -> str:
-    name = record.folder.name or record.name
+    folder = record.folder
+    if re.fullmatch(r"seed-\d+", folder.name):  # of a sweep, whose runs by one protocol or variant lie in one folder
+        folder = folder.parent
+    name = folder.name or record.name
     return name.removeprefix(record.protocol).lstrip("-") if f"{name}-".startswith(f"{record.protocol}-") else name
 
 
@@ -167,13 +191,7 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
     def row(measure: str, values: Sequence[float | None]) -> Row:
         return Row(where, measure, "", tuple(plain(value) for value in values))
 
-    metrics = {
-        "auc": "AUC",
-        "balanced_accuracy": "Balanced accuracy",
-        "brier": "Brier score",
-        "calibration_error": "Calibration error",
-    }
-    metrics |= {key: _words(key) for test in tests for key in test.metrics if key not in metrics}
+    metrics = METRICS | {key: _words(key) for test in tests for key in test.metrics if key not in METRICS}
     confined = [test.mean is not None for test in tests]
     worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""
     beside = {
@@ -195,6 +213,24 @@ def _scores(records: Sequence[RunRecord]) -> list[Row]:
         row(f"Loss{worst}", [test.loss for test in tests]),
         row("Top-5 accuracy", [test.top5 for test in tests]),
         *(row(name, [test.metrics.get(key) for test in tests]) for key, name in metrics.items()),
+    ]
+
+
+def _stated(records: Sequence[RunRecord]) -> list[Row]:
+    """What noise gave, and which round a run returned to."""
+
+    def row(group: str, measure: str, fact: str, digits: int) -> Row:
+        values = [record.facts.get(fact) for record in records]
+        cells = (
+            str(v) if isinstance(v, str) else f"{v:.{digits}g}" if isinstance(v, float) else MISSING for v in values
+        )
+        return Row(group, measure, "", tuple(cells))
+
+    return [
+        row("Early stopping", "Best round, which the run returned to", "best_round", 9),
+        row("Differential privacy", "Epsilon, of one example at one silo", "epsilon", 3),
+        row("Differential privacy", "Epsilon towards another silo", "epsilon_to_silos", 3),
+        row("Differential privacy", "Delta", "delta", 3),
     ]
 
 

@@ -21,12 +21,12 @@ from moretta.protocols.common.lazy_tensor import Inputs
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.players import Fitted
+from moretta.protocols.common.predicted import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
+from moretta.run.classification import figures_of_classes
 from moretta.run.metrics import Metric, name_of, scores
 
-TOP5_FROM = 20  # classes
-BINS = 10  # of the expected calibration error
 SCORES = ("loss", "accuracy", "mse")
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 
@@ -38,14 +38,21 @@ class Evaluator:
     """Scores models of one architecture on rows, which it prepares as the silos do.
 
     model: the architecture; it is copied. task: "classification" or "regression". own: metrics of the user's own.
+    names: of the classes, if known.
     """
 
     def __init__(
-        self, model: nn.Module, protocol: Training, task: str, fitted: Fitted, own: Sequence[Metric] = ()
+        self,
+        model: nn.Module,
+        protocol: Training,
+        task: str,
+        fitted: Fitted,
+        own: Sequence[Metric] = (),
+        names: Sequence[str] = (),
     ) -> None:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
-        self._task, self._fitted, self._own = task, fitted, own
+        self._task, self._fitted, self._own, self._names = task, fitted, own, names
 
     def of_model(self, tensors: Tensors, rows: LabelledRows) -> dict[str, Any]:
         """Return one model's scores, as `evaluate` has them."""
@@ -55,18 +62,23 @@ class Evaluator:
         """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them.
 
         Beside the worst stand the means over models on all rows and, as `slices`, each on a part of its own of them.
+        `classes`, the tables of a classifier (`moretta.run.classification`), are of one model: the only or the worst.
         """
         inputs, metrics, parts = self._prepared(rows[0]), len(models) <= MANY, list[dict[str, Any]]()
         scores, cuts = dict[str, dict[str, Any]](), slices(len(rows[0]), len(models))
+        tables = dict[str, Any]()
         for number, (name, tensors) in enumerate(models.items()):
             scores[name] = self._scores(tensors, inputs, rows[1], metrics)
+            tables[name] = scores[name].pop("classes", None)
             if self._judged_by == "worst" and cuts:
                 cut = cuts[number]
                 parts.append(evaluate(self._module, inputs[cut], rows[1][cut], self._loss, self._task, metrics=False))
-        summary = mean_of(list(scores.values()))
+        summary, shown = mean_of(list(scores.values())), tables[name] if len(scores) == 1 else None
         if self._judged_by == "worst":
-            summary = worst_of(scores) | {"mean": summary} | ({"slices": mean_of(parts)} if parts else {})
-        return summary | ({"per_silo": scores} if len(scores) > 1 else {})
+            worst = worst_of(scores)
+            shown = tables[worst["worst"]["silo"]]
+            summary = worst | {"mean": summary} | ({"slices": mean_of(parts)} if parts else {})
+        return summary | ({"classes": shown} if shown else {}) | ({"per_silo": scores} if len(scores) > 1 else {})
 
     def on_the_way(
         self, models: Mapping[str, Tensors], test: LabelledRows | None, validation: LabelledRows | None
@@ -104,7 +116,11 @@ class Evaluator:
         if test is not None and displacement is not None:
             scores["displacement"] = self.of_model(displacement(), test)
         if "" in models and training:
-            scores["per_silo"] = {silo.name: self.of_model(models[""], (silo.x, silo.y)) for silo in training}
+            # Without tables: they would count each silo's classes.
+            of = {silo.name: self.of_model(models[""], (silo.x, silo.y)) for silo in training}
+            scores["per_silo"] = {
+                name: {key: score[key] for key in score if key != "classes"} for name, score in of.items()
+            }
         return scores
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
@@ -112,7 +128,9 @@ class Evaluator:
 
     def _scores(self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
         modules.load(self._module, tensors)
-        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics, own=self._own)
+        return evaluate(
+            self._module, inputs, y, self._loss, self._task, metrics=metrics, own=self._own, names=self._names
+        )
 
 
 def slices(rows: int, models: int) -> list[slice]:
@@ -159,12 +177,14 @@ def evaluate(
     *,
     metrics: bool = True,
     own: Sequence[Metric] = (),
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
     inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs. metrics: false leaves them out, where many models are measured. own: further ones.
+    outputs. metrics: false leaves them out, where many models are measured. own: further ones. Of classes there are
+    tables too, `classes` (`moretta.run.classification.tables_of_counts`). names: of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
@@ -173,92 +193,12 @@ def evaluate(
     if loss == "mse":
         figures["mse"] = float((outputs - wanted).square().mean())
     if task == "classification":
-        flat = y.reshape(len(y)) if y.size == len(y) else y
-        classes = flat.astype(np.int64) if flat.ndim == 1 else np.argmax(flat, axis=1)
-        figures |= _classification(outputs.double().numpy(), classes, loss if metrics else None)
+        classes = classes_of(y)
+        figures |= figures_of_classes(outputs.double().numpy(), classes, loss if metrics else None, names)
     found = dict(figures.get("metrics", {}))
     if metrics:
         found |= scores(own, outputs, wanted if classes is None else torch.from_numpy(classes))
     return figures | {"metrics": found}
-
-
-def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:
-    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
-
-    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
-    [0, 1]: it is cut to that, and rows of several are divided by their sum.
-    """
-    wide = outputs.astype(np.float64)
-    if loss == "cross-entropy":
-        shifted = np.exp(wide - wide.max(axis=1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
-    cut = np.clip(wide, 0.0, 1.0)
-    if cut.shape[1] == 1:
-        return np.concatenate([1.0 - cut, cut], axis=1)
-    total = cut.sum(axis=1, keepdims=True)
-    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
-
-
-def _classification(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str | None) -> dict[str, Any]:
-    """Return accuracy and the like; `metrics` too under a loss, none without."""
-    single = outputs.shape[1] == 1
-    predicted = (outputs[:, 0] > 0.5).astype(np.int64) if single else outputs.argmax(axis=1)
-    figures: dict[str, Any] = {"accuracy": float((predicted == classes).mean())}
-    if loss is None:
-        return figures
-    present = np.unique(classes)
-    metrics = {"auc": _auc(outputs, classes, loss)} | _calibration(outputs, classes, loss)
-    if len(present) > 1:
-        recalls = [float((predicted[classes == number] == number).mean()) for number in present]
-        metrics["balanced_accuracy"] = float(np.mean(recalls))
-    if outputs.shape[1] >= TOP5_FROM:
-        best = np.argsort(-outputs, axis=1)[:, :5]
-        figures["top5"] = float((best == classes[:, None]).any(axis=1).mean())
-    return figures | {"metrics": {name: value for name, value in metrics.items() if value is not None}}
-
-
-def _calibration(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> dict[str, float | None]:
-    """Return how far probabilities are right: the Brier score, and the expected calibration error.
-
-    brier: the mean over rows of the sum over classes of (probability - truth)^2, 0 at best and 2 at worst.
-    calibration_error: rows are put into ten equal bins by the probability of the class that is predicted; the mean over
-    rows of a bin's |mean probability - accuracy|, 0 at best and 1 at worst (Guo et al., 2017).
-    """
-    if not np.isfinite(outputs).all():
-        return {"brier": None, "calibration_error": None}
-    chances = probabilities(outputs, loss)
-    truth = np.zeros_like(chances)
-    truth[np.arange(len(classes)), classes] = 1.0
-    sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
-    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
-    gaps = np.bincount(bins, weights=sure - right, minlength=BINS)  # of each bin, its rows times the difference
-    return {
-        "brier": float(np.square(chances - truth).sum(axis=1).mean()),
-        "calibration_error": float(np.abs(gaps).sum() / len(classes)),
-    }
-
-
-def _auc(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> float | None:
-    """Return the area under the ROC curve: of class 1, or one class against the rest averaged over classes."""
-    count = max(outputs.shape[1], 2)
-    if len(np.unique(classes)) < count or not np.isfinite(outputs).all():
-        return None  # a class without a row has no curve, and neither has a model that diverged
-    if outputs.shape[1] <= 2:
-        return _area(classes == 1, outputs[:, -1] - outputs[:, 0] * (outputs.shape[1] == 2))
-    # One class against the rest needs an order of rows for each class, so under cross-entropy probabilities.
-    scores = torch.softmax(torch.from_numpy(outputs), 1).numpy() if loss == "cross-entropy" else outputs
-    return float(np.mean([_area(classes == number, scores[:, number]) for number in range(count)]))
-
-
-def _area(those: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
-    """Return the area under the ROC curve of scores that are to be higher for those: Mann and Whitney's U over pairs.
-
-    By ranks, as importing scikit-learn for it takes longer than most runs of small models.
-    """
-    _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(times) - (times - 1) / 2  # of equal scores the mean of their ranks
-    chosen = int(those.sum())
-    return float((ranks[place][those].sum() - chosen * (chosen + 1) / 2) / (chosen * (len(those) - chosen)))
 
 
 def largest_relative_difference(

@@ -297,10 +297,30 @@ class Federation:
         whatever else it raises ends `train`, and a folder then has a checkpoint of that round.
         transport: what delivers messages to remote silos; None where all are here. begin: called before the first
         round, once no setting can be refused any more.
-        Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
+        Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole, and
+        `moretta.errors.ParameterError` where another process writes the folder.
         """
         rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
         folder = None if self.out is None else RunFolder(Path(self.out))
+        try:
+            if folder is not None and resume and folder.path.is_dir():
+                folder.hold()  # before its checkpoint is read, as others could move on from that
+            return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin)
+        finally:
+            if folder is not None:
+                folder.release()
+
+    def _trained(
+        self,
+        folder: RunFolder | None,
+        rounds: int,
+        seed: int,
+        resume: bool,
+        progress: Progress | bool,
+        on_round: OnRound | None,
+        transport: Transport | None,
+        begin: Callable[[], None] | None,
+    ) -> Result:
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = (
             CheckpointId(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]

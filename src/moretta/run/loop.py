@@ -30,7 +30,7 @@ from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, line_of
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
-from moretta.run.record import RunEnd, RunPlan, record_of, versions
+from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
 from moretta.run.result import Result
 from moretta.run.rounds import OnRound, StopTraining, round_of
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
@@ -80,7 +80,9 @@ class Session:
             self._players = players = replace(players, gather=here.gather, spread=here.spread, scores=here.scores)
         self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
-        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted, spec.metrics)
+        self._evaluator = Evaluator(
+            federation.model, spec.protocol, spec.task, players.fitted, spec.metrics, federation.class_names
+        )
         self._stopping = EarlyStopping(spec.early_stopping)
         self._files = (
             None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)
@@ -194,6 +196,8 @@ class Session:
         record = record_of(self._plan(), self._end(outcome, dropped), versions())
         for sentence in record["warnings"]:
             log.warning("%s", sentence)
+        for sentence in spent(record):
+            log.info("%s", sentence)
         if self._files is not None:
             self._files.end(outcome, record)
         return Result(

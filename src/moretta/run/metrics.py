@@ -15,7 +15,19 @@ from moretta.errors import ParameterError
 Metric = Callable[[Tensor, Tensor], Any]
 """Of outputs [rows, outputs] and targets, int64[rows] of classes and [rows, outputs] of numbers; gives one number."""
 
-BUILT_IN = ("loss", "accuracy", "mse", "top5", "rows", "auc", "brier", "calibration_error", "balanced_accuracy")
+BUILT_IN = (
+    "loss",
+    "accuracy",
+    "mse",
+    "top5",
+    "rows",
+    "auc",
+    "brier",
+    "calibration_error",
+    "balanced_accuracy",
+    "f1",
+    "f1_macro",
+)
 ROWS = 64  # made up, on which a metric is tried
 
 

@@ -25,8 +25,8 @@ from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
+from moretta.protocols.common.predicted import probabilities
 from moretta.run import finished
-from moretta.run.evaluation import probabilities
 from moretta.run.finished import FinishedModel
 
 

@@ -15,7 +15,9 @@ from moretta.config.specification import Specification
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.driver import DroppedSilo
+from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.training import Training
+from moretta.protocols.registry import claims_of
 from moretta.run.history import total_bytes, total_seconds
 
 
@@ -62,7 +64,7 @@ class RunEnd:
 def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
     history = end.history
-    return {
+    record: dict[str, Any] = {
         "name": plan.spec.name,
         "run": end.run,
         "protocol": getattr(plan.spec.protocol, "name", ""),
@@ -89,6 +91,24 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
         "views": end.views,
         "versions": dict(versions),
     }
+    record["warnings"] = [*record["warnings"], *_warnings_of_claims(record)]
+    return record
+
+
+def spent(record: Mapping[str, Any]) -> list[str]:
+    """Return what noise bounds in a run, as its protocol claims it: epsilon and delta, of what and towards whom."""
+    return [claim.text(record) for claim in _holding(record) if claim.kind == "bounded" and claim.sentence]
+
+
+def _warnings_of_claims(record: Mapping[str, Any]) -> Iterator[str]:
+    for claim in _holding(record):
+        if claim.warns:
+            said = claim.text(record).removesuffix(".")
+            yield f"a {claim.role}: {said[:1].lower()}{said[1:]}"
+
+
+def _holding(record: Mapping[str, Any]) -> list[Claim]:
+    return [claim for claim in claims_of(record["protocol"]) if claim.holds(record)]
 
 
 def versions() -> dict[str, str]:

@@ -50,6 +50,7 @@ class Claim:
     attacks: names of the attacks that test it. rests_on: its other grounds, such as tests.
     protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
     so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
+    warns: a run of which it holds says so in its warnings, and so in the terminal and the log.
     about: what it is about; None for notes to readers, and where a role learns nothing.
     headline: what the head of a report says of it after the role, with words in braces as `sentence`: "held the model".
     Empty where the head says nothing; of a reader, what it says first.
@@ -67,6 +68,7 @@ class Claim:
     protocols: tuple[str, ...] = ()
     shared: bool = False
     alone: bool = False
+    warns: bool = False
     place: Place = "full"
     about: About | None = None
     headline: str = ""

@@ -453,6 +453,7 @@ def of_two(upload: str) -> Claim:
         (has_few_in_a_round,),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
+        warns=True,
         about="update",
         headline=f"could work out the other’s {upload} in rounds of two",
     )

@@ -398,6 +398,7 @@ SILO = (
         (has_few_in_a_round, is_scaled),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
+        warns=True,
         about="update",
         headline="had the other’s gradient in rounds of two, obfuscated by the perturbation alone",
     ),
