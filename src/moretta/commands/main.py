@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from moretta.commands import align, audit, compare, keys, look, machines, models, report, reproduce, schema, train
+from moretta.commands import align, audit, compare, keys, kits, look, machines, models, report, reproduce, schema, train
 from moretta.commands.terminal import needs_torch, say, screen
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
@@ -73,7 +73,7 @@ def _add_commands() -> None:
     app.add_typer(schema.schema, name="schema")
     app.add_typer(align.align, name="align")
     app.add_typer(keys.keys, name="keys")
-    app.add_typer(machines.kit, name="kit")
+    app.add_typer(kits.kit, name="kit")
 
 
 def _add(*commands: Callable[..., None]) -> None:

@@ -41,6 +41,8 @@ def private_key(kit: Path) -> str:
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
         return Warned(f"is open to others (mode {mode:04o}); run: chmod 600 {path}")
+    if kits.for_trials(kit):
+        return Warned("was made by the server, for trials; for another, made here: moretta join KIT --silo --request")
     return "is closed to others"
 
 
