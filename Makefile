@@ -2,6 +2,7 @@
 # make hospitals made-up tables as hospitals have them: schema, look, alignment, two protocols, predictions (two minutes)
 # make test      everything that CI runs: lint, types, tests, API pages
 # make test-all  the same and the slow checks
+# make dist      the source distribution and the wheel, into dist/, and a look at what is in them
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEMO := runs/demo
 HOSPITALS := runs/hospitals
 
-.PHONY: demo hospitals test test-all lint types-of-tests api clean
+.PHONY: demo hospitals test test-all lint types-of-tests api dist clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -42,6 +43,11 @@ types-of-tests: .venv/dev.stamp
 # The API pages, from the docstrings, into site/.
 api: .venv/dev.stamp
 	$(BIN)/python docs/build_api.py site
+
+dist: .venv/dev.stamp
+	@rm -rf dist
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist .
+	$(BIN)/python release/contents.py dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import AttributeOID, NameOID
-from hospitals import Hospitals
+from hospitals import Hospitals, wait_for
 from test_cli import call
 from test_join import aim, answering
 
@@ -516,10 +516,10 @@ def test_a_run_by_keys_of_sites_one_of_which_comes_while_the_server_waits(tmp_pa
         hospital.serve()
         hospital.join("north")
         hospital.join("south")
+        wait_for(lambda: "no certificate is signed for west yet" in hospital.said(), "serve names west", hospital.said)
         hospital.certify("west")
         hospital.join("west")
         assert hospital.ends() == 0, hospital.said()
-        assert "no certificate is signed for west yet" in hospital.said()
         for name in hospital.sites:
             assert hospital.ends(name) == 0, hospital.said(name)
             assert "for trials" not in hospital.said(name)
