@@ -33,15 +33,15 @@ SiloPath = Annotated[Path, typer.Option("--silo", metavar="silo.toml", help="Wha
 
 
 @contextmanager
-def needs_flare() -> Iterator[None]:
-    """Say which extra is missing where FLARE cannot be imported."""
+def needs_flare(extra: str = "flare") -> Iterator[None]:
+    """Say which extra is missing where FLARE, or what comes with it, cannot be imported. extra: what it comes with."""
     with needs_torch():
         try:
             yield
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "nvflare":
+            if (error.name or "").partition(".")[0] not in ("nvflare", "filelock"):
                 raise
-            raise MissingExtra("this command needs nvflare; install it by: pip install 'moretta[flare]'") from None
+            raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'") from None
 
 
 def serve(
@@ -65,6 +65,7 @@ def serve(
     with needs_flare():
         from moretta.deployment import serve as serving
         from moretta.engines.run_folder import read_json
+        from moretta.run.progress import round_line
 
         places = serving.Places(folder, kits or folder.with_name(f"{folder.name}-kits"))
 
@@ -74,19 +75,6 @@ def serve(
         with interruptible(f"interrupted; {folder} goes on from its last checkpoint by --resume"):
             serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
         print_result([folder], {}, as_json, read_json(folder / "result.json"))
-
-
-def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
-    """Return one line about a round: what it came to, how long it took, and who was missing."""
-    figures = {
-        "loss": line.get("loss"),
-        "test accuracy": line.get("test_accuracy"),
-        "test mse": line.get("test_mse") if "test_accuracy" not in line else None,
-        "s": line.get("seconds_total"),
-    }
-    said = [f"{name} {value:.4g}" for name, value in figures.items() if value is not None]
-    said += [f"without {gone['silo']} ({gone['reason']})" for gone in line["dropped"]]
-    return f"round {number} of {rounds}: {', '.join(said)}"
 
 
 def join(
@@ -117,7 +105,7 @@ def join(
             if reply is None
             else _complete(kit, silo, reply, fingerprint, as_json)
         )
-    with needs_flare():
+    with needs_flare("edge-flare" if edge else "flare"):
         from moretta.deployment.join import join as take_part
 
         with interruptible("interrupted; joining again takes part in the next run"):
