@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from moretta.config.silo_file import SiloFile
-from moretta.deployment import certificates, kits, provisioning, server_key
+from moretta.deployment import certificates, kits, processes, provisioning, server_key
 from moretta.deployment.server_key import SERVER_KEY
 from moretta.deployment.site_requests import (
     NAME,
@@ -65,6 +65,7 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
     where silo.toml or the roster pins none. Raises `moretta.errors.ParameterError`, and leaves the folder as it was,
     where the reply is to another request, of another server, or not what it should be.
     """
+    processes.require("edge-flare" if file.silo.edge else "flare")
     name = _name_in_flare(file)
     wanted = kit / f"{name}.request"
     if not (kit / KEY).is_file() or not wanted.is_file():
