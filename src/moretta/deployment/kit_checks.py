@@ -32,8 +32,8 @@ def certificate(kit: Path, now: datetime) -> str:
     until = certificates.validity_of(kit)[1]
     if until - now < SOON:
         return Warned(
-            f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before, or ask again by moretta join "
-            "--request where the key is this site's own"
+            f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before, or ask again by "
+            "moretta join --request where the key is this site's own"
         )
     return f"is of {kits.name_of(kit)}, issued by the kit's root, valid until {until:%Y-%m-%d}"
 
