@@ -34,7 +34,7 @@ assert moretta.__version__ == sys.argv[1], moretta.__version__
 def environment(folder: Path, wheel: Path, extra: str = "") -> Path:
     """Make an environment with the wheel and an extra, and return the folder of its programs."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    words = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    words = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     subprocess.run([*words, "--constraint", ROOT / "constraints.txt", f"{wheel}{extra}"], check=True)
     return folder / "bin"
 

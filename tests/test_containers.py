@@ -115,6 +115,7 @@ class Container:
                         self._copy(ROOT / source, self._here / target)
                 case "RUN":
                     given = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+                    given["PIP_NO_COMPILE"] = "1"  # which an image does, and which would take half of the time here
                     words = ["/bin/sh", "-ec", self._placed(rest)]
                     done = subprocess.run(
                         words, cwd=self._here, env={**given, **self._env}, capture_output=True, text=True, check=False
