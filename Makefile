@@ -2,6 +2,7 @@
 # make hospitals made-up tables as hospitals have them: schema, look, alignment, two protocols, predictions (two minutes)
 # make test      everything that CI runs: lint, types, tests
 # make test-all  the same and the slow checks
+# make dist      the source distribution and the wheel, into dist/, and a look at what is in them
 # make docs      the site of pages, into site/
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEMO := runs/demo
 HOSPITALS := runs/hospitals
 
-.PHONY: demo hospitals test test-all lint types-of-tests docs clean
+.PHONY: demo hospitals test test-all lint types-of-tests docs dist clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -43,6 +44,11 @@ docs: .venv/dev.stamp
 	@rm -rf site
 	$(BIN)/python -m sphinx -E -W --keep-going -q -d build/doctrees docs site
 	@echo "site/index.html"
+
+dist: .venv/dev.stamp
+	@rm -rf dist
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist .
+	$(BIN)/python release/contents.py dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

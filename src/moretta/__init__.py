@@ -9,6 +9,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from moretta.errors import MissingExtra
+
 if TYPE_CHECKING:
     from moretta.data.alignment.exchange import align
     from moretta.data.alignment.ids import IdRules
@@ -81,7 +83,13 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'moretta' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise MissingExtra(f"moretta.{name} needs PyTorch; run: pip install 'moretta[torch]'") from None
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

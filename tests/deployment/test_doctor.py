@@ -140,6 +140,8 @@ def edit(path: Path, before: str, after: str) -> None:
 def test_a_site_that_can_take_part_passes(here: Path) -> None:
     edit(here / "silo.toml", 'name = "north"', 'name = "north"\nidentity = "keys/north"\nroster = "roster.toml"')
     patching.patch(here / "kits/north", here / "silo.toml")
+    assert "made by the server, for trials" in looked("--kit", "kits/north")["private key"]["sentence"]
+    (here / "kits/north" / kits.TRIAL).unlink()  # as of a kit whose key was made here
     with answering(here / "kits/server") as port:
         aim_again(here, port)
         before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}

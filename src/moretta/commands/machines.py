@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,26 +19,29 @@ from moretta.commands.terminal import (
     needs_torch,
     print_result,
     say,
+    screen,
     tell,
 )
-from moretta.errors import MissingExtra
-
-kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
+from moretta.errors import MissingExtra, ParameterError
 
 KitPath = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit: a folder with startup/ and local/.")]
+Fingerprint = Annotated[
+    str | None,
+    typer.Option("--fingerprint", metavar="DIGITS", help="What the other side has read out; asked for if left out."),
+]
 SiloPath = Annotated[Path, typer.Option("--silo", metavar="silo.toml", help="What the site says of itself.")]
 
 
 @contextmanager
-def _needs_flare() -> Iterator[None]:
-    """Say which extra is missing where FLARE cannot be imported."""
+def needs_flare(extra: str = "flare") -> Iterator[None]:
+    """Say which extra is missing where FLARE, or what comes with it, cannot be imported. extra: what it comes with."""
     with needs_torch():
         try:
             yield
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "nvflare":
+            if (error.name or "").partition(".")[0] not in ("nvflare", "filelock"):
                 raise
-            raise MissingExtra("this command needs nvflare; install it by: pip install 'moretta[flare]'") from None
+            raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'") from None
 
 
 def serve(
@@ -57,7 +62,7 @@ def serve(
 
     run_file = run_files.load(run, overrides)
     folder = out or run_file.folder
-    with _needs_flare():
+    with needs_flare():
         from moretta.deployment import serve as serving
         from moretta.engines.run_folder import read_json
         from moretta.run.progress import round_line
@@ -84,15 +89,72 @@ def join(
     memory_limit_mib: Annotated[
         float | None, typer.Option("--memory-limit-mib", help="The most memory of that process.", min=1)
     ] = None,
+    request: Annotated[
+        bool, typer.Option("--request", help="Make this site's key in KIT, a new folder, and a request to be signed.")
+    ] = False,
+    reply: Annotated[
+        Path | None,
+        typer.Option("--reply", metavar="FILE", help="Complete KIT with the server's reply."),
+    ] = None,
+    fingerprint: Fingerprint = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take part in runs as one site, until the server ends them."""
-    with _needs_flare():
+    """Take part in runs as one site, until the server ends them; or, before that, have its own key certified."""
+    if request or reply is not None:
+        if request and reply is not None:
+            raise ParameterError("--request comes first, and --reply when the server has answered; give one of them")
+        return (
+            _ask_for_certificate(kit, silo, as_json)
+            if reply is None
+            else _complete(kit, silo, reply, fingerprint, as_json)
+        )
+    with needs_flare("edge-flare" if edge else "flare"):
         from moretta.deployment.join import join as take_part
 
         with interruptible("interrupted; joining again takes part in the next run"):
             out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
     say({"out": str(out)}, as_json, lambda: print(f"ended; what is this site's is in {out}"))
+
+
+def _ask_for_certificate(kit: Path, silo: Path, as_json: bool) -> None:
+    from moretta.config import silo_file
+    from moretta.deployment import own_kit
+
+    made, path = own_kit.request(kit, silo_file.load(silo), datetime.now(UTC))
+    told = {"request": str(path), "name": made.name, "fingerprint": made.fingerprint}
+    lines = [
+        f"request: {path}   (send it to the server's operator; the key beside it stays here)",
+        f"fingerprint: {made.fingerprint}   (read it out to the operator by telephone, or another second way)",
+        f"then: moretta join {kit} --silo {silo} --reply {made.name}.reply",
+    ]
+    say(told, as_json, lambda: print(*lines, sep="\n"))
+
+
+def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None, as_json: bool) -> None:
+    from moretta.config import silo_file
+
+    with needs_flare():
+        from moretta.deployment import own_kit
+        from moretta.secure_aggregation.identity import fingerprint as of_key
+
+        found = own_kit.complete(
+            kit, silo_file.load(silo), reply, lambda key: compared("the server's key", of_key(key), fingerprint)
+        )
+    told = {"kit": str(kit), "server-key": found}
+    say(told, as_json, lambda: print(f"{kit} is complete, of the server {found}   (moretta join {kit} --silo {silo})"))
+
+
+def compared(whose: str, own: str, given: str | None) -> bool:
+    """Return whether a fingerprint is what the other side has read out, by what was given or asked in a terminal."""
+    from moretta.deployment.site_requests import same_fingerprint
+
+    if given is not None:
+        return same_fingerprint(given, own)
+    if not (sys.stdin.isatty() and screen.is_terminal):
+        raise ParameterError(f"the fingerprint of {whose} is to be compared; give what was read out as --fingerprint")
+    return typer.confirm(
+        f"The fingerprint of {whose} is\n    {own}\nIs that what the other side has read out?", err=True
+    )
 
 
 def job(
@@ -105,33 +167,11 @@ def job(
     from moretta.config import run_files
 
     run_file = run_files.load(run, overrides)
-    with _needs_flare():
+    with needs_flare():
         from moretta.deployment.job import write_job
 
         write_job(run_file, out)
     say({"job": str(out)}, as_json, lambda: print(f"{out}   (nvflare job submit -j {out})"))
-
-
-@kit.command("patch")
-def patch(
-    kit: KitPath,
-    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,
-    server_key: Annotated[
-        list[str],
-        typer.Option(
-            "--server-key",
-            metavar="KEY",
-            help="Of a site: the server's public line or file, or two while it changes; of the server: its own key.",
-        ),
-    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
-) -> None:
-    """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
-    with _needs_flare():
-        from moretta.deployment import patching
-
-        changes = patching.patch(kit, silo, server_key)
-    say({"kit": str(kit), "changes": changes}, as_json, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
 
 
 def doctor(

@@ -20,6 +20,7 @@ from moretta.commands import (
     compare,
     dossier,
     keys,
+    kits,
     look,
     machines,
     models,
@@ -117,8 +118,12 @@ def _add_commands() -> None:
     app.add_typer(schema.schema, name="schema")
     app.add_typer(align.align, name="align")
     app.add_typer(keys.keys, name="keys")
+<<<<<<< HEAD
     app.add_typer(machines.kit, name="kit")
     add_quiet(app)
+=======
+    app.add_typer(kits.kit, name="kit")
+>>>>>>> packages
 
 
 def _add(*commands: Callable[..., None]) -> None:

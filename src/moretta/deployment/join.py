@@ -63,6 +63,8 @@ def _check(kit: Path, silo: Path, file: SiloFile) -> None:
 
 
 def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Path:
+    if kits.for_trials(kit):
+        say("this kit is for trials: its private key was made by the server (else: moretta join --request)")
     remembered = kit / "local" / "join.json"
     if processes.end_left_over(remembered):
         say("ended what an earlier join of this kit, which was killed, had left running")

@@ -31,7 +31,10 @@ def certificate(kit: Path, now: datetime) -> str:
     certificates.check(kit, now)
     until = certificates.validity_of(kit)[1]
     if until - now < SOON:
-        return Warned(f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before")
+        return Warned(
+            f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before, or ask again by "
+            "moretta join --request where the key is this site's own"
+        )
     return f"is of {kits.name_of(kit)}, issued by the kit's root, valid until {until:%Y-%m-%d}"
 
 
@@ -41,6 +44,8 @@ def private_key(kit: Path) -> str:
     mode = path.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
         return Warned(f"is open to others (mode {mode:04o}); run: chmod 600 {path}")
+    if kits.for_trials(kit):
+        return Warned("was made by the server, for trials; for another, made here: moretta join KIT --silo --request")
     return "is closed to others"
 
 

@@ -21,6 +21,7 @@ from moretta.engines.files import write_atomically
 from moretta.errors import ParameterError
 
 SERVER_FOLDER, ADMIN_FOLDER = "server", "admin"
+TRIAL = "for-trials.txt"  # in a site's kit whose private key was made by the server
 KINDS = {"server": "fed_server.json", "client": "fed_client.json", "admin": "fed_admin.json"}
 
 
@@ -58,6 +59,11 @@ def is_server(kit: Path) -> bool:
     if kind == "admin":
         raise ParameterError(f"expected a server's or a site's kit, and {kit} is an administrator's: name another")
     return kind == "server"
+
+
+def for_trials(kit: Path) -> bool:
+    """Tell whether a site's kit says that its private key was not made at the site."""
+    return (kit / TRIAL).exists()
 
 
 def address_of(kit: Path) -> tuple[str, int]:

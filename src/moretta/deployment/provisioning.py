@@ -1,4 +1,9 @@
-"""Startup kits that `moretta serve` makes: of the server, of each site and of one administrator."""
+"""Startup kits: of a server, of one administrator, and of sites, whose keys are made by each or, for trials, by us.
+
+KITS/server/  admin/  kits.json  identity.key  identity.pub     always; identity.key is the server's, in no kit
+KITS/<site>/                    for trials, by `moretta serve`: with a private key that was made here, and marked so
+KITS/authority/                 by `moretta kit new`: the root's key, by which `authority` signs requests of sites
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,12 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moretta.deployment import kits
-from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, Kits
+from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, TRIAL, Kits
 from moretta.deployment.patching import EXECUTOR
 from moretta.deployment.server_key import SERVER_KEY, load_json
 from moretta.engines.files import rename, write_atomically
@@ -22,20 +27,30 @@ PROJECT = "moretta"
 ADMIN = "admin@moretta.org"  # FLARE wants the form of an address; nobody writes to it
 ORGANISATION = "moretta"
 MANIFEST = "kits.json"
+AUTHORITY, ROOT_KEY, ROOT = "authority", "root.key", "rootCA.pem"
+ROOT_DAYS = 3650  # of a root that signs requests; its certificates end after 360 days, as all of FLARE's
+AT_SITES = "sites"  # in the manifest, as where keys are made
 LONGEST_HOST = 64  # of a common name
+TRIAL_TEXT = """This kit is for trials.
+
+Its private key was made on the server's machine, and not at the site. Whoever has run `moretta serve` there, or has
+seen this kit on its way, could play the site. Between organisations the site makes its own key, which nobody else sees:
+moretta join KIT --silo silo.toml --request (docs/deploy.md).
+"""
 SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default: every server of a machine, and every user of it, would share it
 HEARTBEATS = 30  # seconds without one of a site's, sent each 10, after which it counts as gone; FLARE's own are 600
 SCHEDULING = {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100_000}  # seconds
 
 
 def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
-    """Make the kits of a server, of each site and of one administrator in `out`, or find those of the same arguments.
+    """Make the kits of a server, of each site and of one administrator in `out`, or find those that are there.
 
     host: the name or IPv4 address by which the sites reach the server; its certificate is for it and for localhost.
     port: of the server, for sites and administrator. sites: their names in the roster.
     The server's key, by which it signs what it sends, is in `out` too and in no kit; each site's has its public half.
-    The key of the root is not kept: a site that comes later needs new kits for everybody.
-    Raises ParameterError where FLARE cannot take a name, or `out` holds anything else.
+    Kits that are made here are for trials, and marked so: they hold the sites' private keys. The key of the root is not
+    kept, so a site that comes later needs new kits for everybody. Kits of `provision_authority` are found, whatever the
+    sites, who bring their own. Raises ParameterError where FLARE cannot take a name, or `out` holds anything else.
     """
     wanted = {"host": host, "port": port, "sites": list(sites)}
     made = Kits(out / SERVER_FOLDER, {site: out / site for site in sites}, out / ADMIN_FOLDER)
@@ -44,42 +59,90 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
         if not (out / KEY_FILE).exists():  # kits of a version that had none
             _make_key(out, sites)
         return made
+    if not sites:
+        raise ParameterError("kits need at least one site, got none")
     _check_wanted(host, port, sites)
+    _write(out, wanted, lambda folder: _make(folder, made.server, host, port, sites))
+    return made
+
+
+def provision_authority(out: Path, host: str, port: int) -> Kits:
+    """Make the kits of a server and of one administrator in a new folder, and keep the root's key to sign requests by.
+
+    host, port: as of `provision`. Raises ParameterError as that does, and where `out` is not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ParameterError(f"{out} exists and is not empty, and kits are never overwritten: name a new folder")
+    _check_wanted(host, port, ())
+    made = Kits(out / SERVER_FOLDER, {}, out / ADMIN_FOLDER)
+    wanted = {"host": host, "port": port, "keys": AT_SITES}
+    _write(out, wanted, lambda folder: _make(folder, made.server, host, port, (), keep_root=True))
+    return made
+
+
+def provision_site(folder: Path, name: str, host: str, port: int) -> Path:
+    """Make the kit of a site below a folder, all but key and certificates, and return where it is.
+
+    FLARE's start scripts and what the site allows come from this machine, and not from the server.
+    """
+    from nvflare.lighter.constants import CtxKey
+
+    kit = Path(_build(folder, host, port, (name,), ())[CtxKey.CURRENT_PROD_DIR]) / name
+    _restrict(kit)
+    return kit
+
+
+def keys_at_sites(out: Path) -> bool:
+    """Tell whether a folder of kits is of `provision_authority`, so that sites make their own keys."""
+    return (out / MANIFEST).is_file() and load_json(out / MANIFEST).get("keys") == AT_SITES
+
+
+def _write(out: Path, wanted: Mapping[str, Any], make: Callable[[Path], None]) -> None:
+    """Have a folder of kits made whole or not at all. make: is given where."""
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a crash
     try:
-        _make(partial, made.server, host, port, sites)
+        make(partial)
         write_atomically(partial / MANIFEST, kits.dump(wanted), 0o600)
         rename(partial, out)
     except OSError as error:
         raise ParameterError(f"the kits cannot be written to {out}: {error.strerror}; name another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return made
 
 
 def _check_wanted(host: str, port: int, sites: Sequence[str]) -> None:
     for site in sites:
         if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or list(sites).count(site) > 1:
             raise ParameterError(f"a site needs a name of its own, but {site!r} is taken: rename it")
-    if not sites or not 0 < port < 65536:
-        raise ParameterError(f"kits need at least one site and a port of 1 to 65535, got {len(sites)} and {port}")
+    if not 0 < port < 65536:
+        raise ParameterError(f"kits need a port of 1 to 65535, got {port}")
     if len(host) > LONGEST_HOST:
         raise ParameterError(
             f"a certificate names a host of at most {LONGEST_HOST} characters: give {host} a short alias"
         )
 
 
-def _make(folder: Path, server: Path, host: str, port: int, sites: Sequence[str]) -> None:
+def _make(folder: Path, server: Path, host: str, port: int, sites: Sequence[str], *, keep_root: bool = False) -> None:
     """Make all kits in a folder. server: where the server's is going to be."""
+    from nvflare.lighter.constants import CtxKey
+    from nvflare.lighter.impl.cert import CertBuilder
+    from nvflare.lighter.utils import serialize_pri_key
+
     folder.mkdir(mode=0o700, parents=True)
-    made = _build(folder / "work", host, port, sites)
+    context = _build(folder / "work", host, port, sites, [CertBuilder(*([ROOT_DAYS] if keep_root else []))])
+    made = Path(context.get_result_location())
     for kit, name in [(SERVER_FOLDER, host), *((site, site) for site in sites), (ADMIN_FOLDER, ADMIN)]:
         rename(made / name, folder / kit)
     shutil.rmtree(folder / "work")  # with the key of the root
+    if keep_root:
+        (folder / AUTHORITY).mkdir(mode=0o700)
+        write_atomically(folder / AUTHORITY / ROOT_KEY, serialize_pri_key(context[CtxKey.ROOT_PRI_KEY]), 0o600)
+        shutil.copy(kits.certificates_of(folder / SERVER_FOLDER).root, folder / AUTHORITY / ROOT)
     _tune(folder / SERVER_FOLDER, server)
     for site in sites:
         _restrict(folder / site)
+        kits.write(folder / site / TRIAL, TRIAL_TEXT)
     _make_key(folder, sites)
     _close_to_others(folder)
 
@@ -94,11 +157,13 @@ def _make_key(out: Path, sites: Sequence[str]) -> None:
     identity.save(out)
 
 
-def _build(work: Path, host: str, port: int, sites: Sequence[str]) -> Path:
-    """Let FLARE make the folders of all parties, and return where they are; each has its party's name."""
+def _build(work: Path, host: str, port: int, sites: Sequence[str], further: Sequence[Any]) -> Any:
+    """Let FLARE make the folders of all parties, each with its party's name, and return its context.
+
+    further: FLARE's builders beside those of folders and of what is no secret.
+    """
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.entity import Participant, Project
-    from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.impl.static_file import StaticFileBuilder
     from nvflare.lighter.impl.workspace import WorkspaceBuilder
     from nvflare.lighter.provisioner import Provisioner
@@ -117,21 +182,23 @@ def _build(work: Path, host: str, port: int, sites: Sequence[str]) -> Path:
                 f"FLARE takes letters, digits, '-' and '_' in the name of a site, and a host name or an IPv4 address "
                 f"of a server: {error}"
             ) from error
-        builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc"), CertBuilder()]
+        builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc"), *further]
         context = Provisioner(str(work), builders).provision(project)
     if context.get(CtxKey.BUILD_ERROR):
         raise ParameterError(f"FLARE could not make the kits: {' '.join(context.get_errors())}")
-    return Path(context.get_result_location())
+    return context
 
 
 def _check_same(out: Path, wanted: Mapping[str, Any]) -> None:
     found = load_json(out / MANIFEST) if (out / MANIFEST).is_file() else None
     if found is None:
         raise ParameterError(f"{out} is not empty and holds no kits of ours: name a new folder")
-    if found != wanted:
+    brought = found.get("keys") == AT_SITES
+    if any(found.get(key) != wanted[key] for key in ("host", "port", *(() if brought else ("sites",)))):
+        sites = "any sites, who make their keys" if brought else f"sites {', '.join(found.get('sites', []))}"
         raise ParameterError(
-            f"{out} holds the kits of host {found.get('host')}, port {found.get('port')} and sites "
-            f"{', '.join(found.get('sites', []))}, which is not what is asked for: name a new folder"
+            f"{out} holds the kits of host {found.get('host')}, port {found.get('port')} and {sites}, which is not "
+            "what is asked for: name a new folder"
         )
 
 

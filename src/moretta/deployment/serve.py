@@ -1,8 +1,8 @@
 """`moretta serve`: makes kits, runs FLARE's server, submits the job, and follows it to the run's end.
 
 <out>          the run folder, as `moretta train` leaves one
-<out>-kits/    startup kits: one a site, to be handed over; the server's; the administrator's; and in no kit
-               identity.key, by which the server signs what it sends
+<out>-kits/    startup kits: one a site, for trials, to be handed over; the server's; the administrator's; and in no
+               kit identity.key, by which the server signs what it sends. Those of `moretta kit new` have none of sites
 <out>-serve/   the job, the server's log, the process id of the server
 """
 
@@ -122,7 +122,15 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     patching.patch(kit.server)
     identity = _key(kit.server / "local", run_file)
     if made:
-        say(f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust")
+        say(
+            f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust; they "
+            "are for trials, as their private keys were made here (else: moretta kit new, and moretta join --request)"
+        )
+    elif provisioning.keys_at_sites(places.kits):
+        if unsigned := [name for name in names if not (places.kits / f"{name}.reply").exists()]:
+            say(
+                f"no certificate is signed for {', '.join(unsigned)} yet: moretta kit sign REQUEST --kits {places.kits}"
+            )
     elif keyless:
         line = public_line(identity.public_key)
         say(

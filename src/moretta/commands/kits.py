@@ -1,0 +1,84 @@
+"""`moretta kit`: startup kits patched, and an authority that certifies sites' own keys."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moretta.commands.machines import Fingerprint, KitPath, compared, needs_flare
+from moretta.commands.terminal import AsJson, say
+
+kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
+
+KitsPath = Annotated[Path, typer.Argument(metavar="KITS", help="The folder of kits, which serve takes by --kits.")]
+
+
+@kit.command("patch")
+def patch(
+    kit: KitPath,
+    silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,
+    server_key: Annotated[
+        list[str],
+        typer.Option(
+            "--server-key",
+            metavar="KEY",
+            help="Of a site: the server's public line or file, or two while it changes; of the server: its own key.",
+        ),
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
+    with needs_flare():
+        from moretta.deployment import patching
+
+        changes = patching.patch(kit, silo, server_key)
+    say({"kit": str(kit), "changes": changes}, as_json, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
+
+
+@kit.command("new")
+def new(
+    kits: KitsPath,
+    host: Annotated[str, typer.Option(help="The name or address by which sites reach the server.")],
+    port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8002,
+    as_json: AsJson = False,
+) -> None:
+    """Make a server's kit, and an authority that signs the requests of sites, who make their own keys."""
+    with needs_flare():
+        from moretta.deployment.provisioning import provision_authority
+        from moretta.secure_aggregation.identity import fingerprint, read_public_key
+
+        provision_authority(kits, host, port)
+        found = fingerprint(read_public_key(kits))
+    lines = [
+        f"{kits} has the server's kit and the authority   (at each site: moretta join KIT --silo silo.toml --request)",
+        f"server's key: {found}   (read it out to each site by telephone, or another second way)",
+    ]
+    say({"kits": str(kits), "server-key": found}, as_json, lambda: print(*lines, sep="\n"))
+
+
+@kit.command("sign")
+def sign(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What the site has sent.")],
+    kits: Annotated[Path, typer.Option("--kits", help="The folder that moretta kit new has made.")],
+    fingerprint: Fingerprint = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Let a site that has a certificate have another, for another key.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Certify a site's own key, once its fingerprint was compared with what the site has read out."""
+    with needs_flare():
+        from moretta.deployment import authority
+
+        signed, reply = authority.sign(
+            request,
+            kits,
+            lambda found: compared(f"the request of {found.name}", found.fingerprint, fingerprint),
+            datetime.now(UTC),
+            renew=renew,
+        )
+    told = {"name": signed.name, "fingerprint": signed.fingerprint, "reply": str(reply)}
+    say(told, as_json, lambda: print(f"reply: {reply}   (send it to {signed.name}; nothing in it is secret)"))
