@@ -12,7 +12,20 @@ from typing import Annotated
 
 import typer
 
-from moretta.commands import align, audit, compare, keys, look, machines, models, report, reproduce, schema, train
+from moretta.commands import (
+    align,
+    audit,
+    compare,
+    keys,
+    look,
+    machines,
+    models,
+    report,
+    reproduce,
+    schema,
+    train,
+    watch,
+)
 from moretta.commands.terminal import needs_torch, say, screen
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
@@ -65,7 +78,9 @@ def _options(
 
 def _add_commands() -> None:
     """Add all commands, in the order in which the help lists them."""
-    _add(train.train, look.look, compare.compare, report.report, audit.audit, models.predict, models.export)
+    _add(
+        train.train, watch.watch, look.look, compare.compare, report.report, audit.audit, models.predict, models.export
+    )
     for entry in ENTRIES.values():
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)

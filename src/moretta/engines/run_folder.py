@@ -35,11 +35,12 @@ from safetensors.numpy import load_file, save
 from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.kept_lines import HelpedFile
-from moretta.errors import ParameterError
+from moretta.errors import MorettaError, ParameterError
 
 FORMAT = 1
 ROWS = "rows.sha256"  # in truth/
 ROWS_BY_SILO = "rows.json"
+FAILED = "the run failed: "  # begins the last line of a log
 PRIVACY = "privacy.json"  # at a site
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
 Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
@@ -76,15 +77,24 @@ class RunFolder:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts."""
+        """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts.
+
+        A run that fails says so in its last line, so that whoever reads the folder later knows why; one that is resumed
+        says that too.
+        """
         logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        if handler.stream.tell():
+            _note(handler, logging.INFO, "the run goes on")
         propagate, logger.propagate = logger.propagate, False  # a terminal shows dropped silos in its own way
         logger.addHandler(handler)
         level = logger.level
         logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
         try:
             yield
+        except BaseException as error:
+            _note(handler, logging.ERROR, f"{FAILED}{why(error)}")
+            raise
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
@@ -139,6 +149,19 @@ class RunFolder:
         write_atomically(self.path / "participants" / "SIMULATION.txt", (SIMULATION + kept).encode())
         for name, tensors in models.items() if not kept else ():
             self.write_model(f"participants/{name}/confined.safetensors", tensors)
+
+
+def why(error: BaseException) -> str:
+    """Return why a run ended before its time, in one line: an error of Moretta's by its sentence, others by kind."""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted; --resume goes on from its last checkpoint"
+    said = str(error) if isinstance(error, MorettaError) else getattr(error, "strerror", None)
+    return " ".join((said or type(error).__name__).split())
+
+
+def _note(handler: logging.Handler, level: int, text: str) -> None:
+    """Write a line to the file alone: a terminal has it already."""
+    handler.handle(logging.LogRecord("moretta", level, __file__, 0, "%s", (text,), None))
 
 
 def _finite(value: Any) -> Any:
