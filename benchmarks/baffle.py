@@ -8,7 +8,8 @@
                                the floor: the matrix products of a plain forward by themselves, and over `model(x)`
 combine_*                      sum_k c_k d_k for K = 500: milliseconds, and `*_randn_ratio`, how many times as long the
                                same sum over rows of torch.randn takes
-*_edge_peak_mib                the most resident memory of a `python -m moretta.edge` that takes part in a run;
+*_edge_peak_mib                the most resident memory of a `python -m moretta.edge` that takes part in a run, and
+                               `*_edge_by_blocks_peak_mib` where `perturb = "blocks"`;
                                `*_backprop_peak_mib`: of a process that backpropagates with PyTorch on as many rows and
                                steps by hand, as torch.optim imports some 70 MiB that nothing here needs (Linux);
                                `*_memory_ratio`, `*_memory_bar`, `*_memory`: the one over the other, what it is to stay
@@ -59,6 +60,10 @@ CHUNK = 10  # rows of torch.randn at a time
 MEMORY = [("lenet", 64), ("wrn", 8), ("wrn", 64), ("mobilenet", 64)]
 MICRO_BATCH = {"lenet": 16, "wrn": 4, "mobilenet": 4}  # rows that ONNX Runtime runs at a time
 BESIDE = 2  # numbers of an upload beside K: the loss and the weight
+PERTURBED = {  # of the memory of edge clients; how many moves a block has does not change it
+    "all": BAFFLE(loss="cross-entropy", k=2 * BLOCK),
+    "blocks": BAFFLE(loss="cross-entropy", perturb="blocks", linear="activations", k=2),
+}
 MEMORY_BAR = 0.26  # of backpropagation's peak
 # the same baseline as that of experiments/baffle/memory_child.py
 BACKPROP = """
@@ -195,13 +200,13 @@ def same_in_any_order(size: int) -> bool:
 
 
 def federation(
-    model: nn.Module, data: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], rows: int, k: int, edge: int
+    model: nn.Module, data: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], rows: int, protocol: BAFFLE, edge: int
 ) -> Federation:
     """Return three silos with the same rows; the first is an edge client that runs `edge` at a time, if any."""
     return Federation(
         model,
         [Silo(f"silo-{number}", *data) for number in range(3)],
-        BAFFLE(loss="cross-entropy", k=k),
+        protocol,
         aggregation=SecureAggregation(scheme="pairwise", ring_bits=64),
         engine=Engine(edge=("silo-0",), micro_batch=edge) if edge else Engine(),
         batch_size=rows,
@@ -220,10 +225,13 @@ def memory(name: str, rows: int) -> Figures:
     )
     found: Figures = {f"{label}_backprop_peak_mib": figure(float(done.stdout), "MiB")}
     if has_onnx():
-        run = federation(built(name), drawn(name, 4 * rows), rows, 2 * BLOCK, MICRO_BATCH[name]).train(2)
-        peak = max(float(line["edge_peak_mib"]) for line in run.history)
-        share = peak / float(done.stdout)
+        peaks = dict[str, float]()
+        for way, protocol in PERTURBED.items():
+            run = federation(built(name), drawn(name, 4 * rows), rows, protocol, MICRO_BATCH[name]).train(2)
+            peaks[way] = max(float(line["edge_peak_mib"]) for line in run.history)
+        peak, share = peaks["all"], peaks["all"] / float(done.stdout)
         found |= {f"{label}_edge_peak_mib": figure(peak, "MiB"), f"{label}_memory_ratio": figure(share, "times")}
+        found |= {f"{label}_edge_by_blocks_peak_mib": figure(peaks["blocks"], "MiB")}
         found |= {f"{label}_memory_bar": MEMORY_BAR, f"{label}_memory": "met" if share <= MEMORY_BAR else "missed"}
     return found
 
@@ -232,7 +240,9 @@ def upload(k: int) -> Figures:
     """Return what a silo sends a round, set-up not counted."""
     data = np.random.default_rng(0).normal(size=(8, 17)).astype("f4"), np.arange(8) % 3
     model = catalogue.build("mlp", inputs=(17,), outputs=3)
-    sent = float(federation(model, data, 4, k, edge=0).train(3).bytes["up_per_silo_per_round"])
+    sent = float(
+        federation(model, data, 4, BAFFLE(loss="cross-entropy", k=k), edge=0).train(3).bytes["up_per_silo_per_round"]
+    )
     return {
         f"upload_k{k}_bytes": figure(sent, "bytes"),
         f"upload_k{k}_bytes_beyond_8k": figure(sent - 8 * k, "bytes"),

@@ -4,6 +4,7 @@
 `in_no_phase` is the part of the rounds' seconds that no phase of the engine's clock accounts for. `floor_ms` is the
 processor time of local steps (the steps' part of the clock's seconds, of the round's processor time) and, with masks,
 of the same keystreams by themselves: as many as silos and server expand, each opened, read over an upload and added.
+They are of the ring's words, 64 bits; `pairwise_32` is a round in the ring of 32, with its own floor.
 `over_floor_ratio` is a round's processor time over it; rounds and keystreams take turns. `in_workers_ms` is a round
 whose silos play in worker processes, by the clock, and `in_workers_ratio` such a run over one in one process.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from measure import Figure, figure, main
@@ -28,7 +29,7 @@ SILOS, ROWS, WARM = 100, 30, 3
 STEPS = ("local_forward", "local_backward", "update")  # the silos' own, and the server's one, which is short
 
 
-def rounds(scheme: str, count: int, workers: int = 1) -> list[dict[str, Any]]:
+def rounds(scheme: str, count: int, workers: int = 1, bits: Literal[32, 64] = 64) -> list[dict[str, Any]]:
     """Return the lines of the rounds of one run, without those that warm up."""
     random = np.random.default_rng(0)
     model = nn.Sequential(nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -41,7 +42,7 @@ def rounds(scheme: str, count: int, workers: int = 1) -> list[dict[str, Any]]:
         silos,
         FedAvg(loss="cross-entropy", learning_rate=0.1),
         batch_size=ROWS,
-        aggregation=SecureAggregation(scheme=scheme),
+        aggregation=SecureAggregation(scheme=scheme, ring_bits=bits),
         engine=Engine(workers=workers),
     )
     ends = [time.process_time()]
@@ -50,32 +51,33 @@ def rounds(scheme: str, count: int, workers: int = 1) -> list[dict[str, Any]]:
     return [{**line, "processor": one} for line, one in zip(result.history, spent, strict=True)][WARM:]
 
 
-def keystreams(words: int) -> float:
-    """Return the seconds of a round's keystreams alone: opened, read over an upload, and added to it."""
+def keystreams(words: int, bits: int) -> float:
+    """Return the seconds of a round's keystreams alone: opened, read over an upload of the ring's, and added to it."""
     degree = SecureAggregation().rules(None).plan(SILOS).degree or SILOS - 1
-    upload, part = np.zeros(words, dtype=np.uint32), np.empty(CHUNK, dtype=np.uint32)
+    upload, part = np.zeros(words, dtype=f"u{bits // 8}"), np.empty(CHUNK, dtype=f"u{bits // 8}")
+    chunks = [(chunk, part[: chunk.size]) for chunk in np.split(upload, range(CHUNK, words, CHUNK))]
+    read = [(*pair, pair[1].view(np.uint8).data, memoryview(ZEROS)[: pair[1].nbytes]) for pair in chunks]
     began = time.process_time()
     for _ in range(SILOS * (degree + 1) + SILOS):  # each silo's pairs and its own mask, which the server removes
         stream = Keystream(bytes(32))
-        for start in range(0, words, CHUNK):
-            chunk = upload[start : start + CHUNK]
-            stream.fill(part[: chunk.size], ZEROS)
-            np.add(chunk, part[: chunk.size], out=chunk)
+        for chunk, mask, octets, zeros in read:
+            stream.fill(octets, zeros)
+            np.add(chunk, mask, chunk)
     return time.process_time() - began
 
 
-def measured(scheme: str, turns: int, count: int, workers: int) -> dict[str, Any]:
-    """Return the figures of a scheme."""
+def measured(scheme: str, turns: int, count: int, workers: int, bits: Literal[32, 64] = 64) -> dict[str, Any]:
+    """Return the figures of a scheme in a ring, whose floor is of the same ring."""
     lines, ratios, floors = list[dict[str, Any]](), list[float](), list[float]()
     shared, gains = list[float](), list[float]()
     for _ in range(turns):
-        streams = keystreams(30_418 + 2) if scheme == "pairwise" else 0.0
-        run = rounds(scheme, count)
+        streams = keystreams(30_418 + 2, bits) if scheme == "pairwise" else 0.0
+        run = rounds(scheme, count, bits=bits)
         steps = statistics.median(_of_steps(line) * line["processor"] for line in run)
         floors.append(steps + streams)
         ratios.append(statistics.median(line["processor"] for line in run) / floors[-1])
         lines += run
-        others = [line["seconds_total"] for line in rounds(scheme, count, workers)]
+        others = [line["seconds_total"] for line in rounds(scheme, count, workers, bits)]
         gains.append(statistics.median(others) / statistics.median(line["seconds_total"] for line in run))
         shared += others
     found: dict[str, Figure] = {
@@ -89,7 +91,7 @@ def measured(scheme: str, turns: int, count: int, workers: int) -> dict[str, Any
     }
     for phase in lines[0]["seconds"]:
         found[f"{phase}_ms"] = figure([line["seconds"].get(phase, 0.0) for line in lines], "ms", 1000)
-    return {f"{scheme}_{name}": value for name, value in found.items()}
+    return {f"{scheme}{'_32' * (bits == 32)}_{name}": value for name, value in found.items()}
 
 
 def _of_steps(line: dict[str, Any]) -> float:
@@ -108,7 +110,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     for scheme in ("none", "pairwise"):
         found |= measured(scheme, arguments.turns, arguments.rounds, arguments.workers)
-    return found
+    return found | measured("pairwise", arguments.turns, arguments.rounds, arguments.workers, 32)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,18 @@ from moretta.protocols.registry import claims_of
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/threat-models.md", "docs/alignment.md", "README.md", "SECURITY.md")
 
-TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "local", "centralised"), "cgd": ("cgd",)}
+TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"), "cgd": ("cgd",)}
 TABLES |= {"baffle": ("baffle",)}
 """The protocols of each table of threat-models.md."""
 
-LABELS = {"pbpfl": "PBPFL", "fedsgd": "FedSGD", "fedavg": "FedAvg", "cgd": "CGD", "baffle": "BAFFLE"}
+LABELS = {
+    "pbpfl": "PBPFL",
+    "fedsgd": "FedSGD",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "cgd": "CGD",
+    "baffle": "BAFFLE",
+}
 LABELS |= {"local": "Local training", "centralised": "Centralised training"}
 
 ROLES = {"server": "the server", "silo": "a silo", "silos together": "silos together"}

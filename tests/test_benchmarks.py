@@ -31,7 +31,8 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         ),
         pytest.param(
             ["rounds.py", "--turns", "1", "--rounds", "2"],
-            {"none_round_ms", "none_over_floor_ratio", "none_in_workers_ratio", "pairwise_over_floor_ratio"},
+            {"none_round_ms", "none_over_floor_ratio", "none_in_workers_ratio"}
+            | {f"pairwise{ring}_over_floor_ratio" for ring in ("", "_32")},
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -124,7 +124,7 @@ def test_train_prints_the_result_and_shows_progress_on_stderr(here: Path) -> Non
     assert done.out.count("\n") == 1
     assert done.told == json.loads((here / "mine" / "result.json").read_text())
     assert "pbpfl" in done.err
-    assert "3/3" in done.err
+    assert "pbpfl: round 3 of 3: loss " in done.err
 
 
 def test_train_without_json_prints_a_table_and_the_folder(here: Path) -> None:
@@ -201,7 +201,7 @@ def test_compare_a_run_file_without_json(here: Path) -> None:
     assert done.code == 0
     assert "Largest relative difference from FedSGD" in done.out
     assert "report: runs/run/report.html" in done.out
-    assert done.err.count("3/3") == 2
+    assert done.err.count("round 3 of 3") == 2
     assert sorted(path.name for path in (here / "runs" / "run").iterdir()) == ["fedsgd", "pbpfl", "report.html"]
 
 

@@ -336,16 +336,16 @@ BAD = [
      " [secure-aggregation], [engine]"),
     # keys of another protocol
     (["protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of fedsgd; remove it"),
-    (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg and baffle, not of fedsgd; remove"
-     " it"),
-    (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg and baffle, not of fedsgd; remove"
-     " it"),
+    (["protocol.local-epochs=3"], "[protocol] local-epochs is a key of fedavg, fedprox and baffle, not of fedsgd;"
+     " remove it"),
+    (["protocol.local_epochs=3"], "[protocol] local_epochs is a key of fedavg, fedprox and baffle, not of fedsgd;"
+     " remove it"),
     (["protocol.sigma=3"], "[protocol] sigma is a key of baffle, not of fedsgd; remove it"),
     (["protocol.name=pbpfl", "protocol.seed_pool=8"], "[protocol] seed_pool is a key of baffle, not of pbpfl; remove"
      " it"),
     (["protocol.name=cgd", "protocol.dp-noise=1"], "[protocol] dp-noise is a key of fedsgd and baffle, not of cgd;"
      " remove it"),
-    (["protocol.mu=3"], "[protocol] mu is a key of cgd, not of fedsgd; remove it"),
+    (["protocol.mu=3"], "[protocol] mu is a key of fedprox and cgd, not of fedsgd; remove it"),
     (["protocol.delta=3"], "[protocol] delta is a key of cgd, not of fedsgd; remove it"),
     (["protocol.name=cgd", "protocol.rho=3"], "[protocol] rho is a key of pbpfl, not of cgd; remove it"),
     (["protocol.variant=paper"], "[protocol] variant is a key of pbpfl, not of fedsgd; remove it"),
@@ -430,14 +430,14 @@ BAD = [
     (["data.inputs=[3]"], '[data] inputs is for source = "sites", not "rows.csv"; remove it'),
     (["data.source=sites", "data.inputs=[30]", "data.classes=2", "engine.name=flare", "engine.sites=['a', 'b']",
       "protocol.name=local"], "[protocol] local is a baseline for one machine, with nothing to do for many; choose"
-     " fedsgd, fedavg, pbpfl, cgd or baffle"),
+     " fedsgd, fedavg, fedprox, pbpfl, cgd or baffle"),
     # wrong values
-    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
-     ' "baffle", got "fedsdg"; did you mean "fedsgd"?'),
-    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
-     ' "baffle", got "baffl"; did you mean "baffle"?'),
-    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd" or'
-     ' "baffle", got 3'),
+    (["protocol.name=fedsdg"], '[protocol] name: expected "fedsgd", "fedavg", "fedprox", "local", "centralised",'
+     ' "pbpfl", "cgd" or "baffle", got "fedsdg"; did you mean "fedsgd"?'),
+    (["protocol.name=baffl"], '[protocol] name: expected "fedsgd", "fedavg", "fedprox", "local", "centralised",'
+     ' "pbpfl", "cgd" or "baffle", got "baffl"; did you mean "baffle"?'),
+    (["protocol.name=3"], '[protocol] name: expected "fedsgd", "fedavg", "fedprox", "local", "centralised", "pbpfl",'
+     ' "cgd" or "baffle", got 3'),
     (["protocol.loss=mae"], '[protocol] loss: expected "mse" or "cross-entropy", got "mae"; did you mean "mse"?'),
     (["protocol.name=fedavg", "protocol.optimizer=adam"], '[protocol] optimizer: expected "sgd", got "adam"'),
     (["secure-aggregation.ring-bits=48"], "[secure-aggregation] ring-bits: expected 64 or 32, got 48"),
@@ -551,7 +551,7 @@ BAD = [
     *[
         ([f"protocol.name={protocol}", f"engine.name={engine}"], f'[engine] name = "{engine}" simulates cgd alone;'
          f' {protocol} needs "in-process"')
-        for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl", "baffle")
+        for protocol in ("fedsgd", "fedavg", "fedprox", "local", "centralised", "pbpfl", "baffle")
         for engine in ("fused", "exact-ring")
     ],
     (["engine.name=fusd"], '[engine] name: expected "in-process", "flare", "fused" or "exact-ring", got "fusd"; did'
@@ -576,7 +576,7 @@ BAD = [
     *[
         ([f"protocol.name={protocol}", 'engine.edge=["silo-1"]'], "[engine] edge: edge clients"
          f" only run models forward, as baffle has it, and {protocol} has not; remove it")
-        for protocol in ("fedsgd", "fedavg", "local", "centralised", "pbpfl", "cgd")
+        for protocol in ("fedsgd", "fedavg", "fedprox", "local", "centralised", "pbpfl", "cgd")
     ],
     ([*BAFFLE_RUN, "protocol.k=0"], "[protocol] k: expected 2 or more, got 0"),
     ([*BAFFLE_RUN, "protocol.k=2.5"], "[protocol] k: expected a whole number, got 2.5"),
@@ -641,8 +641,8 @@ def test_a_mistake_earns_one_sentence(write: Write, overrides: list[str], expect
 
 FILES = [
     (SMALL.replace("rounds = 1", ""), ": [run] rounds is missing; add it"),
-    (SMALL.replace('name = "fedsgd"', ""), ": [protocol] name is missing; choose fedsgd, fedavg, local, centralised,"
-     " pbpfl, cgd or baffle"),
+    (SMALL.replace('name = "fedsgd"', ""), ": [protocol] name is missing; choose fedsgd, fedavg, fedprox, local,"
+     " centralised, pbpfl, cgd or baffle"),
     (SMALL.replace('[model]\nsource = "mlp"', ""), ": the section [model] is missing; add it, with its key source"),
     ("", ": the section [run] is missing; add it, with its key rounds"),
     ("rounds = 3\n" + SMALL, ": the key rounds stands before any section; put it under [run]"),
@@ -1019,7 +1019,7 @@ def test_python_users_write_underscores_and_cannot_change_them_later() -> None:
     data = run_files.Data(source="wdbc", batch_size=8)
     with pytest.raises(ValidationError):
         data.batch_size = 9
-    with pytest.raises(ValidationError):
+    with pytest.raises(ParameterError, match="Run: rounds: expected 1 or more, got 0"):
         run_files.Run(rounds=0)
     with pytest.raises(ParameterError, match="alpha"):
         run_files.Data(source="wdbc", partition="dirichlet")

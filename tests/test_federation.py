@@ -142,7 +142,8 @@ def test_the_run_folder_holds_what_the_result_says(tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "views" / "north").iterdir()) == ["round-000002.0.bin"]
     assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["round-000000", "round-000004"]
     assert not (out / "run.toml").exists()
-    assert (out / "log.txt").read_text() == ""
+    (line,) = (out / "log.txt").read_text().splitlines()
+    assert " INFO round 4 of 4: loss " in line
 
 
 def test_each_silos_own_model_is_kept(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_a_run_that_diverges_ends_in_one_sentence_or_in_numbers(
         assert np.isfinite(result.test["loss"])
 
 
-def test_warnings_go_to_the_runs_log_and_no_further(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_go_to_the_runs_log_and_the_programs_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("moretta")
     handlers, propagate = list(logger.handlers), logger.propagate
     folder = RunFolder(tmp_path)
@@ -262,12 +263,14 @@ def test_warnings_go_to_the_runs_log_and_no_further(tmp_path: Path, caplog: pyte
     def work() -> None:
         with folder.logging():
             logger.warning("silo `%s` is missing", "north")
+            logger.info("round 1 of 2")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         work()
     assert "WARNING silo `north` is missing" in (tmp_path / "log.txt").read_text()
-    assert caplog.text == ""
+    assert "INFO round 1 of 2" in (tmp_path / "log.txt").read_text()
+    assert [record.getMessage() for record in caplog.records] == ["silo `north` is missing"]
     assert (logger.handlers, logger.propagate) == (handlers, propagate)
 
 

@@ -23,7 +23,7 @@ ROOMS = (
 MOST_ENTRIES = 15
 ROLES = {"Server", "Client"}  # every protocol has them
 FAMILIES = {
-    "fedsgd": ("fedsgd", "fedavg", "local", "centralised"),
+    "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"),
     "pbpfl": ("pbpfl",),
     "cgd": ("cgd",),
     "baffle": ("baffle",),

@@ -18,6 +18,7 @@ import torch
 from test_cli import Called, call
 from torch import nn
 
+import moretta
 from moretta import PBPFL, Federation, Silo
 from moretta.config import run_files
 from moretta.data.tables import schema as schemas
@@ -295,6 +296,19 @@ def test_shell_python_and_onnx_predict_alike_from_raw_rows(trained: Path, tmp_pa
     (outputs,) = session.run(None, {"x": rows.coded})
     graph = torch.softmax(torch.tensor(outputs).double(), 1).numpy()
     assert np.abs(graph - wanted).max() < 1e-6
+
+
+def test_python_loads_a_run_of_the_shell_and_saves_one(trained: Path, tmp_path: Path) -> None:
+    shell = predicted(trained, trained / "new.csv", tmp_path / "all.csv")
+    wanted = [row["prediction"] for row in shell]
+    with (trained / "new.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    result = federation_of(run_files.load(trained / "run.toml"), None).train(2, 7)
+    for model in (moretta.load(trained / "mine"), moretta.load(result.save(tmp_path / "saved")), result.raw_model()):
+        assert [model.classes[one] for one in model.predict(columns)] == wanted
+        chances = [float(row["probability_yes"]) for row in shell]
+        assert np.abs(model.predict_proba(columns)[:, 1] - chances).max() < 1e-6
 
 
 def test_a_model_from_python_takes_raw_rows(trained: Path) -> None:

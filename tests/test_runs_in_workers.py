@@ -35,7 +35,7 @@ def timeless(found: Any) -> Any:
 
 
 def left_by(out: Path, *without: str) -> dict[str, Any]:
-    """All that a run leaves, by file: bytes, and JSON without times."""
+    """All that a run leaves, by file: bytes, JSON without times, and of the log what does not come by the clock."""
     found = dict[str, Any]()
     for path in sorted(path for path in out.rglob("*") if path.is_file()):
         name = str(path.relative_to(out))
@@ -44,7 +44,8 @@ def left_by(out: Path, *without: str) -> dict[str, Any]:
         elif name == "history.jsonl":
             found[name] = timeless([json.loads(line) for line in path.read_text().splitlines()])
         elif name == "log.txt":
-            found[name] = [line.split(" ", 2)[2] for line in path.read_text().splitlines()]
+            said = [line.split(" ", 2)[2] for line in path.read_text().splitlines()]
+            found[name] = [line for line in said if not line.startswith("INFO round ")]
         elif not name.startswith(without or ("-",)):
             found[name] = path.read_bytes()
     return found

@@ -6,6 +6,7 @@ The names below are imported on first use, so that `import moretta` works, and i
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from moretta.engines.settings import Engine, Faults
     from moretta.protocols.baffle.params import BAFFLE
     from moretta.protocols.cgd.params import CGD
-    from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
+    from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedProx, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
     from moretta.run.federation import Federation, Result
+    from moretta.run.loaded import load
+    from moretta.run.rounds import FinishedRound, StopTraining
     from moretta.secure_aggregation.settings import SecureAggregation
 
 __version__ = "0.1.0"
+
+logging.getLogger("moretta").addHandler(logging.NullHandler())  # who shows what it says is the program's choice
 
 __all__ = [
     "BAFFLE",
@@ -32,15 +37,19 @@ __all__ = [
     "Engine",
     "Faults",
     "FedAvg",
+    "FedProx",
     "FedSGD",
     "Federation",
+    "FinishedRound",
     "IdRules",
     "Local",
     "Result",
     "Schema",
     "SecureAggregation",
     "Silo",
+    "StopTraining",
     "align",
+    "load",
     "read_table",
 ]
 
@@ -52,15 +61,19 @@ _HOMES = {
     "Engine": "moretta.engines.settings",
     "Faults": "moretta.engines.settings",
     "FedAvg": "moretta.protocols.fedsgd.params",
+    "FedProx": "moretta.protocols.fedsgd.params",
     "FedSGD": "moretta.protocols.fedsgd.params",
     "Federation": "moretta.run.federation",
     "IdRules": "moretta.data.alignment.ids",
     "Local": "moretta.protocols.fedsgd.params",
     "Result": "moretta.run.federation",
+    "FinishedRound": "moretta.run.rounds",
     "Schema": "moretta.data.tables.schema",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
+    "StopTraining": "moretta.run.rounds",
     "align": "moretta.data.alignment.exchange",
+    "load": "moretta.run.loaded",
     "read_table": "moretta.data.tables.rows",
 }
 

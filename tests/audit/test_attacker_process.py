@@ -199,7 +199,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     def make(name: str, source: str, **changed: object) -> Attack:
         (folder / f"{name}.py").write_text(
             f"{source}\nfrom moretta.audit.evidence.attack import Attack, always\n"
-            f"ATTACK = Attack('{name}', 'silo', '', frozenset({{'fedsgd', 'pbpfl'}}), always, None, attack, None)\n"
+            f"ATTACK = Attack('{name}', '', 'rows', 'silo', '', frozenset({{'fedsgd', 'pbpfl'}}), always, None, "
+            "attack, None)\n"
         )
         importlib.invalidate_caches()
         names.append(name)

@@ -28,7 +28,9 @@ def finding(claim, truth):
 
 
 def attack(name, **changed):
-    made = Attack(name, "server", "a test", frozenset({"fedsgd"}), always, given, nothing, finding)
+    made = Attack(
+        name, "is a test", "protocol", "server", "a test", frozenset({"fedsgd"}), always, given, nothing, finding
+    )
     return dataclasses.replace(made, **changed)
 
 

@@ -84,12 +84,13 @@ def few_rows():
     return x[:6].reshape(6, -1)[:, 20:50], y[:6], tests.reshape(len(tests), -1)[:, 20:50], classes
 
 
-def test_rows_of_a_table_under_fedavg(tmp_path):
+@pytest.mark.parametrize("protocol", [{"name": "fedavg"}, {"name": "fedprox", "mu": 1.0}], ids=["fedavg", "fedprox"])
+def test_rows_of_a_table_under_federated_averaging(tmp_path, protocol):
     truth = recorded(
         tmp_path,
         run={"rounds": 1, "base": HERE},
         data={"source": "test_gradient_inversion:few_rows", "batch_size": 0},
-        protocol={"name": "fedavg", "loss": "mse"},
+        protocol=protocol | {"loss": "mse"},
         secure_aggregation={"scheme": "none"},
     )
     assert attacked(ATTACK, truth).succeeded

@@ -374,3 +374,10 @@ def test_a_run_of_other_models_needs_no_consent(tmp_path: Path) -> None:
     EdgeRole(foreign, file).client(Hello(**HELLO), HELPED)  # nothing is imported
     with pytest.raises(ParameterError, match="code that this site has not agreed to run"):
         told.site_side(foreign, file)
+
+
+def test_a_loss_of_the_run_s_own_is_not_for_it(tmp_path: Path) -> None:
+    run_file, file = roles(tmp_path)
+    own = run_file.model_copy(update={"protocol": run_file.protocol.model_copy(update={"own_loss": "losses:own"})})
+    with pytest.raises(ParameterError, match="an edge client computes the built-in losses alone"):
+        EdgeRole(own, file)

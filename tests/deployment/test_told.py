@@ -305,6 +305,37 @@ def test_code_that_a_site_has_not_agreed_to_is_not_run(tmp_path: Path) -> None:
     assert called.exists()
 
 
+LOSSES = """
+from pathlib import Path
+from torch import nn
+
+Path(__file__).with_name("imported").touch()
+
+def own(outputs, targets):
+    return nn.functional.mse_loss(outputs, targets, reduction="none").sum(dim=1)
+"""
+
+
+def test_a_loss_is_code_that_a_site_agrees_to_and_has_alike(tmp_path: Path) -> None:
+    (tmp_path / "site_losses.py").write_text(LOSSES)
+    run_file = load(tmp_path, protocol=FEDSGD + '\nown-loss = "site_losses:own"', run='metrics = ["site_losses:own"]')
+    text = told.shared_text(run_file)
+    assert tomllib.loads(text)["run"]["metrics"] == []
+    with pytest.raises(ParameterError, match=r"\[protocol\] own-loss = 'site_losses:own' of the run is code that this"):
+        made(site(tmp_path), text)
+    assert not (tmp_path / "imported").exists()
+    made(site(tmp_path, 'models = ["site_losses:own"]'), text)
+    assert (tmp_path / "imported").exists()
+    plain = load(tmp_path)
+    federation = told.site_side(plain, site(tmp_path))
+    before = told.model_digest(federation, run_file)
+    assert before != told.model_digest(federation, plain)
+    (tmp_path / "site_losses.py").write_text(LOSSES + "\n# another\n")
+    sys.modules.pop("site_losses", None)
+    assert told.model_digest(federation, run_file) != before
+    sys.modules.pop("site_losses", None)
+
+
 def test_agreed_code_is_the_sites_own_wherever_the_server_points(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     ours, theirs = nets(tmp_path / "here"), nets(tmp_path / "theirs")

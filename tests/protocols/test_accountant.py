@@ -116,3 +116,16 @@ def test_without_the_extra_it_says_which_one_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(MissingExtra, match=r"pip install 'moretta\[dp\]'"):
         Accountant(Privacy(1.0, 1.0, 1e-5), 0.1)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("rate", [0.001, 0.05, 0.7, 1.0])
+def test_what_is_spent_on_the_way_is_the_epsilon_of_the_end(sigma: float, rate: float) -> None:
+    made = Accountant(Privacy(sigma, 1.0, 1e-5), rate, 3)
+    for releases in (1, 10, 1000):
+        assert made.spent(releases) == pytest.approx(made.facts(releases)["epsilon"], rel=1e-9)
+    assert made.spent(0) == 0.0
+
+
+def test_without_noise_what_is_spent_is_unbounded() -> None:
+    assert Accountant(Privacy(0.0, 1.0, 1e-5), 0.1, 3).spent(1) == "unbounded"

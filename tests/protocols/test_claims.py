@@ -14,7 +14,7 @@ from moretta.protocols.common.claims import Claim, Record, in_words
 from moretta.protocols.common.shared_claims import SHARED
 from moretta.protocols.registry import claims_of
 
-NAMES = ("pbpfl", "fedsgd", "fedavg", "local", "centralised", "cgd", "baffle")
+NAMES = ("pbpfl", "fedsgd", "fedavg", "fedprox", "local", "centralised", "cgd", "baffle")
 EVERY = [(name, claim) for name in NAMES for claim in claims_of(name)]
 FORBIDDEN = ("encrypt", "semantically secure", "anonym", "cannot learn", "guarantee", "safe")
 

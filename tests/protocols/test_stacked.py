@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from moretta import BAFFLE, PBPFL, Engine, FedAvg, Federation, FedSGD, SecureAggregation, Silo
+from moretta import BAFFLE, PBPFL, Engine, FedAvg, Federation, FedProx, FedSGD, SecureAggregation, Silo
 from moretta.engines import silos_here
 from moretta.errors import MisuseError, ParameterError
 from moretta.protocols.common import modules
@@ -252,6 +252,10 @@ PROTOCOLS: dict[str, tuple[Training, set[str]]] = {
     "fedsgd mse": (FedSGD(learning_rate=0.1), {"LocalWork"}),
     "fedavg": (
         FedAvg.model_validate(SHARED | {"local_epochs": 2, "momentum": 0.9, "weight_decay": 0.01, "clip_norm": 1.0}),
+        {"LocalWork"},
+    ),
+    "fedprox": (
+        FedProx.model_validate(SHARED | {"local_epochs": 3, "mu": 0.5, "momentum": 0.9, "clip_norm": 1.0}),
         {"LocalWork"},
     ),
     "pbpfl": (PBPFL(learning_rate=0.1), {"ForwardWork", "BackwardWork"}),

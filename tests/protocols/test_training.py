@@ -46,9 +46,9 @@ def test_settings_are_frozen_and_have_both_spellings() -> None:
 
 
 def test_fedavg_steps_by_sgd_only() -> None:
-    with pytest.raises(ValidationError, match="optimizer"):
+    with pytest.raises(ParameterError, match='FedAvg: optimizer: expected "sgd", got "adam"'):
         FedAvg(optimizer="adam")  # type: ignore[arg-type]
-    with pytest.raises(ValidationError, match="local"):
+    with pytest.raises(ParameterError, match="FedAvg: local_epochs: expected 1 or more, got 0"):
         FedAvg(local_epochs=0)
 
 

@@ -14,7 +14,7 @@ from moretta.report.page import template, write_report
 from moretta.report.plots import colour
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-EVERY = ("pbpfl", "fedsgd", "fedavg", "local", "centralised")
+EVERY = ("pbpfl", "fedsgd", "fedavg", "fedprox", "local", "centralised")
 
 
 class Reader(HTMLParser):

@@ -11,7 +11,7 @@ def said(record, role):
     return " ".join(one.text for one in privacy_statements(record) if one.role == role)
 
 
-@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "local", "centralised", "cgd", "baffle"])
+@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "fedprox", "local", "centralised", "cgd", "baffle"])
 def test_every_role_has_a_sentence_none_is_tested_none_promises_more_than_the_design(make_run, protocol):
     record = read_run(make_run(protocol))
     statements = privacy_statements(record)
@@ -100,7 +100,7 @@ def test_who_knows_the_true_start(make_run):
     assert "round 1" not in said(read_run(make_run("pbpfl", folder="python", settings=settings)), "A silo")
 
 
-@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "local"])
+@pytest.mark.parametrize("protocol", ["pbpfl", "fedsgd", "fedavg", "fedprox", "local"])
 def test_the_common_statistics_are_named_where_inputs_are_standardised(make_run, protocol):
     words = "mean and standard deviation of each input column, over all silos"
     for standardise in (True, None, False):

@@ -104,8 +104,10 @@ def audit(
         if truth.run.protocol not in attack.protocols:
             continue
         why = "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
+        if truth.run.setting("own-loss"):
+            why = "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
         if why:
-            missed.append((place, {"attack": attack.name, "role": attack.role, "because": why}))
+            missed.append((place, {**_named(attack), "because": why}))
         else:
             ready.append((place, attack))
     names = [attack.name for _, attack in ready]
@@ -116,7 +118,7 @@ def audit(
         _ = truth.architecture  # once, and here: the threads below would each export the model
     for place, attack, given, came_to in _attacked(ready, truth, thorough, progress):
         if isinstance(came_to, str) or given is None:
-            missed.append((place, {"attack": attack.name, "role": attack.role, "because": str(came_to)}))
+            missed.append((place, {**_named(attack), "because": str(came_to)}))
         else:
             finding, seconds = came_to
             done.append((place, _line(attack, given, finding, seconds), finding.pictures))
@@ -233,11 +235,14 @@ def _kind(x: Array) -> str:
     return f"some that are not ({x.dtype})" if x.dtype.kind == "f" else str(x.dtype)
 
 
+def _named(attack: Attack) -> dict[str, str]:
+    return {"attack": attack.name, "title": attack.title, "severity": attack.severity, "role": attack.role}
+
+
 def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -> dict[str, Any]:
     said = finding.sentence if finding.succeeded else f"{finding.sentence}: this attack failed"
     return {
-        "attack": attack.name,
-        "role": attack.role,
+        **_named(attack),
         "view": given.view,
         "knowledge": given.knowledge,
         "measure": finding.measure,

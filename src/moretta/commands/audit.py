@@ -22,6 +22,10 @@ def audit(
     fail_above: Annotated[
         list[str], typer.Option("--fail-above", metavar="NAME=SCORE", help="Exit 1 where an attack scores more.")
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    federation: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Of a run made from Python: what returns its Federation."),
+    ] = None,
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +35,7 @@ def audit(
 
         limits = auditing.limits_of(fail_above)
         allowed = allows_code(folder, allow_code, data=True)
-        found = audit_with_bar(folder, thorough, background, limits, allowed)
+        found = audit_with_bar(folder, thorough, background, limits, allowed, federation)
     say(read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
     if above := found.above(limits):
         raise RunFailed("; ".join(above.values()))

@@ -63,6 +63,7 @@ def serve(
     with _needs_flare():
         from moretta.deployment import serve as serving
         from moretta.engines.run_folder import read_json
+        from moretta.run.progress import round_line
 
         places = serving.Places(folder, kits or folder.with_name(f"{folder.name}-kits"))
 
@@ -81,19 +82,6 @@ def serve(
 
             serving.serve(run_file, places, host, port, wait, told, progress, resume=resume)
         print_result([folder], {}, as_json, read_json(folder / "result.json"))
-
-
-def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
-    """Return one line about a round: what it came to, how long it took, and who was missing."""
-    figures = {
-        "loss": line.get("loss"),
-        "test accuracy": line.get("test_accuracy"),
-        "test mse": line.get("test_mse") if "test_accuracy" not in line else None,
-        "s": line.get("seconds_total"),
-    }
-    said = [f"{name} {value:.4g}" for name, value in figures.items() if value is not None]
-    said += [f"without {gone['silo']} ({gone['reason']})" for gone in line["dropped"]]
-    return f"round {number} of {rounds}: {', '.join(said)}"
 
 
 def join(

@@ -6,6 +6,7 @@ input; a failure is one sentence on stderr.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -16,10 +17,12 @@ from moretta.commands import (
     align,
     audit,
     compare,
+    dossier,
     keys,
     look,
     machines,
     models,
+    new,
     report,
     reproduce,
     schema,
@@ -46,6 +49,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a command; turn what goes wrong into one sentence and an exit code."""
+    root = logging.getLogger()
+    if (handler := logging.lastResort) is not None:  # shows warnings on stderr; Python's users set up their own
+        root.addHandler(handler)
     try:
         app()
     except ParameterError as error:
@@ -56,6 +62,9 @@ def main() -> None:
         given = isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError)
         where = "" if error.filename is None else f"{error.filename}: "
         _fail(f"{where}{error.strerror or error}", 2 if given or isinstance(error, PermissionError) else 1)
+    finally:
+        if handler is not None:
+            root.removeHandler(handler)
 
 
 def _fail(error: object, code: int) -> None:
@@ -78,13 +87,13 @@ def _options(
 
 def _add_commands() -> None:
     """Add all commands, in the order in which the help lists them."""
-    _add(
-        train.train, watch.watch, look.look, compare.compare, report.report, audit.audit, models.predict, models.export
-    )
+    _add(new.new, train.train, watch.watch, look.look, compare.compare, report.report, audit.audit)
+    _add(models.predict, models.export)
     for entry in ENTRIES.values():
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)
     _add(reproduce.reproduce, machines.serve, machines.join, machines.job, machines.doctor)
+    app.add_typer(dossier.dossier, name="dossier")
     app.add_typer(schema.schema, name="schema")
     app.add_typer(align.align, name="align")
     app.add_typer(keys.keys, name="keys")

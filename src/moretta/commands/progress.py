@@ -1,13 +1,13 @@
-"""Work that commands share and show as a bar on stderr: one run trained, one run audited."""
+"""Work that commands share and show as a bar on stderr: one run trained (`moretta.run.progress`), one run audited."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moretta.commands.terminal import screen, tell
-from moretta.errors import MorettaError, RunFailed
+from moretta.errors import RunFailed
 
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
@@ -20,15 +20,6 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
 
     opening: whether to say first what it trains on.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     from moretta.run.assembly import federation_of
     from moretta.run.looking import opening_of
 
@@ -38,35 +29,10 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
         for line in opening_of(federation) if opening and not resume else ():
             tell(line)
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    with Progress(*columns, console=screen) as bar:
-        task = bar.add_task(run_file.protocol.name, total=run_file.run.rounds, figures="")
-
-        def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
-            for gone in line["dropped"]:
-                bar.console.print(f"round {gone['round']}: {gone['silo']} {gone['reason']}", markup=False)
-            figures = {"loss": line.get("loss"), "test": line.get("test_accuracy", line.get("test_mse"))}
-            text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items() if value is not None)
-            bar.update(task, completed=number)
-            if text:
-                bar.update(task, figures=text)
-
-        try:
-            return federation.train(
-                run_file.run.rounds, run_file.run.seed, resume=resume, progress=progress, begin=begin
-            )
-        except KeyboardInterrupt:  # typer would only say that it aborted
-            raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
-        except (MorettaError, OSError):
-            bar.live.transient = not bar.tasks[task].completed  # what never began is told by its sentence alone
-            raise
+    try:
+        return federation.train(run_file.run.rounds, run_file.run.seed, resume=resume, begin=begin)
+    except KeyboardInterrupt:  # typer would only say that it aborted
+        raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
 
 
 def audit_with_bar(
@@ -75,6 +41,7 @@ def audit_with_bar(
     background: Path | None = None,
     needed: Iterable[str] = (),
     allow_code: bool = False,
+    federation: str | None = None,
 ) -> Audit:
     """Audit a run folder. Raises RunFailed if a person interrupts it; `moretta.run.auditing` says the rest."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -96,6 +63,7 @@ def audit_with_bar(
                 progress=progress,
                 needed=needed,
                 allow_code=allow_code,
+                federation=federation,
             )
         except KeyboardInterrupt:
             raise RunFailed("interrupted; nothing was written of this audit") from None

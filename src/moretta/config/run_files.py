@@ -309,7 +309,7 @@ def digest(run_file: RunFile) -> str:
     """
     sections = _sections(run_file)
     for section, key in (
-        *(("run", key) for key in ("rounds", "out", "record-views", "checkpoint-every", "evaluate-every")),
+        *(("run", key) for key in ("rounds", "out", "metrics", "record-views", "checkpoint-every", "evaluate-every")),
         *(("engine", key) for key in ("workers", "strict", "deadline", "message-mib", "faults")),
         *(("engine", key) for key in ("memory-limit-mib", "micro-batch")),
         *(("engine", key) for key in ("edge", "edge-precision") if not run_file.engine.edge),

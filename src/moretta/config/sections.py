@@ -1,7 +1,7 @@
 """The sections of a run file as classes, each validated by itself: `moretta.config.run_files` reads a file into them.
 
-Keys have dashes in a file and underscores in Python. A class built directly from Python raises pydantic's own
-ValidationError for one bad value, and `ParameterError` where values do not fit each other.
+Keys have dashes in a file and underscores in Python. A class built directly from Python raises `ParameterError`
+too, with the class and the key as Python has them (`moretta.contract.settings.Section`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Run(Section):
     checkpoint_every: rounds from one checkpoint to the next.
     evaluate_every: rounds from one evaluation on the test rows to the next, and always after the last round; with
         early stopping also that on the validation rows. None: about 50 in a run.
+    metrics: functions of the model's outputs and the targets, as "module:function", whose figures on test rows stand
+        beside the built-in ones under the functions' names (`moretta.run.metrics`).
     record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
     early_stopping: how many rounds may pass without a lower validation loss before the run stops and goes back to its
         best round; None: never stop. Rounds are counted, and judged only at evaluations.
@@ -49,6 +51,7 @@ class Run(Section):
     device: Device = "cpu"
     checkpoint_every: PositiveInt = 10
     evaluate_every: Annotated[PositiveInt | None, SERVER] = None
+    metrics: Annotated[tuple[Words, ...], SERVER] = ()
     record_views: Annotated[bool | tuple[int, ...], SERVER] = False
     early_stopping: PositiveInt | None = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -405,6 +408,9 @@ class Data(Section):
             )
 
 
+TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout")  # by `moretta.models.catalogue.build` itself
+
+
 class Model(Section):
     """The model: a built-in name or "module:function", and the keyword arguments of its constructor.
 
@@ -418,7 +424,7 @@ class Model(Section):
     @classmethod
     def _are_arguments(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
         for name, value in arguments.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "source":
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in TAKEN:
                 raise ParameterError(f"[model] {name} cannot be the name of a constructor's argument; rename it")
             expected = "a number, a string, true, false or a list" if _has_table(value) else unfit(value)
             if expected:

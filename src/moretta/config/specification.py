@@ -8,7 +8,7 @@ sites (`shared`).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from moretta.contract.settings import SERVER, SITE, Section, mark_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
+from moretta.protocols.common.own_loss import found
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
@@ -48,6 +49,7 @@ class Specification:
     participation: float = 1.0
     checkpoint_every: int = 10
     evaluate_every: int | None = None
+    metrics: tuple[Callable[..., Any], ...] = ()
     record_views: bool | tuple[int, ...] = False
     insecure_secret_seed: int | None = field(default=None, repr=False)
     least_rows: int | None = None
@@ -63,6 +65,10 @@ class Specification:
         if self.engine.edge and not entry.edge:
             raise ParameterError(
                 f"edge: edge clients only run models forward, as baffle has it, and {entry.name} has not; remove it"
+            )
+        if self.engine.edge and self.protocol.own_loss is not None:
+            raise ParameterError(
+                "edge: edge clients compute the built-in losses alone, without PyTorch; remove it, or own-loss"
             )
         if not 0 < self.participation <= 1:
             raise ParameterError(f"participation = {self.participation}: expected more than 0 and at most 1")
@@ -162,6 +168,7 @@ def of_run_file(
         participation=run.participation,
         checkpoint_every=run.checkpoint_every,
         evaluate_every=run.evaluate_every,
+        metrics=tuple(found(name, run_file.base) for name in run.metrics),
         record_views=run.record_views,
         insecure_secret_seed=run.insecure_secret_seed if insecure_secret_seed is None else insecure_secret_seed,
         least_rows=data.least_rows,
@@ -177,11 +184,13 @@ def of_run_file(
 
 
 def _found_start(run_file: RunFile) -> Training:
-    """Return the protocol's settings with its warm start found beside the run file."""
-    protocol = run_file.protocol
-    if protocol.warm_start is None:
-        return protocol
-    return protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
+    """Return the protocol's settings with its warm start and its own loss found beside the run file."""
+    protocol, beside = run_file.protocol, dict[str, Any]()
+    if protocol.warm_start is not None:
+        beside["warm_start"] = run_file.resolve(protocol.warm_start)
+    if protocol.own_loss is not None:
+        beside["own_loss"] = found(protocol.own_loss, run_file.base)
+    return protocol.model_copy(update=beside) if beside else protocol
 
 
 def _found_keys(run_file: RunFile) -> SecureAggregation:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+
+from moretta.contract.wording import first_error_in_python
+from moretta.errors import ParameterError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -51,6 +54,21 @@ def mark_of(known: FieldInfo) -> Mark | None:
 
 
 class Section(BaseModel):
-    """A section of a run file."""
+    """A section of a run file, or the same settings given from Python.
+
+    Raises `moretta.errors.ParameterError`, which names the key, for settings from Python that cannot be.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
+
+    if not TYPE_CHECKING:  # where pydantic's plugin knows each section's own keys
+
+        def __init__(self, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                kind = type(self)
+                raise ParameterError(first_error_in_python(kind.__name__, error, list(kind.model_fields))) from None
+
+        # A run file is read by `model_validate_json`, whose caller words mistakes as the file has them: not by this.
+        __init__.__pydantic_base_init__ = True

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import blocks, taken
+from moretta.data import given
 from moretta.data.alignment.result import Alignment
-from moretta.data.layout import SampleLayout, Samples, is_mask, pack, packed_as
+from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.errors import ParameterError
 
 
@@ -28,12 +30,15 @@ class Subjects:
         return {"ids": self.ids, "groups": self.groups}
 
 
+@names_keywords()
 @dataclass(frozen=True)
 class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
-    x may be given as a mapping of arrays, [rows, ...] each, which a model takes by keyword; it is then held packed, and
-    `layout` says how (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
+    Both may be arrays, lists, tensors or frames of columns (`names` are then x's), or x a Dataset of samples with their
+    targets and y left out (`moretta.data.given`); they are held as arrays. x may be given as a mapping of arrays,
+    [rows, ...] each, which a model takes by keyword; it is then held packed, and `layout` says how
+    (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
     row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
     the same rows in the same order. columns: the indices of x's columns among all. ids: the person or thing that each
     row is about. y may be empty where another silo of the row holds the labels.
@@ -48,7 +53,7 @@ class Silo:
 
     name: str
     x: NDArray[np.generic] = field(repr=False)
-    y: NDArray[np.generic] = field(repr=False)
+    y: NDArray[np.generic] = field(default=None, repr=False)  # type: ignore[arg-type]  # a Dataset has its own
     row: str = ""
     columns: tuple[int, ...] = ()
     ids: NDArray[np.str_] | None = field(default=None, repr=False)
@@ -59,34 +64,41 @@ class Silo:
     aligned: bool = False
     layout: SampleLayout | None = None
     raw_ids: NDArray[np.str_] | None = field(default=None, repr=False)
+    names: tuple[str, ...] = ()
 
     if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
 
         def __init__(
             self,
             name: str,
-            x: Samples,
-            y: NDArray[np.generic],
+            x: Any,
+            y: Any = None,
             row: str = "",
             columns: tuple[int, ...] = (),
             ids: NDArray[np.str_] | None = None,
             remote: bool = False,
             labelled: bool = True,
-            held_out: tuple[Samples, NDArray[np.generic]] | None = None,
+            held_out: Any = None,
             groups: NDArray[np.str_] | None = None,
             aligned: bool = False,
             layout: SampleLayout | None = None,
             raw_ids: NDArray[np.str_] | None = None,
+            names: tuple[str, ...] = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
         where = f"silo `{self.name}`"
+        if given.is_frame(self.x):
+            object.__setattr__(self, "names", given.names_of(self.x))
+        x, y = given.rows_and_targets(self.x, self.y, where)
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
         if isinstance(self.x, Mapping):
             packed, layout = pack(self.x, where)
             object.__setattr__(self, "x", packed)
             object.__setattr__(self, "layout", layout)
         if self.held_out is not None:
-            x, y = self.held_out
+            x, y = given.pair(self.held_out, f"{where}: held_out", self.names, "the silo")
             object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))
 
     @property

@@ -130,7 +130,9 @@ class Controller(FlareController):
             return sites
 
         try:
-            result = federation.train(run_file.run.rounds, run_file.run.seed, resume=self._resume, transport=transport)
+            result = federation.train(
+                run_file.run.rounds, run_file.run.seed, resume=self._resume, progress=False, transport=transport
+            )
             made[0].end(_released(result, out))
         finally:
             ended.set()

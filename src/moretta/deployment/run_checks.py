@@ -11,6 +11,7 @@ from moretta.config.silo_file import SiloFile
 from moretta.deployment.check_result import Warned
 from moretta.deployment.machine_checks import writable
 from moretta.errors import ParameterError
+from moretta.protocols.common.own_loss import named
 from moretta.secure_aggregation.identity import Roster
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
         federation = shared_settings.server_side(run_file, run_file.folder)
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
     else:
-        shared_settings.check_code(source, () if file is None else file.silo.models)
+        agreed = () if file is None else file.silo.models
+        shared_settings.check_code(source, agreed)
+        if run_file.protocol.own_loss is not None:
+            shared_settings.check_code(named(run_file.protocol.own_loss), agreed, "[protocol] own-loss")
         base = run_file.base if file is None else file.base
         run_file = run_files.loads(shared_settings.shared_text(run_file), base / "told.toml")
         federation = shared_settings.server_side(run_file, base)

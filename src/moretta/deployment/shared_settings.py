@@ -33,6 +33,7 @@ from moretta.data.tables.rows import rules_of
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.counted import counted_classes
+from moretta.protocols.common.own_loss import named
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -80,6 +81,8 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
 
     aggregation = aggregation_at(run_file, site)
     check_code(run_file.model.source, site.silo.models)
+    if run_file.protocol.own_loss is not None:
+        check_code(named(run_file.protocol.own_loss), site.silo.models, "[protocol] own-loss")
     silos, names = silos_at(run_file, site)
     model = build_within(site.limits.parameters, lambda: _model(run_file, run_file.run.seed))
     spec = _specification(
@@ -91,11 +94,11 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     return Federation.of(spec, model, silos, feature_names=names, table=run_file.table)
 
 
-def check_code(source: str, agreed: Sequence[str]) -> None:
-    """Raise `moretta.errors.ParameterError` for a model of code that a site has not agreed to run."""
+def check_code(source: str, agreed: Sequence[str], key: str = "[model] source") -> None:
+    """Raise `moretta.errors.ParameterError` for a model or loss of code that a site has not agreed to run."""
     if source not in catalogue.BUILT_IN and source not in agreed:
         raise ParameterError(
-            f"[model] source = {source!r} of the run is code that this site has not agreed to run; read it, put it "
+            f"{key} = {source!r} of the run is code that this site has not agreed to run; read it, put it "
             f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
         )
 
@@ -205,11 +208,14 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
     """Return the SHA-256, in hex, by which server and sites see before round one that they have the same model.
 
     Of its tensors' names, shapes and dtypes and, where it is no built-in one, of the file that its function is in:
-    layers that differ in nothing but what they compute have the same tensors. Of Moretta itself the versions agree.
+    layers that differ in nothing but what they compute have the same tensors. A loss of the run's own counts likewise.
+    Of Moretta itself the versions agree.
     """
     from moretta.protocols.common import modules  # which needs torch
 
     code = catalogue.code_of(run_file.model.source, run_file.base)
+    if run_file.protocol.own_loss is not None:
+        code += b"\0" + catalogue.code_of(named(run_file.protocol.own_loss), run_file.base)
     return hashlib.sha256(modules.schema(federation.model).encode() + code).hexdigest()
 
 

@@ -11,6 +11,8 @@ participants/<name>/confined.safetensors   of CGD, and only where one machine si
                      model.safetensors is D, their common displacement
 truth/                 where views are recorded in one process: the roles' states by round, and a digest of all rows
 audit.json  audit/     the results of attacks (moretta.audit), and their pictures
+model.json             of a run from Python: what builds its model, rounds and seed
+graph.safetensors      of such a run, if asked for: its model as a graph (models.graph)
 inputs.json            what inputs and outputs mean: columns, what is filled in, scales, classes
 rows.json              a digest of each silo's rows, by which a resumed run sees that they are the same; secret
 best/                  under early stopping, checkpoints of the best rounds, secrets included
@@ -83,13 +85,20 @@ class RunFolder:
         says that too.
         """
         logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
+        level, before = logger.level, logger.getEffectiveLevel()
+        others = [*logger.handlers, *logging.getLogger().handlers]
+
+        def wanted(record: logging.LogRecord) -> bool:
+            """Whether other handlers had this record without the file, for which the level is lowered."""
+            return record.name != logger.name or record.levelno >= before
+
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         if handler.stream.tell():
             _note(handler, logging.INFO, "the run goes on")
-        propagate, logger.propagate = logger.propagate, False  # a terminal shows dropped silos in its own way
         logger.addHandler(handler)
-        level = logger.level
-        logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+        logger.setLevel(min(before, logging.INFO))
+        for other in others:
+            other.addFilter(wanted)
         try:
             yield
         except BaseException as error:
@@ -97,7 +106,8 @@ class RunFolder:
             raise
         finally:
             logger.removeHandler(handler)
-            logger.propagate = propagate
+            for other in others:
+                other.removeFilter(wanted)
             logger.setLevel(level)
             handler.close()
 

@@ -7,6 +7,7 @@
     audit.py     what attacks came to: by role, runs side by side, pictures
     summary.py   what a page says first, in a few sentences
     page.py      one HTML page that holds all of it and opens offline, made by the Jinja2 templates in templates/
+    dossier/     what a data-protection impact assessment needs of a run, each sentence with its source
 
 A report reads what the run wrote and computes nothing new: each number on the page is in a `result.json` or a
 `history.jsonl`, but for sums over phases and the moving averages of the curves.

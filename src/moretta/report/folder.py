@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from moretta.errors import ParameterError
+from moretta.protocols.common.severity import Severity
 
 FORMAT = 1
 """The version of the run folder that this module reads."""
@@ -122,9 +123,14 @@ class PictureRecord(_Part):
 
 
 class Attacked(_Part):
-    """What one attack came to. score, chance, interval: None where they are no number; sentence: with its full stop."""
+    """What one attack came to. score, chance, interval: None where they are no number; sentence: with its full stop.
+
+    title: what it does, for people, empty in audits of before there were titles; severity: None there.
+    """
 
     attack: str
+    title: str = ""
+    severity: Severity | None = None
     role: str
     view: str
     knowledge: str
@@ -151,9 +157,11 @@ class Attacked(_Part):
 
 
 class NotRun(_Part):
-    """An attack that was not tried, or came to nothing, and why."""
+    """An attack that was not tried, or came to nothing, and why. title, severity: as of `Attacked`."""
 
     attack: str
+    title: str = ""
+    severity: Severity | None = None
     role: str
     because: str
 

@@ -14,10 +14,13 @@ from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
 from moretta.data.layout import SampleLayout, gather
+from moretta.data.references import beside, resolve, said
+from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.run import consent
 from moretta.run.assembly import federation_of
 from moretta.run.federation import Federation
+from moretta.run.saving import MADE
 
 
 def audit_folder(
@@ -28,19 +31,21 @@ def audit_folder(
     progress: Progress | None = None,
     needed: Iterable[str] = (),
     allow_code: bool = False,
+    federation: str | None = None,
 ) -> Audit:
     """Audit a finished run; its rows and architecture are made again from its own run file.
 
     background: a file of `read_background`. allow_code: import the code of model and rows that the folder names
-    (`moretta.run.consent`). The rest as of `moretta.audit.auditor.audit`.
-    Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python, whose
-    rows are not in it, and as `moretta.audit.auditor.audit`.
+    (`moretta.run.consent`). federation: of a run made from Python, the "module:function", beside the working directory,
+    that returns the federation that trained it, with its rows. The rest as of `moretta.audit.auditor.audit`.
+    Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python
+    without `federation`, as its rows are not in the folder, and as `moretta.audit.auditor.audit`.
     """
-    federation, rounds, seed = _played(folder, allow_code)
-    given = None if background is None else read_background(background, federation.layout)
+    played, rounds, seed = _played(folder, allow_code, federation)
+    given = None if background is None else read_background(background, played.layout)
     return audit(
         folder,
-        federation,
+        played,
         rounds,
         seed,
         thorough=thorough,
@@ -56,20 +61,41 @@ def check_folder(folder: Path, allow_code: bool = False) -> None:
     opened(folder, *_played(folder, allow_code))
 
 
-def _played(folder: Path, allow_code: bool) -> tuple[Federation, int, int]:
-    """Return what a run folder's own run file makes: the federation, its rounds and its seed."""
+def _played(folder: Path, allow_code: bool, federation: str | None = None) -> tuple[Federation, int, int]:
+    """Return what a run folder's own run file makes, or a function: the federation, its rounds and its seed."""
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
     if not (folder / "result.json").exists():
         raise ParameterError(f"{folder}: expected a finished run; it has no result.json, so go on with it by --resume")
     if not (folder / "run.toml").exists():
-        raise ParameterError(
-            f"{folder}: expected a run of `moretta train`; one made from Python has its rows there, so call "
-            "Result.audit() of what train() returned"
-        )
+        return _from_python(folder, federation)
+    if federation is not None:
+        raise ParameterError(f"{folder} has a run file, which says what was trained; leave out --federation")
     run_file = run_files.load(folder / "run.toml")
     consent.check(folder, run_file, allow_code, data=True)
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
+
+
+def _from_python(folder: Path, federation: str | None) -> tuple[Federation, int, int]:
+    """Return a federation that a function makes; the audit compares it with the run by digests of rows and settings."""
+    if federation is None:
+        raise ParameterError(
+            f"{folder}: expected a run of `moretta train`; one made from Python has its rows there, so call "
+            "Result.audit() of what train() returned, or name a function that returns its Federation by --federation "
+            "module:function"
+        )
+    function = resolve(federation, Path())
+    try:
+        with beside(Path()):
+            made = function()
+    except (Exception, SystemExit) as error:
+        raise ParameterError(f'--federation "{federation}" failed with {said(error)}; mend the function') from error
+    if not isinstance(made, Federation):
+        raise ParameterError(
+            f'--federation "{federation}" must return the moretta.Federation of the run, got {type(made).__name__}'
+        )
+    told = read_json(folder / MADE)
+    return made, int(told["rounds"]), int(told["seed"])
 
 
 def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:
@@ -86,8 +112,8 @@ def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Arr
     except OSError as error:
         raise ParameterError(f"--background {path}: it cannot be read: {error.strerror or error}") from None
     except KeyError as error:
-        said = error.args[0]
-        raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {said}") from None
+        absent = error.args[0]
+        raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {absent}") from None
     except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own error advises pickle, which can run code
         raise ParameterError(
             f"--background {path}: expected a .npz file with arrays x and y of numbers, as numpy.savez writes"

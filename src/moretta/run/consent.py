@@ -14,11 +14,15 @@ from moretta.config.run_files import RunFile
 from moretta.data.references import is_reference
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.protocols.common.own_loss import named
 
 
 def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
-    """Return the "module:function" sources of a run file: of its model, and with `data` of its rows too."""
-    wanted = [run_file.model.source, *((run_file.data.source, str(run_file.data.test or "")) if data else ())]
+    """Return the "module:function" names of a run file: of its model, and with `data` of rows, loss and metrics too."""
+    wanted = [run_file.model.source]
+    if data:
+        wanted += [run_file.data.source, str(run_file.data.test or "")]
+        wanted += [named(run_file.protocol.own_loss or ""), *run_file.run.metrics]
     return tuple(dict.fromkeys(one for one in wanted if one not in catalogue.BUILT_IN and is_reference(one)))
 
 
@@ -31,7 +35,14 @@ def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
 def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` for a run folder that names code, unless that is allowed."""
     if not allowed and (asked := question(folder, run_file, data=data)):
-        raise ParameterError(f"{asked}; read it, and if you trust it give --allow-code")
+        raise ParameterError(f"{asked}; read it, and if you trust it give --allow-code (from Python: allow_code=True)")
+
+
+def check_model(folder: Path, source: str, base: Path, allowed: bool) -> None:
+    """Raise the same for a folder of a run from Python, whose model a "module:function" builds."""
+    if not allowed and source not in catalogue.BUILT_IN:
+        said = f"{folder} names code that would be run as you: {_described(source, base)}"
+        raise ParameterError(f"{said}; read it, and if you trust it give --allow-code (from Python: allow_code=True)")
 
 
 def _described(source: str, base: Path) -> str:

@@ -23,6 +23,7 @@ from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.players import Fitted
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
+from moretta.run.metrics import Metric, name_of, scores
 
 TOP5_FROM = 20  # classes
 BINS = 10  # of the expected calibration error
@@ -36,13 +37,15 @@ LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
 class Evaluator:
     """Scores models of one architecture on rows, which it prepares as the silos do.
 
-    model: the architecture; it is copied. task: "classification" or "regression".
+    model: the architecture; it is copied. task: "classification" or "regression". own: metrics of the user's own.
     """
 
-    def __init__(self, model: nn.Module, protocol: Training, task: str, fitted: Fitted) -> None:
+    def __init__(
+        self, model: nn.Module, protocol: Training, task: str, fitted: Fitted, own: Sequence[Metric] = ()
+    ) -> None:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
-        self._task, self._fitted = task, fitted
+        self._task, self._fitted, self._own = task, fitted, own
 
     def of_model(self, tensors: Tensors, rows: LabelledRows) -> dict[str, Any]:
         """Return one model's scores, as `evaluate` has them."""
@@ -75,6 +78,8 @@ class Evaluator:
             if rows is not None and sample:
                 scores = self.of_models(sample, rows)
                 found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
+                own = map(name_of, self._own)
+                found |= {f"{part}_{key}": scores["metrics"][key] for key in own if key in scores["metrics"]}
                 for what in ("mean", "slices"):
                     of = scores.get(what, {})
                     found |= {f"{part}_{what}_{key}": of[key] for key in SCORES if key in of}
@@ -107,7 +112,7 @@ class Evaluator:
 
     def _scores(self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
         modules.load(self._module, tensors)
-        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics)
+        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics, own=self._own)
 
 
 def slices(rows: int, models: int) -> list[slice]:
@@ -146,24 +151,35 @@ def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def evaluate(
-    model: nn.Module, inputs: Inputs, y: NDArray[np.generic], loss: str, task: str, *, metrics: bool = True
+    model: nn.Module,
+    inputs: Inputs,
+    y: NDArray[np.generic],
+    loss: str,
+    task: str,
+    *,
+    metrics: bool = True,
+    own: Sequence[Metric] = (),
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
     inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
-    outputs. metrics: false leaves them out, where many models are measured.
+    outputs. metrics: false leaves them out, where many models are measured. own: further ones.
     """
     outputs = outputs_of(model, inputs).cpu()
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
     figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, wanted))}
+    classes = None
     if loss == "mse":
         figures["mse"] = float((outputs - wanted).square().mean())
     if task == "classification":
         flat = y.reshape(len(y)) if y.size == len(y) else y
         classes = flat.astype(np.int64) if flat.ndim == 1 else np.argmax(flat, axis=1)
         figures |= _classification(outputs.double().numpy(), classes, loss if metrics else None)
-    return figures | ({"metrics": {}} if "metrics" not in figures else {})
+    found = dict(figures.get("metrics", {}))
+    if metrics:
+        found |= scores(own, outputs, wanted if classes is None else torch.from_numpy(classes))
+    return figures | {"metrics": found}
 
 
 def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config.specification import Specification
+from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, State
@@ -48,15 +49,21 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.crops import CROPS, PADDING
 from moretta.protocols.common.enrolment import targets
+from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import Setting, check_look, check_scores
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
+from moretta.run import given, saving
+from moretta.run import metrics as own_metrics
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
-from moretta.run.loop import Progress, Session, Transport
+from moretta.run.loop import Session, Transport
+from moretta.run.metrics import Metric
+from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
+from moretta.run.rounds import OnRound
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
@@ -73,8 +80,10 @@ class Federation:
     Silos may also be remote (`Silo.remote`). If all are, this is the server's side, which reaches them by the transport
     that `train` is given. If one is here, this is that silo's side, which plays its role (`client`).
 
-    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. silos: their names are 1 to 64
-    letters, digits, dots, dashes and underscores. test: inputs and targets on which the server measures. batch_size:
+    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. Or a built-in name, "module:function",
+    or a mapping with that as "source" and further arguments, as [model] of a run file: then others can build it without
+    this process. silos: their names are 1 to 64 letters, digits, dots, dashes and underscores. test: inputs and targets
+    on which the server measures, (x, y) or a Dataset, each as a `Silo` takes them. batch_size:
     rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
     that come through the secure sum; of samples of several arrays (`Silo`) those of numbers in one axis that are no
     mask of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes the
@@ -85,24 +94,26 @@ class Federation:
     and judged at evaluations. participation: the part of the silos that takes part in a round. augment: vary training
     images each time they are used (`moretta.protocols.common.augmentation.varied`); true is "crop-flip".
     evaluate_every: rounds from one evaluation on test and validation rows to the next, None for about 50 in a run; the
-    last round always is. insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run file as
-    resolved and its digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that any silo
-    has, where rows are remote. score_at_silos: at the end, have the silos score the outcome on the rows that each holds
-    back (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`). model_source: a digest
-    of what the model was built by (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a
-    module given from Python. look: count rows and classes of all silos together before round one, for `data` in the
-    result.
+    last round always is. metrics: functions of outputs and targets, each of which gives a number that stands in the
+    result and the history under the function's name (`moretta.run.metrics`). insecure_secret_seed: for tests only, all
+    secrets follow from it. run_file: the run file as resolved and its digest, kept in the run folder and compared on
+    `resume`. least_rows: the fewest rows that any silo has, where rows are remote. score_at_silos: at the end, have the
+    silos score the outcome on the rows that each holds back (`Silo.held_out`), and sum their scores in secret
+    (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built by
+    (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python. look:
+    count rows and classes of all silos together before round one, for `data` in the result.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
 
+    @names_keywords(given.elsewhere())
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | Mapping[str, Any],
         silos: Sequence[Silo],
         protocol: Training,
-        test: tuple[Samples, NDArray[np.generic]] | None = None,
-        validation: tuple[Samples, NDArray[np.generic]] | None = None,
+        test: Any = None,
+        validation: Any = None,
         aggregation: SecureAggregation | None = None,
         engine: Engine | None = None,
         out: str | Path | None = None,
@@ -118,6 +129,7 @@ class Federation:
         participation: float = 1.0,
         checkpoint_every: int = 10,
         evaluate_every: int | None = None,
+        metrics: Sequence[Metric] = (),
         record_views: bool | tuple[int, ...] = False,
         insecure_secret_seed: int | None = None,
         run_file: tuple[str, str] | None = None,
@@ -130,8 +142,22 @@ class Federation:
         look: bool = False,
         model_source: str = "",
     ) -> None:
+        given.check_protocol(protocol)
+        given.check_settings(
+            {
+                **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
+                **{"batch_size": batch_size, "missing": missing, "checkpoint_every": checkpoint_every},
+                **{"early_stopping": early_stopping, "least_rows": least_rows, "score_at_silos": score_at_silos},
+                "insecure_secret_seed": insecure_secret_seed,
+            }
+        )
+        silos, feature_names = given.columns_agreed(given.listed(silos), feature_names)
+        test, validation = (
+            given.rows_of(part, rows, feature_names) for part, rows in (("test", test), ("validation", validation))
+        )
         if task is None and silos:
             task = "classification" if silos[0].y.dtype.kind in "iub" else "regression"
+        model, self.made = given.built(model, silos, protocol, task or "", class_names)
         spec = Specification(
             protocol=protocol,
             task=task or "",
@@ -148,12 +174,13 @@ class Federation:
             participation=participation,
             checkpoint_every=checkpoint_every,
             evaluate_every=evaluate_every,
+            metrics=tuple(metrics),
             record_views=record_views,
             insecure_secret_seed=insecure_secret_seed,
             least_rows=least_rows,
             score_at_silos=score_at_silos,
             look=look,
-            model_source=model_source,
+            model_source=model_source or self.made.digest,
             table="" if table is None else table.digest,
             text=run_file[0] if run_file else "",
             digest=run_file[1] if run_file else "",
@@ -184,7 +211,7 @@ class Federation:
         whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
         """
         made = cls.__new__(cls)
-        made._tested = tested
+        made._tested, made.made = tested, given.Made.of(spec)
         made._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, column_rules)
         return made
 
@@ -249,27 +276,30 @@ class Federation:
     def __repr__(self) -> str:
         return f"Federation({self.spec.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
 
+    @names_keywords({name: given.OF_PROTOCOL.format(name) for name in Training.model_fields})
     def train(
         self,
         rounds: int,
         seed: int = 0,
         *,
         resume: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | bool = True,
+        on_round: OnRound | None = None,
         transport: Transport | None = None,
         begin: Callable[[], None] | None = None,
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
+        progress: show a bar, or without a terminal or notebook a line every few seconds; false shows nothing, and a
+        function is called in its place (`moretta.run.progress.Progress`). on_round: called after each round with what
+        the server knows of it (`moretta.run.rounds.FinishedRound`). It ends the run by raising `moretta.StopTraining`;
+        whatever else it raises ends `train`, and a folder then has a checkpoint of that round.
         transport: what delivers messages to remote silos; None where all are here. begin: called before the first
         round, once no setting can be refused any more.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
-        if rounds < 1:
-            raise ParameterError(f"rounds = {rounds}: expected at least 1")
-        if seed < 0:
-            raise ParameterError(f"seed = {seed}: expected at least 0")
+        rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = (
@@ -288,15 +318,21 @@ class Federation:
             restore_states(players, checkpoint[1])
         elif folder is not None:
             folder.begin(self.spec.text or None)
+            if not self.spec.text:
+                saving.keep_made(folder, self.made, rounds, seed)
         if folder is not None:
             folder.hold_rows(digests_by_silo(self.silos))
-        session = None
+        session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
+        told = shown or (progress if callable(progress) else None)
         try:
-            session = Session(self, players, silos, place, folder, rounds, seed, progress, transport)
+            session = Session(self, players, silos, place, folder, rounds, seed, told, transport, on_round)
             if begin is not None:
                 begin()
-            with folder.logging() if folder else nullcontext():
-                return replace(session.play(), played=(self, rounds, seed))
+            with folder.logging() if folder else nullcontext(), shown or nullcontext():
+                result = replace(session.play(), played=(self, rounds, seed))
+                if shown is not None:
+                    shown.end(result.record["warnings"])
+                return result
         except ParameterError:
             if folder is not None and checkpoint is None and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder
@@ -416,6 +452,10 @@ class Federation:
 
     def _check_training(self) -> None:
         spec = self.spec
+        own_metrics.check(spec.metrics, self.outputs, spec.task, self._dtype)
+        if (own := spec.protocol.own_loss) is not None:
+            forward_only = bool(entry_of(spec.protocol).edge)
+            check_loss(own, self.outputs, spec.protocol.loss, spec.task, self._dtype, differentiable=not forward_only)
         if spec.early_stopping is not None and self.validation is None:
             raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
         weights = len(spec.protocol.class_weights)
@@ -482,9 +522,11 @@ class Federation:
             with torch.no_grad():
                 outputs = model(sample)
         except Exception as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            if not sample.is_floating_point():
+                said += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
             raise ParameterError(
-                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: "
-                f"{type(error).__name__}: {error}"
+                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: {said}"
             ) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
             shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__

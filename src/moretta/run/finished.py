@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.contract.messages import Tensors
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
@@ -23,9 +25,12 @@ from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
-from moretta.models import catalogue
+from moretta.models import catalogue, graph
 from moretta.protocols.common import modules
 from moretta.run import consent
+from moretta.run.saving import GRAPH, MADE
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class FinishedModel:
     shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
     form: how its .csv files are written. fills_absent: whether a value may be absent; may_lack: bool[columns], in which
     columns, or [1] for all alike. classes: their names, if known. source: of the run's data. layout: how a row of
-    several arrays is packed. image: what files of images become.
+    several arrays is packed. image: what files of images become. integers: whether rows are token ids.
     """
 
     module: nn.Module
@@ -53,6 +58,7 @@ class FinishedModel:
     source: str
     layout: SampleLayout | None = None
     image: ImageForm | None = None
+    integers: bool = False
 
     @property
     def expansion(self) -> Expansion | None:
@@ -71,28 +77,67 @@ def load(
     """Load the released model of a run, the server's true one, or a silo's own.
 
     model: of a run made from Python, what builds its architecture: a built-in name, or a "module:function" beside the
-    working directory, which is then called. allow_code: import the code of the model that the folder names
-    (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one of a run made
-    from Python without `model`, or one that names code which is not allowed.
+    working directory, which is then called; None: as the folder says. allow_code: import the code of the model that the
+    folder names (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one
+    that does not say how its model is built, without `model`, or one that names code which is not allowed.
     """
     inputs, tensors = (
         read_json(folder / "inputs.json"),
         read_model(model_file(folder, true_model=true_model, silo=silo)),
     )
-    shape, dtype = tuple(inputs["shape"]), {"float32": torch.float32, "float64": torch.float64}[inputs["dtype"]]
     run_file = _run_file(folder, model, allow_code)
-    layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
+    try:
+        module = _module(folder, inputs, tensors, run_file, model, allow_code)
+        return of(module, inputs, run_file, f"{folder}: inputs.json")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ParameterError(
+            f"{folder}: inputs.json or {MADE} is not as a run leaves it ({type(error).__name__}); restore it"
+        ) from None
+
+
+def _module(
+    folder: Path,
+    inputs: Mapping[str, Any],
+    tensors: Tensors,
+    run_file: RunFile | None,
+    model: str | None,
+    allow_code: bool,
+) -> nn.Module:
+    """Return the model with its weights: of its run file, of what `model` names, or as its folder says."""
+    source, arguments, base = model or "", dict[str, Any](), Path()
+    if run_file is not None:
+        source, arguments, base = run_file.model.source, dict(run_file.model.arguments), run_file.base
+    elif model is None:
+        made: dict[str, Any] = {"source": "", "arguments": {}, "base": "."}
+        if (folder / MADE).exists():
+            made = read_json(folder / MADE)
+        source, arguments, base = str(made["source"]), dict(made["arguments"]), Path(made["base"])
+        if not source and (folder / GRAPH).exists():
+            return graph.read(folder / GRAPH, tensors)
+        if not source:
+            raise ParameterError(
+                f"{folder} is of a run made from Python, which does not say how its model is built; name that by "
+                "--model module:function (or a built-in name), or write the model's graph there by Result.save()"
+            )
+        consent.check_model(folder, source, base, allow_code)
     module = catalogue.build(
-        model or (run_file.model.source if run_file else ""),
-        inputs=shape,
+        source,
+        inputs=tuple(inputs["shape"]),
         outputs=int(inputs["outputs"]),
-        base=run_file.base if run_file else Path(),
+        base=base,
         seed=run_file.run.seed if run_file else 0,
-        layout=layout,
-        **(run_file.model.arguments if run_file else {}),
-    ).to(dtype)
+        layout=SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None,
+        **arguments,
+    ).to(DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
-    table = schema.of(inputs["table"], f"{folder}: inputs.json") if inputs["table"] else None
+    return module
+
+
+def of(module: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = None, where: str = "") -> FinishedModel:
+    """Return a model with what inputs.json says of it. run_file: of its run, if it had one. where: of the file."""
+    shape = tuple(inputs["shape"])
+    layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
+    table = schema.of(inputs["table"], where) if inputs["table"] else None
     return FinishedModel(
         module=module.eval(),
         preparation=Preparation.loads(inputs),
@@ -105,10 +150,11 @@ def load(
         task=inputs["task"],
         loss=inputs["loss"],
         classes=list(inputs["classes"]),
-        dtype=dtype,
+        dtype=DTYPES[inputs["dtype"]],
         source=run_file.data.source if run_file else "",
         layout=layout,
         image=_image(run_file, table, shape),
+        integers=bool(inputs.get("integers", False)),
     )
 
 
@@ -123,11 +169,6 @@ def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...
 def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | None:
     """Return the run file of a folder; None of a run made from Python, whose architecture is given."""
     if not (folder / "run.toml").exists():
-        if model is None:
-            raise ParameterError(
-                f"{folder} is of a run made from Python, which does not say how its model is built; name that by "
-                "--model module:function (or a built-in name)"
-            )
         return None
     if model is not None:
         raise ParameterError(f"{folder} has a run file, which names its model; leave out --model")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,20 +26,22 @@ from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import restore_states, states_of
 from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
-from moretta.run.evaluation import Evaluator
+from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, line_of
+from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, versions
 from moretta.run.result import Result
-from moretta.run.run_files import RunFiles, recorder_of
+from moretta.run.rounds import OnRound, StopTraining, round_of
+from moretta.run.run_files import RunFiles, inputs_of, recorder_of
 from moretta.run.summed_look import told_of_sums
 from moretta.run.trainable import Trainable
 
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
 
 EVALUATIONS = 50  # about how often a run tests its model on the way, unless it says so
-Progress = Callable[[int, int, Mapping[str, Any]], None]
-"""Called after each round with its number, the number of rounds, and its line of the history."""
+
+log = logging.getLogger("moretta")
 
 
 class Session:
@@ -59,9 +62,11 @@ class Session:
         seed: int,
         progress: Progress | None,
         transport: Transport | None,
+        on_round: OnRound | None = None,
     ) -> None:
         self._of, self._players, self._silos, self._place = federation, players, list(silos), place
-        self._rounds, self._seed, self._progress = rounds, seed, progress
+        self._rounds, self._seed, self._progress, self._on_round = rounds, seed, progress, on_round
+        self._rhythm, self._stopped = Rhythm(EVERY), False
         spec = federation.spec
         recorder = recorder_of(spec, folder, place)
         # Of a resumed run, without the rounds that will be played again.
@@ -75,7 +80,7 @@ class Session:
             self._players = players = replace(players, gather=here.gather, spread=here.spread, scores=here.scores)
         self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
-        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted)
+        self._evaluator = Evaluator(federation.model, spec.protocol, spec.task, players.fitted, spec.metrics)
         self._stopping = EarlyStopping(spec.early_stopping)
         self._files = (
             None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)
@@ -141,7 +146,8 @@ class Session:
                 traffic, phases = self._engine.take_traffic(), self._engine.clock.take()
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)
-                yield line | self._tested(end.number)
+                spent = {} if self._players.epsilon is None else {"epsilon": self._players.epsilon()}
+                yield line | spent
                 began = time.perf_counter()
         except (RunFailed, ParameterError):
             if self._files is not None and self._history:
@@ -157,18 +163,37 @@ class Session:
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
 
     def _ends_with(self, line: Line) -> bool:
-        """Keep a round's line and what belongs to it; return whether the run stops here."""
+        """Score the model, keep a round's line and what belongs to it; return whether the run stops here."""
+        line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
         self._history.append(line)
         stops = self._stopping.stops(self._history, lambda: states_of(self._players))
         if self._files is not None:
             self._files.add(line, self._stopping.best)
+        if self._rhythm.due(last=stops or line["round"] == self._rounds):
+            log.info("%s", round_line(line["round"], self._rounds, line))
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)
-        return stops
+        return self._is_stopped(line) or stops
+
+    def _is_stopped(self, line: Line) -> bool:
+        """Tell the callback of a round; return whether it stops the run. Whatever it raises, a checkpoint is kept."""
+        if self._on_round is None:
+            return False
+        try:
+            self._on_round(round_of(line, self._rounds))
+        except BaseException as error:
+            if self._files is not None:
+                self._files.save(line["round"], self._stopping.best)
+            self._stopped = isinstance(error, StopTraining)
+            if not self._stopped:
+                raise
+        return self._stopped
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> Result:
         """Score the outcome, write it and return it."""
         record = record_of(self._plan(), self._end(outcome, dropped), versions())
+        for sentence in record["warnings"]:
+            log.warning("%s", sentence)
         if self._files is not None:
             self._files.end(outcome, record)
         return Result(
@@ -176,9 +201,17 @@ class Session:
             history=self._history,
             model=self._module(outcome.parameters) if outcome.parameters else None,
             released=None if outcome.released is None else self._module(outcome.released),
-            models={name: self._module(tensors) for name, tensors in outcome.models.items()},
+            models={name: self._module(tensors) for name, tensors in self._own_models(outcome).items()},
             folder=None if self._files is None else self._files.folder.path,
+            inputs=inputs_of(self._of, self._players.fitted.preparation),
         )
+
+    def _own_models(self, outcome: Outcome) -> Mapping[str, Tensors]:
+        """Return each silo's own model: the outcome's, or confined ones, which only a simulation has all of."""
+        if self._players.displacement is None:
+            return outcome.models
+        models = self._players.models()
+        return models if len(models) <= MANY else {}
 
     def _plan(self) -> RunPlan:
         return RunPlan(
@@ -205,6 +238,7 @@ class Session:
             views="" if self._files is None else self._files.views_digest(),
             warnings=self._players.warnings,
             data=self._data(),
+            stopped=self._stopped,
         )
 
     def _data(self) -> Mapping[str, Any] | None:

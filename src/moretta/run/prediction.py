@@ -67,18 +67,31 @@ def predict(
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     given = _rows(rows, found, replace(found.form, **(form or {})))
-    try:
-        x = inputs_of(given.x, found.preparation, found.dtype)
-        # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
-        # depend on who else is in the file, not in its last digit either.
-        outputs = (outputs_of(found.module, x, 1) if given.x.ndim == 2 else outputs_of(found.module, x)).numpy()
-    except (RuntimeError, IndexError, TypeError) as error:
-        raise ParameterError(
-            f"{rows}: the model cannot take these rows of {given.x.dtype} ({error}); save numbers as floats, and "
-            "tokens as the integers that it was trained on"
-        ) from error
+    outputs = outputs_of_rows(found, given.x, str(rows))
     _write(out, outputs, given, found)
     return outputs.shape[0], outputs.shape[1]
+
+
+def outputs_of_rows(model: FinishedModel, x: Array, where: str) -> NDArray[Any]:
+    """Return a model's outputs, [rows, outputs], of rows that were `checked`. where: begins an error's sentence."""
+    device = str(next(model.module.parameters()).device)
+    try:
+        inputs = inputs_of(x, model.preparation, model.dtype, device)
+        # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
+        # depend on who else is in the file, not in its last digit either.
+        found = outputs_of(model.module, inputs, 1) if x.ndim == 2 else outputs_of(model.module, inputs)
+    except (RuntimeError, IndexError, TypeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ParameterError(
+            f"{where}: the model cannot take these rows of {x.dtype} ({said}); save numbers as floats, and "
+            "tokens as the integers that it was trained on"
+        ) from error
+    return np.asarray(found.cpu().numpy())
+
+
+def classes_of(outputs: NDArray[Any]) -> NDArray[np.int64]:
+    """Return each row's class as accuracy has it: of one output the second above 0.5, else that of the largest."""
+    return (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
 
 
 def _rows(path: Path, model: FinishedModel, form: Format) -> _Rows:
@@ -91,17 +104,25 @@ def _rows(path: Path, model: FinishedModel, form: Format) -> _Rows:
         found = _table(path, model, form)
     else:
         raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
-    x, shape = found.x, model.shape
+    return _Rows(checked(found.x, model, str(path)), found.named, found.names)
+
+
+def checked(x: Array, model: FinishedModel, where: str) -> Array:
+    """Return rows in the model's shape. where: begins the sentence of an error.
+
+    Raises `moretta.errors.ParameterError` for rows of another shape, infinite ones, and NaN where a value has to be.
+    """
+    shape = model.shape
     if len(shape) == 1 and len(x) and x[0].size == shape[0]:  # where columns were dealt out, samples are flat
         x = x.reshape(len(x), -1)
     if x.shape[1:] != shape or not len(x):
-        raise ParameterError(f"{path}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
+        raise ParameterError(f"{where}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
     names = tuple(model.columns) if len(model.columns) == x.shape[-1] else ()
-    check_finite(x, names, str(path), allow_missing=model.fills_absent)
+    check_finite(x, names, where, allow_missing=model.fills_absent)
     if model.fills_absent and len(model.may_lack) == x.shape[-1]:
         whole = np.flatnonzero(~model.may_lack)
-        check_finite(x[..., whole], tuple(names[place] for place in whole) if names else (), str(path))
-    return _Rows(x, found.named, found.names)
+        check_finite(x[..., whole], tuple(names[place] for place in whole) if names else (), where)
+    return x
 
 
 def _images(path: Path, model: FinishedModel, image: ImageForm, form: Format) -> _Rows:
@@ -183,7 +204,6 @@ def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[Se
         return names, [[repr(float(value)) for value in column] for column in outputs.T]
     chances = probabilities(outputs, model.loss)
     classes = list(model.classes) or [str(number) for number in range(chances.shape[1])]
-    # As accuracy has it: of one output the second class above 0.5, else the class with the largest output.
-    best = (outputs[:, 0] > 0.5).astype(int) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+    best = classes_of(outputs)
     listed = [[repr(float(value)) for value in column] for column in chances.T]
     return ["prediction", *(f"probability_{name}" for name in classes)], [[classes[k] for k in best], *listed]

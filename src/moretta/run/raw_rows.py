@@ -35,7 +35,7 @@ class Prepared(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(preparation, name), dtype=torch.float64))
         self.whole: Tensor
         self.register_buffer("whole", torch.tensor(~may_lack))
-        self.expand = None if expansion is None else _Expanded(expansion)
+        self.expand = None if expansion is None else Expanded(expansion)
         self._dtype = next(model.parameters()).dtype
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Prepared(nn.Module):
         return torch.where(wrong, torch.nan, found)
 
 
-class _Expanded(nn.Module):
+class Expanded(nn.Module):
     """`Expansion.apply` as a module."""
 
     def __init__(self, expansion: Expansion) -> None:

@@ -42,7 +42,7 @@ class RunEnd:
     run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
     has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
     to, None without early stopping. views: the digest of what was recorded. warnings: of the roles. data: what a
-    look before training may show, where one was wanted.
+    look before training may show, where one was wanted. stopped: whether a callback ended it.
     """
 
     run: str
@@ -56,6 +56,7 @@ class RunEnd:
     views: str
     warnings: Sequence[str]
     data: Mapping[str, Any] | None = None
+    stopped: bool = False
 
 
 def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
@@ -157,6 +158,8 @@ def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
 def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
     if plan.spec.engine.faults is not None:
         yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
+    if end.stopped:
+        yield f"the run was stopped after round {end.history[-1]['round']} of {plan.rounds}, by whoever started it"
     clipped = [str(line["round"]) for line in end.history if {"clipped", "clipped_buffers"} & line.keys()]
     if clipped:
         yield (

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from moretta.contract.messages import Array
+from moretta.contract.messages import Array, Tensors
 from moretta.data.layout import Samples, packed_as
 from moretta.errors import ParameterError
+from moretta.protocols.common import modules
+from moretta.run.raw_rows import Prepared
 
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
     from moretta.audit.evidence.trained import Trained
+    from moretta.run.loaded import RawModel
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class Result:
 
     record: the content of ``result.json``. history: a mapping a round. model: the true model, as the server holds it
     (None where silos train alone). released: what the silos may be given. models: each silo's own, where it has one.
+    inputs: what inputs and outputs mean, the content of ``inputs.json``.
     They take rows as the silos have them: where inputs are standardised, or values filled in, the module that was given
     stands as `model` in one that does this first (`moretta.run.raw_rows.Prepared`).
     played: the federation, its rounds and its seed; an audit needs their silos' rows and architecture.
@@ -35,6 +43,7 @@ class Result:
     released: nn.Module | None
     models: Mapping[str, nn.Module]
     folder: Path | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     played: tuple[Trained, int, int] | None = field(default=None, repr=False)
 
     @property
@@ -51,6 +60,76 @@ class Result:
     def seconds(self) -> Mapping[str, float]:
         """Seconds in all and by phase; silos' phases are summed over silos."""
         return self.record["seconds"]  # type: ignore[no-any-return]
+
+    def raw_model(self, *, silo: str | None = None, true_model: bool = False) -> RawModel:
+        """Return a copy of a model that takes rows as the data has them, and predicts (`moretta.run.loaded.RawModel`).
+
+        silo: whose, where each silo has its own. true_model: the server's, not the released one, which silos hold too
+        and which gives exact predictions. Raises `moretta.errors.ParameterError` where the run has no such model.
+        """
+        from moretta.run.finished import of
+        from moretta.run.loaded import RawModel
+
+        module = copy.deepcopy(self._architecture())
+        modules.load(module, self._tensors(silo, true_model))
+        return RawModel(of(module, self.inputs))
+
+    def predict(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.generic]:
+        """Return what is predicted of each row, as `RawModel.predict`; the model as of `raw_model`."""
+        return self.raw_model(silo=silo, true_model=true_model).predict(x)
+
+    def predict_proba(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.float64]:
+        """Return what each class's probability is, as `RawModel.predict_proba`; the model as of `raw_model`."""
+        return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Write the models into a new folder for `moretta.load` and the shell's commands, and return the folder.
+
+        The released model, or where each silo has its own those, and not the server's true one, which is in the run
+        folder alone. None is the run's own folder: it is given what it lacks, the model's graph, where nothing that can
+        be imported builds the model. Raises `moretta.errors.ParameterError` for a model that cannot be written down.
+        """
+        from moretta.run import saving
+
+        federation = self._federation()
+        dtype = torch.tensor(federation.silos[0].x[:0]).dtype
+        if folder is None:
+            if self.folder is None:
+                raise ParameterError("save: the run has no folder of its own; name one, Result.save(folder)")
+            if not federation.made.source:
+                saving.keep_graph(self.folder, self._architecture(), self.inputs, dtype)
+            return self.folder
+        found = {f"models/{name}": self._tensors(name, False) for name in self.models}
+        found = found or {"released": self._tensors(None, False)}
+        saving.save(Path(folder), self._architecture(), found, self.inputs, federation.made, dtype)
+        return Path(folder)
+
+    def _tensors(self, silo: str | None, true_model: bool) -> Tensors:
+        """Return a model's tensors, by PyTorch's names, without what prepares its inputs."""
+        if silo is not None and silo not in self.models:
+            there = f"it has those of {', '.join(self.models):.200}" if self.models else "it has one model for all"
+            raise ParameterError(f'silo = "{silo}": expected a silo with a model of its own; {there}')
+        if silo is None and self.models:
+            raise ParameterError(
+                f"silo is missing: here each silo has a model of its own ({', '.join(self.models):.200}); say whose, "
+                f'for example silo="{next(iter(self.models))}"'
+            )
+        found = self.models[silo] if silo is not None else self.model if true_model else self.released
+        if found is None:
+            raise ParameterError(
+                "this run has no model to predict with: its silos' own are with the silos, or they are more than a "
+                "simulation keeps"
+            )
+        return modules.arrays(found.model if isinstance(found, Prepared) else found)
+
+    def _federation(self) -> Any:
+        if self.played is None:
+            raise ParameterError("this result is not of Federation.train, so its model's architecture is not known")
+        return self.played[0]
+
+    def _architecture(self) -> nn.Module:
+        found: nn.Module = self._federation().model
+        return found
 
     def report(self, path: str | Path) -> Path:
         """Write the run's report, one self-contained HTML page, and return its path."""

@@ -123,4 +123,5 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
         "loss": of.spec.protocol.loss,
         "classes": list(of.class_names),
         "dtype": of.spec.dtype,
+        "integers": of.silos[0].x.dtype.kind in "iu",
     }

@@ -10,6 +10,7 @@ that the others' parts round to nothing beside it, or send it another model. Its
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -26,7 +27,8 @@ Label = tuple[str, int, int, int, bytes, bytes]
 Mask = tuple[bool, bytes]
 """Whether a mask is added (or subtracted), and the secret key of its keystream."""
 
-ZEROS = bytes(8 * CHUNK)  # also how many bytes of a mask are worked on at once
+ZEROS = bytes(8 * CHUNK)  # also how many bytes of a mask are expanded at once
+BLOCK = 4  # times as many bytes of what is masked stay in the cache until all masks are added
 
 
 def label_of(
@@ -75,29 +77,36 @@ def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
 def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
     """Add masks to arrays of one ring, in place, as if the arrays were one.
 
-    words: contiguous uint32 or uint64, of any shapes. It works by chunks that fit a processor's cache, so each mask
+    words: contiguous uint32 or uint64, of any shapes. It works by blocks that fit a processor's cache, so each mask
     costs the cipher and one addition, however many small arrays there are.
     """
     size, chunk = sum(array.size for array in words), len(ZEROS) // words[0].itemsize
     opened = ((np.add if adds else np.subtract, Keystream(key)) for adds, key in masks)
-    # Those of a single chunk are opened one after the other, so that caches stay warm.
-    streams = opened if size <= chunk else list(opened)
-    buffers = np.empty((2, min(size, chunk)), dtype=words[0].dtype)
-    for parts in _chunks(words, chunk):
-        mask, total = buffers[:, : sum(part.size for part in parts)]
-        whole = parts[0] if len(parts) == 1 else total
-        if len(parts) > 1:
-            total[:] = 0
+    # Those of a single block are opened one after the other, so that caches stay warm.
+    streams = opened if size <= BLOCK * chunk else list(opened)
+    mask = np.empty(min(size, chunk), dtype=words[0].dtype)
+    for parts in _blocks(words, BLOCK * chunk):
+        whole = parts[0] if len(parts) == 1 else np.zeros(sum(part.size for part in parts), mask.dtype)
+        chunks = [_under(whole[start : start + chunk], mask) for start in range(0, whole.size, chunk)]
         for combine, stream in streams:
-            stream.fill(mask, ZEROS)
-            combine(whole, mask, out=whole)
+            for part, over, octets, zeros in chunks:
+                stream.fill(octets, zeros)
+                if sys.byteorder == "big":  # streams are of little-endian numbers
+                    over.byteswap(inplace=True)
+                combine(part, over, part)
         if len(parts) > 1:
-            _add_to(parts, total)
+            _add_to(parts, whole)
 
 
-def _chunks(words: Sequence[Words], chunk: int) -> Iterator[list[Words]]:
-    """Yield pieces of arrays, in order: at most `chunk` entries together."""
-    parts, room = list[Words](), chunk
+def _under(part: Words, mask: Words) -> tuple[Words, Words, memoryview, memoryview]:
+    """Return a chunk, the part of a mask's memory that is as long, its bytes, and as many zeros."""
+    over = mask[: part.size]
+    return part, over, over.view(np.uint8).data, memoryview(ZEROS)[: part.nbytes]
+
+
+def _blocks(words: Sequence[Words], block: int) -> Iterator[list[Words]]:
+    """Yield pieces of arrays, in order: at most `block` entries together."""
+    parts, room = list[Words](), block
     for array in words:
         flat = array.reshape(-1)
         while flat.size:
@@ -105,7 +114,7 @@ def _chunks(words: Sequence[Words], chunk: int) -> Iterator[list[Words]]:
             room, flat = room - parts[-1].size, flat[room:]
             if not room:
                 yield parts
-                parts, room = [], chunk
+                parts, room = [], block
     if parts:
         yield parts
 

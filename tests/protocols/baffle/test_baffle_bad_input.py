@@ -27,7 +27,6 @@ from baffle_runs import (
     silos,
     weights,
 )
-from pydantic import ValidationError
 from torch import Tensor, nn
 
 from moretta import BAFFLE, SecureAggregation, Silo
@@ -102,7 +101,7 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], said: str
     ids=str,
 )  # fmt: skip
 def test_settings_out_of_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(settings))):
+    with pytest.raises(ParameterError, match=next(iter(settings))):
         BAFFLE(**settings)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from grids import CLASSES, FIRST, Fault, bytes_of, failing, grid, make, network, participants, run, table, train
-from pydantic import ValidationError
 from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
@@ -183,7 +182,7 @@ def test_a_row_that_no_longer_matches_later_sits_out() -> None:
 
 @pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), (0.0, 0.1), (-1.0, 1.0), {"silo-0": 0.0}])
 def test_a_delta_that_is_not_positive(delta: Any) -> None:
-    with pytest.raises(ValidationError, match="delta"):
+    with pytest.raises(ParameterError, match="delta"):
         CGD(delta=delta)
 
 

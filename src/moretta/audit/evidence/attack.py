@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
+from moretta.protocols.common.severity import Severity
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -69,13 +70,17 @@ class AttackResult:
 class Attack:
     """One attack.
 
-    name: with dashes, the same in `audit.json` and on the command line. source: the paper or derivation.
+    name: with dashes, the same in `audit.json` and on the command line. title: what the role does, for people who know
+    no machine learning; a verb first, no full stop. severity: what it does to the people in the rows, if it succeeds.
+    source: the paper or derivation.
     protocols: that it is for. fits: why it cannot be tried on a run, empty where it can. given: what it is to be given;
     this may read the truth, as it says what a role knows. attack: runs in a process of its own, on that alone.
     score: compares the claim with the truth. slow: left out unless a thorough audit is asked for.
     """
 
     name: str
+    title: str
+    severity: Severity
     role: Role
     source: str
     protocols: frozenset[str]

@@ -59,7 +59,8 @@ class TrainingPlan:
 
 
 def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
-    """Return the plan of a run's public settings; an epoch of FedAvg is as many steps as the smallest silo's.
+    """Return the plan of a run's public settings; an epoch of FedAvg is as many steps as the smallest silo's,
+    and FedProx's pull is left out.
 
     silo: that trains alone, empty for all together.
     """

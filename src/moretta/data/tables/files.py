@@ -73,6 +73,40 @@ def read_columns(path: Path, form: Format | None = None, leave_out: Collection[s
     }
 
 
+def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[str, Column]:
+    """Return a frame's columns, or those of a mapping, by name, as those of a file. where: begins an error's sentence.
+
+    frame: what pandas or polars have, with `columns` and columns by name. leave_out: columns that are not looked at.
+    Raises `moretta.errors.ParameterError` for columns of different length, or of what is no number, word or date.
+    """
+    names = list(frame if isinstance(frame, Mapping) else frame.columns)
+    check_names([str(name) for name in names], where)
+    kept = [name for name in names if name not in leave_out]
+    found = {str(name): _of_frame(frame[name], f"{where}: column {str(name)!r}") for name in kept}
+    counts = {name: len(column) for name, column in found.items()}
+    if not counts or len(set(counts.values())) > 1 or not max(counts.values()):
+        raise ParameterError(f"{where}: expected columns of equal length, at least one row; got {len(counts)} columns")
+    return found
+
+
+def _of_frame(column: Any, where: str) -> Column:
+    values = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+    if values.dtype.kind == "b":
+        return np.where(values, "true", "false").astype(object)
+    if values.dtype.kind in "iuf":
+        exact = values.dtype.kind == "f" or not len(values) or np.abs(values.astype(np.float64)).max() <= 2.0**53
+        return values.astype(np.float64) if exact else values.astype(str).astype(object)  # ids, which would be rounded
+    if values.dtype.kind == "M":
+        return values.astype("datetime64[D]")
+    if values.ndim != 1 or values.dtype.kind not in "OUT":
+        raise ParameterError(f"{where}: expected numbers, words or dates, one a row; got {values.dtype}")
+    cells = ["" if one is None or one != one else one for one in values.tolist()]  # NaN is no word
+    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in cells if one != ""):
+        return np.array([np.nan if one == "" else float(one) for one in cells])
+    words = [str(one).lower() if isinstance(one, bool) else str(one).strip() for one in cells]
+    return np.array(["" if one in ABSENT else one for one in words], object)
+
+
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file, decompressed if its name ends in .gz.
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.wording import nearest
-from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers, read_columns
+from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_columns, as_numbers, read_columns
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
 from moretta.errors import ParameterError
@@ -44,13 +44,15 @@ class TableRows:
     groups: NDArray[np.str_] | None
 
 
-def read_table(path: str | Path, schema: Schema, form: Format | None = None, *, labelled: bool = True) -> TableRows:
+def read_table(table: Any, schema: Schema, form: Format | None = None, *, labelled: bool = True) -> TableRows:
     """Read a table by its schema, for example for `Silo(name, rows.x, rows.y, groups=rows.groups)`.
 
-    form: how a .csv file is written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as
-    `encode` does.
+    table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. form: how a .csv file is
+    written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as `encode` does.
     """
-    path = Path(path)
+    if not isinstance(table, str | Path):
+        return encode(as_columns(table, "the table", schema.dropped), schema, "the table", form, labelled=labelled)
+    path = Path(table)
     return encode(read_columns(path, form, schema.dropped), schema, path.name, form, labelled=labelled)
 
 

@@ -110,6 +110,7 @@ CLAIMS = (
         (sums_layers,),
         attacks=("own-estimate", "labels-from-head", "gradient-inversion-of-sum"),
         place="brief",
+        about="sum",
     ),
     Claim(
         "server",
@@ -120,6 +121,7 @@ CLAIMS = (
         "directions together.",
         (sums_estimates,),
         attacks=("own-estimate",),
+        about="sum",
     ),
     Claim(
         "server",
@@ -129,6 +131,7 @@ CLAIMS = (
         "gradient.",
         (draws_own,),
         rests_on="the tests of runs (`tests/protocols/baffle/test_baffle_trains.py`)",
+        about="model",
     ),
     Claim(
         "server",
@@ -139,6 +142,7 @@ CLAIMS = (
         (sums_loss_differences, moves_all),
         attacks=OF_LOSS_DIFFERENCES,
         place="front",
+        about="sum",
     ),
     Claim(
         "server",
@@ -149,6 +153,7 @@ CLAIMS = (
         "it lies in their span: a number of it a move.",
         (sums_loss_differences, moves_blocks),
         attacks=OF_LOSS_DIFFERENCES,
+        about="sum",
     ),
     Claim(
         "server",
@@ -157,6 +162,7 @@ CLAIMS = (
         where=(sums_loss_differences,),
         attacks=("loss-differences",),
         place="brief",
+        about="sum",
     ),
     Claim(
         "server",
@@ -164,6 +170,7 @@ CLAIMS = (
         "the choice of the directions, as each role commits itself before it sees another’s part",
         where=(shares_directions,),
         attacks=("seed-choosing-server",),
+        about="model",
     ),
     Claim(
         "server",
@@ -171,6 +178,7 @@ CLAIMS = (
         "the mean and variance of each BatchNorm’s inputs over the silos’ batches",
         "Has the mean and variance of each BatchNorm’s inputs, of all silos’ batches together.",
         (sums_statistics,),
+        about="statistics",
     ),
     Claim(
         "server",
@@ -178,9 +186,10 @@ CLAIMS = (
         "the mean and variance of each BatchNorm’s inputs of each silo’s batch by itself",
         "Has those of each silo’s batch by itself, as uploads are in the clear.",
         (is_in_the_clear, sums_statistics),
+        about="statistics",
     ),
-    Claim("server", "learns", "the silos’ mean loss"),
-    Claim("server", "learns", "the true model", "Holds the model.", place="front"),
+    Claim("server", "learns", "the silos’ mean loss", about="statistics"),
+    Claim("server", "learns", "the true model", "Holds the model.", place="front", about="model"),
     NOISE,
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
@@ -196,6 +205,7 @@ CLAIMS = (
         (shares_directions,),
         attacks=("membership-inference",),
         place="front",
+        about="model",
     ),
     Claim(
         "silo",
@@ -204,6 +214,7 @@ CLAIMS = (
         "Receives the model itself, every round; runs it forward only, and knows its own directions alone.",
         (draws_own,),
         attacks=("membership-inference",),
+        about="model",
     ),
     LABELS_OF_OTHERS,
     *SILO_STATISTICS,

@@ -7,15 +7,11 @@ layer's output is the same operation with the move in the place of the weights.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import fnmatch
-import io
-import logging
 import operator
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +22,7 @@ from torch.nn import functional as F
 
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
+from moretta.models.graph import quietly
 from moretta.protocols.baffle.batched import means_of_squares
 from moretta.protocols.baffle.silo.blocks import Kind, LayerBlock, Rule
 from moretta.protocols.baffle.silo.forward import Layout
@@ -239,19 +236,6 @@ def _reaching(cut: Cut) -> set[Node]:
                 found.add(read)
                 waiting.append(read)
     return found
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
-    said, disabled = io.StringIO(), logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def _first_line(error: BaseException) -> str:

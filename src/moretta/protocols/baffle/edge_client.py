@@ -97,6 +97,11 @@ def check_site(
     """
     if secure.scheme != "none":
         protocol.check_limit(secure.largest)
+    if protocol.own_loss is not None:
+        raise ParameterError(
+            "an edge client computes the built-in losses alone, without PyTorch; have the run leave out own-loss, or "
+            "join without --edge"
+        )
     if protocol.batch_statistics:
         raise ParameterError(
             "an edge client runs a few rows at a time, and so has no statistics of a batch; remove batch-statistics, "

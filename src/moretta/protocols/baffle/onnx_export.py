@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.baffle.cut import quietly
+from moretta.models.graph import quietly
 from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.onnx_pooling import pool_by_products
 from moretta.protocols.baffle.silo.blocks import LayerBlock

@@ -12,6 +12,7 @@ from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.common.own_loss import found, of_arrays
 from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.common.training import PrivateTraining
 
@@ -207,7 +208,12 @@ class BAFFLE(PrivateTraining):
         return Recipe(
             self.form,
             self.sigma,
-            RowLosses(self.loss, self.label_smoothing, self.class_weights),
+            RowLosses(
+                self.loss,
+                self.label_smoothing,
+                self.class_weights,
+                None if self.own_loss is None else of_arrays(found(self.own_loss)),
+            ),
             self.most_at_once,
             self.direction,
             self.orthogonal,

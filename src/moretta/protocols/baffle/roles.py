@@ -145,7 +145,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         releases,
         combine,
     )
-    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
 
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:

@@ -124,13 +124,14 @@ SIMULATED = tuple(
         "One process played all participants, so nothing was hidden from it: these figures are a simulation’s.",
         (is_simulated,),
         alone=True,
+        about="rows",
     )
     for role in ("server", "silo")
 )
 
 AGGREGATOR = (
     in_the_clear("gradient"),
-    Claim("server", "not given", "a model", "Holds no model.", (is_in_the_clear,)),
+    Claim("server", "not given", "a model", "Holds no model.", (is_in_the_clear,), about="model"),
     *_own(under((replace(sum_only("gradient"), place="full"),), is_seeing)),
     Claim(
         "server",
@@ -139,6 +140,7 @@ AGGREGATOR = (
         "Sees D, the sum of all steps, by adding the sums up; holds no participant’s start.",
         (is_seeing,),
         place="brief",
+        about="model",
     ),
     Claim(
         "server",
@@ -150,6 +152,7 @@ AGGREGATOR = (
         rests_on="views that hold ring words alone (`tests/protocols/cgd/test_cgd_privacy.py`), and the tests of "
         "secure aggregation (`tests/secure_aggregation`)",
         place="front",
+        about="sum",
     ),
     Claim(
         "server",
@@ -157,6 +160,7 @@ AGGREGATOR = (
         "who takes part in what, when, and how many rows an upload is about and a group has",
         where=(is_blind,),
         place="front",
+        about="traffic",
     ),
     *_own(under((FROM_THE_SUM,), is_seeing)),
     with_all_but_one("gradient"),
@@ -170,6 +174,7 @@ AGGREGATOR = (
         "be raw features, if the aggregator follows no protocol and has one participant on its side",
         assumes="a roster; the grid that all were told",
         rests_on="attacks that `tests/protocols/cgd/test_cgd_attacks.py` plays",
+        about="rows",
     ),
 )
 
@@ -180,6 +185,7 @@ SCORED = (
         "what models score on rows that participants hold back, which it relays; participants are given it",
         "Relays what the participants’ models score on rows that they hold back, and cannot read it; they can.",
         (*SCORES.where, is_blind),
+        about="statistics",
     ),
     *_own(under((SCORES,), reads_sums)),
     COUNTED_FIRST,
@@ -196,6 +202,7 @@ PARTICIPANT = (
         assumes="no iterate leaks",
         rests_on="messages that hold nobody else’s start (`tests/protocols/cgd/test_cgd_privacy.py`)",
         place="front",
+        about="model",
     ),
     Claim(
         "silo",
@@ -207,6 +214,7 @@ PARTICIPANT = (
         assumes="starts that lie far apart (delta)",
         attacks=OF_OTHERS,
         place="brief",
+        about="sum",
     ),
     Claim(
         "silo",
@@ -218,6 +226,7 @@ PARTICIPANT = (
         words=(alone,),
         attacks=OF_D,
         place="front",
+        about="model",
     ),
     Claim(
         "silo",
@@ -228,6 +237,7 @@ PARTICIPANT = (
         "gradients, but to within weight-decay times that mean.",
         (is_regularised,),
         rests_on="the derivation in `docs/cgd.md`",
+        about="sum",
     ),
     Claim(
         "silo",
@@ -238,12 +248,14 @@ PARTICIPANT = (
         "known to every participant in every round, and only weights and output biases are confined.",
         (shares_hidden_biases,),
         rests_on="the starts that `tests/protocols/cgd/test_start.py` compares",
+        about="model",
     ),
     Claim(
         "silo",
         "learns",
         "all iterates of another’s model, if one of them leaks",
         "One iterate of another’s model, if it leaks, gives all of that one’s iterates, earlier and later.",
+        about="model",
     ),
     *_own(under((LABELS_OF_OTHERS,), splits_rows)),
     Claim(
@@ -252,6 +264,7 @@ PARTICIPANT = (
         "X'X of the others’ rows in linear regression, of which the paper says that sums tell nothing",
         assumes="a linear model under squared error, full batches, enough rounds",
         attacks=("second-moments",),
+        about="statistics",
     ),
     Claim(
         "silo",
@@ -259,6 +272,7 @@ PARTICIPANT = (
         "the labels of its rows, whoever else holds columns of them",
         "Holds the labels of its rows, whoever else holds columns of them.",
         (is_independent,),
+        about="rows",
     ),
     Claim(
         "silos together",
@@ -271,6 +285,7 @@ PARTICIPANT = (
         (is_joint,),
         attacks=("raw-features",),
         place="brief",
+        about="rows",
     ),
     Claim(
         "silo",
@@ -278,6 +293,7 @@ PARTICIPANT = (
         "the inner products X X' of the others’ rows, if it holds the labels in a grid of a single row",
         where=(is_joint,),
         rests_on="the derivation in `docs/cgd.md`",
+        about="rows",
     ),
     Claim(
         "silo",
@@ -289,6 +305,7 @@ PARTICIPANT = (
         (is_joint,),
         attacks=("labels-from-delta",),
         place="brief",
+        about="rows",
     ),
     Claim(
         "silo",
@@ -298,6 +315,7 @@ PARTICIPANT = (
         "fewer than three expose each other.",
         (has_groups_of_two,),
         attacks=("two-party-exposure",),
+        about="update",
     ),
     *SILO_STATISTICS,
 )
@@ -312,6 +330,7 @@ ALIGNMENT = (
         assumes="neither of the two that align colludes with it; a roster; and where lists travel unsealed, between "
         "files, the decisional Diffie-Hellman assumption on Curve25519",
         attacks=("alignment-dictionary",),
+        about="ids",
     ),
     Claim(
         "server",
@@ -321,6 +340,7 @@ ALIGNMENT = (
         "Sees how long each participant’s list of ids is, and how many rows the holders of a row share.",
         (is_aligned,),
         rests_on="the lengths that `tests/protocols/cgd/test_cgd_alignment.py` compares",
+        about="traffic",
     ),
     Claim(
         "silo",
@@ -329,6 +349,7 @@ ALIGNMENT = (
         "Learns which of its own ids the other holders of its row have, and of each the lesser number of rows.",
         (is_aligned,),
         attacks=("alignment-membership",),
+        about="ids",
     ),
     Claim(
         "silo",
@@ -337,6 +358,7 @@ ALIGNMENT = (
         "Sees how long the lists of those that it aligns with are.",
         (is_aligned,),
         rests_on="the steps that an alignment keeps (`tests/data/test_alignment.py`)",
+        about="traffic",
     ),
     Claim(
         "silo",
@@ -347,6 +369,7 @@ ALIGNMENT = (
         "learn which ids they share of those left until then, also where a later one lacks them.",
         (is_aligned,),
         rests_on="the derivation in `docs/alignment.md`",
+        about="ids",
     ),
     Claim(
         "silo",
@@ -357,6 +380,7 @@ ALIGNMENT = (
         "is long, in each run.",
         (is_aligned,),
         rests_on="the derivation in `docs/alignment.md`",
+        about="ids",
     ),
     Claim(
         "silo",
@@ -365,6 +389,7 @@ ALIGNMENT = (
         "May tell from how long an answer takes about how many places of a list only fill it up.",
         (is_aligned,),
         rests_on="the derivation in `docs/alignment.md`",
+        about="traffic",
     ),
     Claim(
         "silo",
@@ -374,6 +399,7 @@ ALIGNMENT = (
         (is_aligned,),
         assumes="the decisional Diffie-Hellman assumption on Curve25519",
         rests_on="a dictionary without the other’s secret finds none (`tests/audit/test_alignment_attacks.py`)",
+        about="ids",
     ),
 )
 
@@ -389,6 +415,7 @@ CLAIMS = (
         "a model, from D, if it leaks, and the architecture",
         assumes="D leaks, or the relay is not blind",
         attacks=("outsider-displacement",),
+        about="model",
     ),
     *LISTENERS,
     *NOTES,

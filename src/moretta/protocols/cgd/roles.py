@@ -72,6 +72,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         raise ParameterError('blind = true has nothing to hide sums in under scheme = "none"; remove one of them')
     split = any(silo.columns for silo in setting.silos)
     joint = split and protocol.vertical == "joint"
+    _check_loss(protocol, joint=joint)
     shapes = {name: tuple(value.shape) for name, value in modules.trainable(model).items()}
     layers = Layers.of(model) if split else None
     first = "" if layers is None else layers.weight
@@ -245,9 +246,18 @@ class _Pooled:
     preparation: Preparation
 
 
+def _check_loss(protocol: CGD, *, joint: bool) -> None:
+    if joint and protocol.own_loss is not None:
+        raise ParameterError(
+            "own-loss is for silos that hold whole rows, and here the holders of a row's columns train one model "
+            'together; remove it, or use vertical = "independent"'
+        )
+
+
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
+    _check_loss(protocol, joint=any(silo.columns for silo in setting.silos) and protocol.vertical == "joint")
     if setting.augment:
         raise ParameterError(
             f'augment = "{setting.augment}": a simulation does not vary images; remove it, or use engine = "in-process"'

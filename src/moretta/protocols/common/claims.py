@@ -31,6 +31,11 @@ Kind = Literal["learns", "not given", "obfuscated", "bounded", "unclaimed"]
 numbers, which is no encryption. bounded: an accountant says how much of it the role can learn. unclaimed: nothing is
 said of it."""
 
+About = Literal["rows", "ids", "update", "sum", "statistics", "model", "traffic"]
+"""What a claim is about. rows: the values, labels or predictions of others' single rows. ids: who is among a silo's
+rows. update: what one silo computed of its rows. sum: the same of several silos. statistics: figures over many rows.
+model: a model, or what hides it. traffic: who takes part when, with how many rows and how long messages."""
+
 Place = Literal["front", "brief", "full"]
 """Where README shows a claim, beside the full lists: front: in its first table; brief: in its list; full: nowhere."""
 
@@ -45,6 +50,7 @@ class Claim:
     attacks: names of the attacks that test it. rests_on: its other grounds, such as tests.
     protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
     so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
+    about: what it is about; None for notes to readers, and where a role learns nothing.
     """
 
     role: Role
@@ -60,6 +66,7 @@ class Claim:
     shared: bool = False
     alone: bool = False
     place: Place = "full"
+    about: About | None = None
 
     def holds(self, record: Record) -> bool:
         """Whether all conditions hold of the run."""

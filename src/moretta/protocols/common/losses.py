@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
+from moretta.protocols.common.own_loss import Function, of_rows
 
 
 def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:
@@ -40,14 +41,18 @@ class Loss:
 
     name: "mse", the mean over rows of |y - t|^2 / 2 (`practical.md`, section III-B; `torch.nn.MSELoss` is 2 / outputs
     times it), or "cross-entropy" of the softmax, in nats. smoothing: of labels, 0 to 1. class_weights: one an output.
+    own: of each row, in the place of all this (`moretta.protocols.common.own_loss`).
     """
 
     name: str
     smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
+    own: Function | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss, a scalar. outputs: [B, outputs]; targets: [B, outputs] or int64[B]."""
+        if self.own is not None:
+            return of_rows(self.own, outputs, targets).mean()
         if self.name == "mse":
             return (outputs - targets).square().sum(dim=1).mean() / 2
         weights = self._weights(outputs) if self.class_weights else None
@@ -58,6 +63,9 @@ class Loss:
 
         outputs: [batches, B, outputs]; targets: the same, or int64[batches, B].
         """
+        if self.own is not None:
+            rows = of_rows(self.own, outputs.flatten(0, 1), targets.flatten(0, 1))
+            return rows.view(outputs.shape[:2]).mean(dim=1)
         if self.name == "mse":
             return (outputs - targets).square().sum(dim=2).mean(dim=1) / 2
         flat = outputs.flatten(0, 1)

@@ -23,6 +23,7 @@ class Roles:
     process have read, where the server does not read them. warnings: sentences for whoever runs this about who takes
     part. releases: the server's count of noised sums, where silos add noise; it must be on disk before any message
     leaves (`moretta.protocols.common.releases`). counted: what a look before training has counted at all silos.
+    epsilon: what has been spent so far towards the server, where silos add noise; "unbounded" is infinity.
     gather, spread: where clients play in other processes, bring those here to the states of those that play, and back.
     """
 
@@ -38,6 +39,7 @@ class Roles:
     scores: Callable[[], Mapping[str, float]] = dict
     releases: Releases | None = None
     counted: Callable[[], Counted | None] = lambda: None
+    epsilon: Callable[[], float | str] | None = None
     gather: Callable[[], None] = lambda: None
     spread: Callable[[Mapping[str, State]], None] = lambda states: None
 

@@ -5,6 +5,7 @@ Losses of perturbed models differ in their last digits, so nothing is rounded to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,18 +18,22 @@ from moretta.contract.messages import Array
 class RowLosses:
     """`moretta.protocols.common.losses.Loss` row by row, with the same name, smoothing and class_weights.
 
-    The mean loss of a batch is the sum of these over the sum of `weights`.
+    The mean loss of a batch is the sum of these over the sum of `weights`. own: the same of one model's outputs,
+    [rows, outputs], and targets, in the place of all this (`moretta.protocols.common.own_loss.of_arrays`).
     """
 
     name: str
     smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
+    own: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, outputs: Array, targets: Array) -> NDArray[np.float64]:
         """Return the rows' losses, class weights included, float64[m, rows].
 
         outputs: [m, rows, outputs]; targets: [rows, outputs] or, of cross-entropy, int64[rows].
         """
+        if self.own is not None:
+            return np.stack([self.own(one, targets) for one in outputs]).astype(np.float64)
         outputs = outputs.astype(np.float64)
         if self.name == "mse":
             return np.asarray(np.square(outputs - targets).sum(axis=2) / 2)

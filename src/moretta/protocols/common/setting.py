@@ -77,12 +77,13 @@ def settings_digest(
 ) -> bytes:
     """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
 
-    It is the same on every engine and in every session of a run: the number of rounds and paths of files are left out.
+    It is the same on every engine and in every session of a run: the number of rounds and paths of files are left out,
+    and `own_loss`, which no noise goes with.
     silos: the names of all. schema: the digest of the model's tensors. layout: of samples of several arrays, by which
     one and the same packed row may be other inputs of a model.
     """
     told = {
-        "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start"}),
+        "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", "own_loss"}),
         "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
         "roster": "" if roster is None else roster.digest,
         "silos": sorted(silos),

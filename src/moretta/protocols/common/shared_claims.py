@@ -156,6 +156,7 @@ def in_the_clear(upload: str) -> Claim:
         (is_in_the_clear,),
         attacks=OF_AN_UPLOAD,
         shared=True,
+        about="update",
     )
 
 
@@ -173,6 +174,7 @@ def sum_only(upload: str) -> Claim:
         rests_on="the tests of secure aggregation (`tests/secure_aggregation`)",
         shared=True,
         place="front",
+        about="sum",
     )
 
 
@@ -184,6 +186,7 @@ FROM_THE_SUM = Claim(
     (is_masked,),
     attacks=OF_A_SUM,
     shared=True,
+    about="sum",
 )
 
 
@@ -197,6 +200,7 @@ def with_all_but_one(upload: str) -> Claim:
         (is_masked,),
         attacks=("server-and-silos",),
         shared=True,
+        about="update",
     )
 
 
@@ -209,6 +213,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             "which silos took part, their total weight, and the lengths of messages",
             where=(is_masked,),
             shared=True,
+            about="traffic",
         ),
         Claim(
             "server",
@@ -219,6 +224,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             (is_masked, has_late_answers),
             (late_answer,),
             shared=True,
+            about="update",
         ),
         Claim(
             "server",
@@ -227,6 +233,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             "Sees how much each silo’s part weighs: weights were public.",
             (is_masked, has_public_weights),
             shared=True,
+            about="traffic",
         ),
         Claim(
             "server",
@@ -236,6 +243,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             f"its own in their place could read each {upload}.",
             (is_masked, has_no_roster),
             shared=True,
+            about="update",
         ),
         Claim(
             "server",
@@ -246,6 +254,7 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
             (is_masked, has_roster),
             rests_on="`tests/secure_aggregation`",
             shared=True,
+            about="update",
         ),
     )
 
@@ -262,6 +271,7 @@ NOISE = Claim(
     "open one sum of a take",
     attacks=("membership-inference",),
     shared=True,
+    about="model",
 )
 
 
@@ -276,6 +286,7 @@ ROWS_OF_A_ROUND = Claim(
     "Learns the number of rows that a round uses, {by_whom}{and_columns}.",
     words=(by_whom, and_columns),
     shared=True,
+    about="statistics",
 )
 
 COLUMNS_ALONE = Claim(
@@ -285,6 +296,7 @@ COLUMNS_ALONE = Claim(
     "Learns the mean and standard deviation of each input column, {by_whom}{if_standardised}.",
     (is_standardised,),
     (by_whom, if_standardised),
+    about="statistics",
 )
 
 DIFFERENCES_OF_TOTALS = Claim(
@@ -294,6 +306,7 @@ DIFFERENCES_OF_TOTALS = Claim(
     "As not every silo was there in every round, differences of totals can give one silo’s rows.",
     (is_summed, has_rounds_of_some),
     shared=True,
+    about="traffic",
 )
 
 SCORES = Claim(
@@ -304,6 +317,7 @@ SCORES = Claim(
     (scores_at_silos,),
     (whose_scores,),
     shared=True,
+    about="statistics",
 )
 
 ABSENT_VALUES = (
@@ -316,6 +330,7 @@ ABSENT_VALUES = (
         (fills_absent,),
         (by_whom, and_histograms),
         shared=True,
+        about="statistics",
     ),
     Claim(
         "silo",
@@ -324,6 +339,7 @@ ABSENT_VALUES = (
         "Receives what is filled in where a value is absent: each such column’s mean or median, over all silos.",
         (fills_absent,),
         shared=True,
+        about="statistics",
     ),
 )
 
@@ -337,6 +353,7 @@ TEST_ROWS = (
         "and an active server the same of one list in a session that it makes up, of one person perhaps.",
         (has_test_rows,),
         shared=True,
+        about="ids",
     ),
     Claim(
         "silo",
@@ -347,6 +364,7 @@ TEST_ROWS = (
         "rows’ are among them and how many they are, and of any id that it guesses whether it is there.",
         (has_test_rows,),
         shared=True,
+        about="ids",
     ),
 )
 
@@ -358,6 +376,7 @@ COUNTED_FIRST = Claim(
     (looks_first,),
     (by_whom,),
     shared=True,
+    about="statistics",
 )
 
 COLUMNS_OF_ALL = Claim(
@@ -368,6 +387,7 @@ COLUMNS_OF_ALL = Claim(
     (is_standardised,),
     (if_standardised,),
     shared=True,
+    about="statistics",
 )
 
 ROWS_OF_ALL = Claim(
@@ -377,6 +397,7 @@ ROWS_OF_ALL = Claim(
     "Is told the number of rows of all silos together.",
     (is_summed,),
     shared=True,
+    about="traffic",
 )
 
 ROWS_OF_ALL_IN_A_ROUND = replace(ROWS_OF_ALL, where=(is_summed, takes_all_rows))
@@ -388,6 +409,7 @@ WHO_TAKES_PART = Claim(
     "Knows which silos take part in each round: they are drawn from the training seed.",
     (chooses_silos,),
     shared=True,
+    about="traffic",
 )
 
 SILO_STATISTICS = (COLUMNS_OF_ALL, ROWS_OF_ALL_IN_A_ROUND, WHO_TAKES_PART)
@@ -405,6 +427,7 @@ LABELS_OF_OTHERS = Claim(
     (targets_of_others,),
     attacks=("silo-property",),
     shared=True,
+    about="statistics",
 )
 
 
@@ -419,6 +442,7 @@ def of_two(upload: str) -> Claim:
         (has_few_in_a_round,),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
+        about="update",
     )
 
 
@@ -430,6 +454,7 @@ COLUMNS_OF_THE_OTHER = Claim(
     "to the ratio of their rows.",
     (has_two_silos, is_standardised),
     shared=True,
+    about="statistics",
 )
 
 
@@ -444,6 +469,7 @@ LISTENERS = (
         "Nothing travelled over a network in this run; the report says nothing about one.",
         (is_in_process,),
         shared=True,
+        about="traffic",
     ),
     Claim(
         "eavesdropper",
@@ -453,6 +479,7 @@ LISTENERS = (
         "says nothing about what someone who listens to the network learns from their lengths and times.",
         (is_over_machines,),
         shared=True,
+        about="traffic",
     ),
     Claim(
         "eavesdropper",
@@ -461,6 +488,7 @@ LISTENERS = (
         "The report says nothing about what someone who listens to the network learns.",
         (is_carried_otherwise,),
         shared=True,
+        about="traffic",
     ),
 )
 

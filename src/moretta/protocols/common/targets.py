@@ -44,6 +44,11 @@ def _floats(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: D
     values = y.astype(np.float64).reshape(len(y), -1)
     if not np.isfinite(values).all():
         raise ParameterError(f"silo `{silo}`: expected finite targets, got NaN or infinity")
+    if loss == "cross-entropy" and y.ndim == 1:
+        raise ParameterError(
+            f'silo `{silo}`: loss = "cross-entropy" needs classes as whole numbers from 0, or probability rows; got '
+            'one float a row: give y.astype(int) where they are classes, and loss = "mse" where they are numbers'
+        )
     if values.shape[1] != outputs:
         raise ParameterError(
             f"silo `{silo}`: expected {outputs} targets a row, the model's outputs, got {values.shape[1]}"

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Privacy
+from moretta.protocols.common.own_loss import OwnFunction, found
 
 if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
@@ -27,6 +28,9 @@ class Training(Section):
 
     loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
     outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
+    own_loss: a function of outputs and targets, in a run file "module:function", that gives each row a number: it is
+    minimised in the place of `loss`, which still encodes targets and scores test rows
+    (`moretta.protocols.common.own_loss`).
     label_smoothing, class_weights: of cross-entropy, as `torch.nn.functional.cross_entropy` has them.
     learning_rate: of the optimizer, which steps at the server.
     lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
@@ -44,6 +48,7 @@ class Training(Section):
         name: str  # each protocol has its own, as a literal
 
     loss: Literal["mse", "cross-entropy"] = "mse"
+    own_loss: OwnFunction = None
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     class_weights: tuple[Positive, ...] = ()
     learning_rate: Positive = 0.1
@@ -92,12 +97,18 @@ class Training(Section):
         """The loss with its settings; needs torch."""
         from moretta.protocols.common.losses import Loss
 
-        return Loss(self.loss, self.label_smoothing, self.class_weights)
+        own = None if self.own_loss is None else found(self.own_loss)
+        return Loss(self.loss, self.label_smoothing, self.class_weights, own)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.loss == "mse" and (self.label_smoothing or self.class_weights):
             raise ParameterError('label-smoothing and class-weights belong to loss = "cross-entropy"; remove them')
+        if self.own_loss is not None and (self.label_smoothing or self.class_weights):
+            raise ParameterError(
+                "own-loss is minimised as it is, and label-smoothing and class-weights change the built-in one; remove "
+                "them"
+            )
         if self.optimizer == "adam" and self.momentum:
             raise ParameterError(
                 f'momentum = {self.momentum:g} belongs to optimizer = "sgd", and optimizer is "adam", which has its '
@@ -140,6 +151,11 @@ class PrivateTraining(Training):
             raise ParameterError(
                 f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
                 "times dp-clip): give both, or neither for no differential privacy"
+            )
+        if self.privacy and self.own_loss is not None:
+            raise ParameterError(
+                "own-loss does not go with dp-noise, which takes each row's gradient alone and is bound to all that it "
+                "follows from; remove one of them"
             )
         if self.privacy and self.class_weights:
             raise ParameterError(

@@ -17,6 +17,7 @@ from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
@@ -42,8 +43,12 @@ def roles_of(
     messages: Sequence[type[Message]],
     least: int,
     releases: Releases | None = None,
+    accountant: Accountant | None = None,
 ) -> Roles:
-    """Return the roles of a protocol in which the server holds the model, or each silo has one."""
+    """Return the roles of a protocol in which the server holds the model, or each silo has one.
+
+    releases, accountant: where silos add noise.
+    """
 
     def models() -> Mapping[str, Tensors]:
         common = modules.under("model/", server.state())
@@ -60,6 +65,7 @@ def roles_of(
         models,
         releases=releases,
         counted=lambda: agreed.counted,
+        epsilon=None if releases is None or accountant is None else lambda: accountant.spent(releases.count),
     )
 
 

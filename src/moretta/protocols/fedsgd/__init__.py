@@ -1,4 +1,4 @@
-"""The plain baselines: FedSGD, FedAvg, local-only and centralised training (McMahan et al., AISTATS 2017).
+"""The plain baselines: FedSGD, FedAvg, FedProx, local-only and centralised training (McMahan et al. 2017).
 
 FedSGD, one round, K silos with N_k rows in their batches and N = sum N_k:
 
@@ -7,9 +7,12 @@ FedSGD, one round, K silos with N_k rows in their batches and N = sum N_k:
     silos -> server   sum_k N_k g_k / N                    through secure aggregation
     server            W <- optimizer step along that mean
 
-FedAvg lets each silo take `local_epochs` epochs of its own SGD steps; it uploads W - W_k in the place of g_k. Under
-`Local` a silo sends its loss and number of rows each round, and its model at the end, for the comparison.
-`Centralised` is FedSGD of one silo that holds everybody's rows.
+FedAvg lets each silo take `local_epochs` epochs of its own SGD steps; it uploads W - W_k in the place of g_k. FedProx
+(Li et al., MLSys 2020) adds mu / 2 |w - W|^2 to the loss of each of those steps; with mu = 0 it is FedAvg, bit for bit.
+Differs from the paper: there a few silos are drawn each round and their models averaged alike, here all that take part
+are, by rows; there silos stop at any gamma-inexact solution, here each takes the same number of epochs. Under `Local` a
+silo sends its loss and number of rows each round, and its model at the end, for the comparison. `Centralised` is FedSGD
+of one silo that holds everybody's rows.
 
 Who learns what stands in `claims`. In short: every silo sees every iterate of the model. The server sees the model and,
 through secure aggregation, only the weighted sum. With ``scheme = "none"`` it sees each silo's gradient, from which

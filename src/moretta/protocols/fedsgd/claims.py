@@ -1,4 +1,4 @@
-"""Who learns what under FedSGD, FedAvg, local-only and centralised training (`moretta.protocols.common.claims`)."""
+"""Who learns what under FedSGD, FedAvg, FedProx and the two baselines (`moretta.protocols.common.claims`)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from moretta.protocols.common.shared_claims import (
     with_all_but_one,
 )
 
-FEDSGD, FEDAVG, LOCAL, CENTRALISED = ("fedsgd",), ("fedavg",), ("local",), ("centralised",)
-FEDERATED = FEDSGD + FEDAVG
+FEDSGD, AVERAGED, LOCAL, CENTRALISED = ("fedsgd",), ("fedavg", "fedprox"), ("local",), ("centralised",)
+FEDERATED = FEDSGD + AVERAGED
 
 
 def of_others(record: Record) -> str:
@@ -51,8 +51,8 @@ def _sums(upload: str) -> tuple[Claim, ...]:
 
 CLAIMS = (
     *of(FEDSGD, _sums("gradient")),
-    *of(FEDAVG, _sums("weight change")),
-    *of(FEDERATED, (Claim("server", "learns", "the true model", "Holds the model.", place="front"),)),
+    *of(AVERAGED, _sums("weight change")),
+    *of(FEDERATED, (Claim("server", "learns", "the true model", "Holds the model.", place="front", about="model"),)),
     *of(FEDSGD, (NOISE,)),
     *of(
         FEDERATED,
@@ -66,14 +66,15 @@ CLAIMS = (
                 "Receives the model itself, every round.",
                 attacks=("membership-inference",),
                 place="front",
+                about="model",
             ),
         ),
     ),
     *of(FEDSGD, (LABELS_OF_OTHERS, COLUMNS_OF_ALL, ROWS_OF_ALL_IN_A_ROUND)),
-    *of(FEDAVG, (COLUMNS_OF_ALL, ROWS_OF_ALL)),
+    *of(AVERAGED, (COLUMNS_OF_ALL, ROWS_OF_ALL)),
     *of(FEDERATED, (WHO_TAKES_PART,)),
     *of(FEDSGD, (of_two("gradient"),)),
-    *of(FEDAVG, (of_two("weight change"),)),
+    *of(AVERAGED, (of_two("weight change"),)),
     *of(FEDERATED, (COLUMNS_OF_THE_OTHER,)),
     *of(
         LOCAL,
@@ -86,6 +87,7 @@ CLAIMS = (
                 "comparison; neither its rows nor its gradients.",
                 attacks=("membership-of-local-models",),
                 place="front",
+                about="update",
             ),
             COLUMNS_ALONE,
             Claim(
@@ -95,6 +97,7 @@ CLAIMS = (
                 "Sees its own rows and its own model{of_others}.",
                 words=(of_others,),
                 place="front",
+                about="model",
             ),
             COLUMNS_OF_ALL,
             WHO_TAKES_PART,
@@ -110,6 +113,7 @@ CLAIMS = (
                 "every row of every silo, and the model",
                 "Holds every row of every silo, and the model: nothing is hidden from it.",
                 place="front",
+                about="rows",
             ),
             Claim(
                 "silo",

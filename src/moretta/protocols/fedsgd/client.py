@@ -1,4 +1,4 @@
-"""The silos' roles: FedSGD's and FedAvg's client, and the lone one."""
+"""The silos' roles: FedSGD's client, FedAvg's and FedProx's, and the lone one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from moretta.protocols.common.stacked import Stacked
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.local import Local, LocalWork
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
-from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.fedsgd.params import Epochs
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.sums import Contributor
 
 
 class Client:
-    """Answers `TrainOn` with the gradient of its batch, or under `FedAvg` with the difference of its epochs.
+    """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
 
     model: never written to. stacked: the same model, one object for all silos that may be stepped together.
     private: computes the gradient under differential privacy; the constructor then raises
@@ -75,7 +75,7 @@ class Client:
     def _train(self, ask: TrainOn) -> Answering:
         if self._private is not None:
             return self._train_in_private(ask, self._private)
-        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole or isinstance(self._local.params, FedAvg))
+        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole or isinstance(self._local.params, Epochs))
         self._contributor.check(ask.stamp, about)
         self._local.phase = self.phase
         upload, rows = yield LocalWork(self._local, ask)

@@ -24,7 +24,7 @@ from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_
 from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import TrainOn
-from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.fedsgd.params import Epochs
 
 MOST_NUMBERS = 1 << 22  # of the inputs that are gathered for a stack at once
 
@@ -47,6 +47,7 @@ class Local:
         self.phase: Phase = no_phase
         self.params, self.stacked, self.rows = params, stacked, rows
         self.given, self._rounds, self._loss = model, rounds, params.loss_function
+        self._pull = params.pull if isinstance(params, Epochs) else 0.0
 
     @cached_property
     def model(self) -> nn.Module:
@@ -63,7 +64,7 @@ class Local:
 
     def batches(self, ask: TrainOn) -> Batches:
         """Return the indices of the rows of each step, in order."""
-        if not isinstance(self.params, FedAvg):
+        if not isinstance(self.params, Epochs):
             return [self.rows.batches.of_round(*ask.stamp.drawn)]
         epochs = range((ask.stamp.round - 1) * self.params.local_epochs, ask.stamp.round * self.params.local_epochs)
         return [index for epoch in epochs for index in self.rows.batches.of_epoch(epoch)]
@@ -72,13 +73,13 @@ class Local:
         """Return the upload by the silo's own model, and its rows."""
         modules.load(self.model, ask.parameters)
         with self.rows.randomness(*ask.stamp.drawn):
-            upload = self._epochs(ask, batches) if isinstance(self.params, FedAvg) else self._gradient(batches[0])
+            upload = self._epochs(ask, batches) if isinstance(self.params, Epochs) else self._gradient(batches[0])
         upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()})
         return upload, self.counted(batches)
 
     def counted(self, batches: Batches) -> int:
         """Return as how many rows the upload counts: those of the batch, or of an epoch."""
-        return self.rows.batches.rows if isinstance(self.params, FedAvg) else len(batches[0])
+        return self.rows.batches.rows if isinstance(self.params, Epochs) else len(batches[0])
 
     def _gradient(self, index: NDArray[np.int64]) -> Upload:
         inputs, targets = self.rows.rows(index)
@@ -102,7 +103,7 @@ class Local:
         return gradients, float(loss.detach())
 
     def _epochs(self, ask: TrainOn, batches: Batches) -> Upload:
-        """Take epochs of SGD; return W - W_k and the mean loss along the way."""
+        """Take epochs of SGD; return W - W_k and the mean loss along the way, without the pull towards W."""
         parameters, total, rows = self._trained, 0.0, 0
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
@@ -110,6 +111,11 @@ class Local:
             gradients, loss = self._backward(*self.rows.rows(index))
             with self.phase("update"):
                 found = dict(zip(parameters, gradients, strict=True))
+                if self._pull:  # else -0 might become 0, and federated averaging's bits are kept
+                    found = {
+                        name: value + self._pull * (parameters[name].detach() - before[name])
+                        for name, value in found.items()
+                    }
                 if self.params.clip_norm is not None:
                     found = in_own_memory(found)  # or what two of them share would be clipped twice
                     for name, parameter in parameters.items():
@@ -170,7 +176,7 @@ class _Together:
     def uploads(self) -> list[Upload]:
         """Return what each silo uploads."""
         trained, buffers = self._stacked.load(self._ask.parameters)
-        uploads = self._epochs(trained) if isinstance(self._params, FedAvg) else self._gradients(trained)
+        uploads = self._epochs(trained) if isinstance(self._params, Epochs) else self._gradients(trained)
         return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
 
     def _gradients(self, trained: Stack) -> list[Upload]:
@@ -182,12 +188,15 @@ class _Together:
 
     def _epochs(self, trained: Stack) -> list[Upload]:
         params, rows = self._params, sum(map(len, self._silos[0][1]))
+        pull = params.pull if isinstance(params, Epochs) else 0.0
         total = torch.zeros(len(self._silos), dtype=torch.float64)
         sgd = StackedSGD(trained, self._rate, params.momentum, params.weight_decay, params.clip_norm)
         for x, y in self._steps():
             with self._phase("local_backward"):
                 gradients, losses = self._stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
             with self._phase("update"):
+                for name, value in sgd.at.items() if pull else ():
+                    gradients[name].add_(value - trained[name], alpha=pull)
                 sgd.step(gradients)
             total += losses.cpu().double() * x.shape[1]
         with self._phase("update"):

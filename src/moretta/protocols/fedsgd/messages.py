@@ -1,4 +1,4 @@
-"""The arrows of FedSGD's and FedAvg's figure; the answer to `TrainOn` is an upload of the secure sum."""
+"""The arrows of FedSGD's, FedAvg's and FedProx's figure; the answer to `TrainOn` is an upload of the secure sum."""
 
 from collections.abc import Mapping
 

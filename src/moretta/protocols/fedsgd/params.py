@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from moretta.contract.settings import NonNegative
 from moretta.protocols.common.training import PrivateTraining, Training
 
 
@@ -19,13 +20,12 @@ class FedSGD(PrivateTraining):
     name: Literal["fedsgd"] = "fedsgd"
 
 
-class FedAvg(Training):
-    """`local_epochs` epochs of SGD at each silo, differences averaged by rows: McMahan et al. 2017, Algorithm 1.
+class Epochs(Training):
+    """`local_epochs` epochs of SGD at each silo, differences averaged by rows.
 
-    learning_rate, momentum and weight_decay are those of the silos' own SGD.
+    learning_rate, momentum, weight_decay and clip_norm are those of the silos' own SGD.
     """
 
-    name: Literal["fedavg"] = "fedavg"
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
 
@@ -33,6 +33,32 @@ class FedAvg(Training):
     def steps_at_silos(self) -> bool:
         """Yes."""
         return True
+
+    @property
+    def pull(self) -> float:
+        """How strongly a silo is held near the model that it was sent: mu, 0 for not at all."""
+        return 0.0
+
+
+class FedAvg(Epochs):
+    """Federated averaging: McMahan et al. 2017, Algorithm 1."""
+
+    name: Literal["fedavg"] = "fedavg"
+
+
+class FedProx(Epochs):
+    """Federated averaging whose silos are held near the model that they were sent: Li et al. 2020, Algorithm 2.
+
+    mu: of the proximal term mu / 2 |w - W|^2 in each silo's loss, W being what it was sent; 0 is federated averaging.
+    """
+
+    name: Literal["fedprox"] = "fedprox"
+    mu: NonNegative = 0.01
+
+    @property
+    def pull(self) -> float:
+        """That is mu."""
+        return self.mu
 
 
 class Local(Training):

@@ -1,4 +1,4 @@
-"""The registry's entries of FedSGD, federated averaging and the two baselines without secure sums."""
+"""The registry's entries of FedSGD, federated averaging, FedProx and the two baselines without secure sums."""
 
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ FEDSGD = Entry(
 FEDAVG = replace(
     FEDSGD, name="fedavg", label="FedAvg", settings=f"{HERE}.params:FedAvg", roles=f"{HERE}.roles:build_fedavg"
 )
+FEDPROX = replace(FEDAVG, name="fedprox", label="FedProx", settings=f"{HERE}.params:FedProx")
 LOCAL = replace(
     FEDSGD,
     name="local",
@@ -38,4 +39,4 @@ CENTRALISED = replace(
     grids=True,
 )
 
-ENTRIES = (FEDSGD, FEDAVG, LOCAL, CENTRALISED)
+ENTRIES = (FEDSGD, FEDAVG, FEDPROX, LOCAL, CENTRALISED)

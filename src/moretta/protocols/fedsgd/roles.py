@@ -1,4 +1,4 @@
-"""Builds the roles of FedSGD, federated averaging, silos that train alone, and one pool of all rows."""
+"""Builds the roles of FedSGD, federated averaging, FedProx, silos that train alone, and one pool of all rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
 
 
 def build_fedavg(protocol: Training, setting: Setting) -> Roles:
-    """Build the same for federated averaging, where an epoch uses all of a silo's rows."""
+    """Build the same for federated averaging and FedProx, where an epoch uses all of a silo's rows."""
     return _build(protocol, setting, rows_of(protocol, setting), setting.secure_aggregation.scheme, 0)
 
 
@@ -70,7 +70,7 @@ def _build(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], s
         name: Client(protocol, model, own, contributor_of(setting, scheme, name), rounds, private.get(name), stacked)
         for name, own in rows.items()
     }
-    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases)
+    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
 
 
 def build_local(protocol: Training, setting: Setting) -> Roles:

@@ -19,14 +19,14 @@ from moretta.protocols.common.losses import usable_density
 from moretta.protocols.common.releases import Releases, counted
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
-from moretta.protocols.fedsgd.params import FedAvg
+from moretta.protocols.fedsgd.params import Epochs
 from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.sums import Sum
 
 
 class Server:
-    """FedSGD's server, and with `FedAvg` that of federated averaging.
+    """FedSGD's server, and with `Epochs` that of federated averaging and FedProx.
 
     limit: the largest |value| of an uploaded entry, from which the ring's step follows.
     accountant: where silos add noise, states their privacy; they then upload nothing but gradients.
@@ -45,12 +45,12 @@ class Server:
     ) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(model).train()
-        # FedAvg's silos have taken their steps: the server moves by the mean difference itself.
-        stepping = Training(learning_rate=1.0) if isinstance(params, FedAvg) else params
+        # Silos with epochs of their own have taken their steps: the server moves by the mean difference itself.
+        stepping = Training(learning_rate=1.0) if isinstance(params, Epochs) else params
         self._stepper = SummedStep(self._model, stepping, rounds)
         self._enrolment, self._limit = enrolment, limit
         # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
-        self._params, self._by_density = params, bool(params.class_weights) and not isinstance(params, FedAvg)
+        self._params, self._by_density = params, bool(params.class_weights) and not isinstance(params, Epochs)
         self._accountant, self._releases = accountant, releases or Releases()
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:

@@ -153,7 +153,7 @@ SERVER = (
     FROM_THE_SUM,
     with_all_but_one("upload"),
     *around_sums(),
-    Claim("server", "learns", "the true model", "Holds the true model.", place="front"),
+    Claim("server", "learns", "the true model", "Holds the true model.", place="front", about="model"),
     ROWS_OF_A_ROUND,
     Claim(
         "server",
@@ -163,6 +163,7 @@ SERVER = (
         "Learns the mean and standard deviation of all inputs together and of the targets, {by_whom}.",
         words=(by_whom,),
         place="brief",
+        about="statistics",
     ),
     DIFFERENCES_OF_TOTALS,
     Claim(
@@ -174,6 +175,7 @@ SERVER = (
         (is_cross_entropy, shows_softmax_to_server),
         attacks=("server-softmax",),
         place="front",
+        about="rows",
     ),
     Claim(
         "server",
@@ -184,6 +186,7 @@ SERVER = (
         (is_cross_entropy, hides_softmax_from_server),
         assumes="the server follows the protocol: one that does not learns from each refusal a little",
         attacks=("server-softmax",),
+        about="rows",
     ),
 )
 
@@ -198,6 +201,7 @@ RECEIVED = (
         (perhaps_reordered,),
         attacks=OF_A_NOISY_MODEL,
         place="brief",
+        about="model",
     ),
     Claim(
         "silo",
@@ -210,6 +214,7 @@ RECEIVED = (
         (how_many,),
         attacks=OF_A_NOISY_MODEL,
         place="brief",
+        about="model",
     ),
     Claim(
         "silo",
@@ -219,6 +224,7 @@ RECEIVED = (
         "As exponents are drawn anew in every round, their averages over rounds give the true ones; how much of itself "
         "a step adds to a weight is plain from two consecutive rounds.",
         (is_scaled_by_powers,),
+        about="model",
     ),
     Claim(  # from how each input's scale changed: one that does not, as nothing below it is scaled, says nothing
         "silo",
@@ -229,6 +235,7 @@ RECEIVED = (
         "with it that layer’s weights are known to a fraction of a percent, and its step approximately.",
         (is_scaled_by_powers,),
         place="brief",
+        about="model",
     ),
     Claim(
         "silo",
@@ -239,6 +246,7 @@ RECEIVED = (
         (by_scales,),
         attacks=OF_A_NOISY_MODEL,
         place="front",
+        about="model",
     ),
     Claim(
         "silo",
@@ -250,6 +258,7 @@ RECEIVED = (
         (is_scaled,),
         assumes="a start of 24 random bits or more that the silo does not know",
         attacks=("scales-from-low-bits",),
+        about="model",
     ),
     Claim(
         "silo",
@@ -262,6 +271,7 @@ RECEIVED = (
         "and nothing of them from whoever knows the start.",
         (is_scaled,),
         place="brief",
+        about="model",
     ),
     Claim(
         "silo",
@@ -270,6 +280,7 @@ RECEIVED = (
         "{forced} no free scale, on one side or on both (forced_to_one in result.json says which tensors, and why).",
         (has_forced_scales,),
         (forced,),
+        about="model",
     ),
     Claim(
         "silo",
@@ -279,6 +290,7 @@ RECEIVED = (
         words=(up_to_what,),
         attacks=("update-direction",),
         place="brief",
+        about="model",
     ),
 )
 
@@ -293,6 +305,7 @@ SOFTMAX = (
         "they give the whole offset where m is below the number of outputs.",
         (is_cross_entropy, returns_the_paper_s_form, sends_outputs),
         attacks=OF_A_SOFTMAX,
+        about="model",
     ),
     Claim(
         "silo",
@@ -304,6 +317,7 @@ SOFTMAX = (
         "whole offset where m is below the number of outputs.",
         (is_cross_entropy, has_ratios),
         attacks=OF_A_SOFTMAX,
+        about="model",
     ),
     Claim(
         "silo",
@@ -316,6 +330,7 @@ SOFTMAX = (
         (is_cross_entropy, returns_the_softmax),
         attacks=OF_A_SOFTMAX,
         place="brief",
+        about="model",
     ),
 )
 
@@ -331,6 +346,7 @@ SILO = (
         assumes="labels, and a few rounds",
         attacks=OF_THE_OFFSET,
         place="brief",
+        about="model",
     ),
     *SOFTMAX,
     Claim(
@@ -340,6 +356,7 @@ SILO = (
         "The released model is the true function.",
         attacks=("canonical-form", "membership-inference"),
         place="front",
+        about="model",
     ),
     LABELS_OF_OTHERS,
     Claim(
@@ -350,6 +367,7 @@ SILO = (
         "model of round 1.",
         (starts_from_the_seed,),
         attacks=("training-seed",),
+        about="model",
     ),
     *SILO_STATISTICS,
     *under((of_two("gradient below the last layer"),), is_unscaled),
@@ -363,6 +381,7 @@ SILO = (
         (has_few_in_a_round, is_scaled),
         (rounds_of_few,),
         attacks=("two-party-exposure",),
+        about="update",
     ),
     COLUMNS_OF_THE_OTHER,
 )

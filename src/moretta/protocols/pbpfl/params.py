@@ -43,6 +43,11 @@ class PBPFL(Training):
 
     @model_validator(mode="after")
     def _exchanges(self) -> Self:
+        if self.own_loss is not None:
+            raise ParameterError(
+                "own-loss: pbpfl trains exactly by identities of the squared error and of cross-entropy, which another "
+                "loss has not; remove it, or choose another protocol"
+            )
         if self.exchange == "ratios" and (self.loss != "cross-entropy" or self.variant != "paper"):
             raise ParameterError(
                 'exchange = "ratios" is how the paper\'s form of cross-entropy asks for a softmax; give loss = '

@@ -240,7 +240,8 @@ function drawWarnings() {
   const { result, logged, more, malformed } = run, said = [...(result.warnings || [])];
   if (malformed) said.push(`${malformed} ${malformed > 1 ? "lines" : "line"} of history.jsonl cannot be read and ${malformed > 1 ? "are" : "is"} left out`);
   at("warned").replaceChildren(...said.map((one) => make("li", {}, one)));
-  const lines = logged.slice(-MOST_LOGGED).reverse(), all = logged.length + more;
+  const others = logged.filter((one) => !said.includes(one.text)); // a result's warnings stand in the log too
+  const lines = others.slice(-MOST_LOGGED).reverse(), all = others.length + more;
   if (!lines.length) {
     at("logged").replaceChildren(...(said.length ? [] : [make("p", { class: "none" }, "There is no warning.")]));
     return;

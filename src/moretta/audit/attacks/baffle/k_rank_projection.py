@@ -277,6 +277,8 @@ def _batch(truth: Truth, seen: Round, silo: int) -> PartyRows:
 
 ATTACK = Attack(
     name="k-rank-projection",
+    title="learns part of the silos' update from the few numbers that they upload",
+    severity="protocol",
     role="server",
     source="Feng et al. (BAFFLE), Theorem 3.1; the K numbers matched as in Zhu et al., NeurIPS 2019",
     protocols=frozenset({"baffle"}),

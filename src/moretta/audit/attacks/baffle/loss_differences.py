@@ -172,6 +172,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="loss-differences",
+    title="tells uploads made from data from uploads made from noise",
+    severity="protocol",
     role="server",
     source="two-sample test of Feng et al. (BAFFLE), appendix D, Fig. 5",
     protocols=frozenset({"baffle"}),

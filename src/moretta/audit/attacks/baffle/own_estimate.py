@@ -137,6 +137,8 @@ def _true(truth: Truth, layout: Layout, number: int, names: tuple[str, ...]) -> 
 
 ATTACK = Attack(
     name="own-estimate",
+    title="learns part of the silos' update from the estimates that they upload",
+    severity="protocol",
     role="server",
     source="Feng et al. (BAFFLE), Theorem 3.1, of directions that the authors' code draws at each client",
     protocols=frozenset({"baffle"}),

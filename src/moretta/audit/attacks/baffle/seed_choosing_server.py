@@ -225,6 +225,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="seed-choosing-server",
+    title="chooses what silos measure, so as to learn more of their update",
+    severity="protocol",
     role="server",
     source="derivation; Feng et al. (BAFFLE) let the server send the seed",
     protocols=frozenset({"baffle"}),

@@ -126,6 +126,8 @@ def _listing(truth: Truth) -> Listing:
 
 ATTACK = Attack(
     name="alignment-dictionary",
+    title="tests guessed ids against the lists by which partners match their rows",
+    severity="members",
     role="server",
     source="a dictionary of ids against lists of private set intersection; docs/alignment.md",
     protocols=frozenset({"cgd"}),

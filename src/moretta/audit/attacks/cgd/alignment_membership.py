@@ -80,6 +80,8 @@ def _elements(truth: Truth) -> Mapping[str, list[tuple[str, int]]]:
 
 ATTACK = Attack(
     name="alignment-membership",
+    title="learns which of its own ids a partner has too",
+    severity="members",
     role="silo",
     source="what private set intersection is for; docs/alignment.md",
     protocols=frozenset({"cgd"}),

@@ -194,6 +194,8 @@ def _drawn(others: Array, count: int, generator: np.random.Generator) -> list[Ar
 
 ATTACK = Attack(
     name="confined-inversion",
+    title="rebuilds other participants' training rows from the sum of their updates",
+    severity="rows",
     role="silo",
     source="Zhu et al., NeurIPS 2019, at the attacker's own confined model; Phong et al., 2018, for one row",
     protocols=frozenset({"cgd"}),

@@ -80,6 +80,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="displacement-alone",
+    title="predicts with the shared sum of training steps alone",
+    severity="protocol",
     role="silo",
     source="w_l(k) = w_l(1) + D(k) of Confined Gradient Descent, Algorithm 1; docs/cgd.md",
     protocols=frozenset({"cgd"}),

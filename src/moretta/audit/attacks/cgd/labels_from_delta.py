@@ -147,6 +147,8 @@ def _spread(pairs: NDArray[np.int64], statistic: Callable[[NDArray[np.int64]], f
 
 ATTACK = Attack(
     name="labels-from-delta",
+    title="groups rows by their labels without holding the labels",
+    severity="labels",
     role="silo",
     source="Delta = d loss / d z as joint rows of Confined Gradient Descent send it; docs/cgd.md",
     protocols=frozenset({"cgd"}),

@@ -114,6 +114,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="outsider-displacement",
+    title="predicts with a sum of training steps that somebody gave away",
+    severity="protocol",
     role="outsider",
     source="w_l(k) = w_l(1) + D(k) of Confined Gradient Descent, Algorithm 1, with a start of nobody's",
     protocols=frozenset({"cgd"}),

@@ -119,6 +119,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="raw-features",
+    title="works out the columns that a partner holds of the rows that they share",
+    severity="rows",
     role="silos together",
     source="z(k) - z(1) = X (D1(k) - D1(1)); contradicts t <= m - 2 of Confined Gradient Descent for joint rows",
     protocols=frozenset({"cgd"}),

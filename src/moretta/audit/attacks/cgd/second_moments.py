@@ -150,6 +150,8 @@ def _moments(x: Matrix) -> Matrix:
 
 ATTACK = Attack(
     name="second-moments",
+    title="works out the spreads and correlations of all participants' columns",
+    severity="labels",
     role="silo",
     source="g(k+1) - g(k) = (X'X / N) (D(k+1) - D(k)); contradicts Table 2 of Confined Gradient Descent",
     protocols=frozenset({"cgd"}),

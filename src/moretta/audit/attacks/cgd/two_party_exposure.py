@@ -97,6 +97,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="two-party-exposure",
+    title="works out the other participant's update by taking off its own",
+    severity="protocol",
     role="silo",
     source="a sum of two less one's own part; docs/cgd.md",
     protocols=frozenset({"cgd"}),

@@ -280,6 +280,8 @@ def _labels_right(claim: Claim, true: PartyRows) -> float:
 
 ATTACK = Attack(
     name="gradient-inversion",
+    title="rebuilds one silo's training rows from what it uploads",
+    severity="rows",
     role="server",
     source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019); Geiping et al. (NeurIPS 2020); pbpfl's Table IV",
     protocols=fitting("gradient-inversion"),
@@ -328,6 +330,8 @@ def score_sum(claim: Claim, truth: Truth) -> AttackResult:
 OF_SUM = replace(
     ATTACK,
     name="gradient-inversion-of-sum",
+    title="rebuilds training rows from the sum of all silos' uploads",
+    severity="rows",
     source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019), of the summed gradient",
     protocols=fitting("gradient-inversion-of-sum"),
     fits=fits_sum,

@@ -215,6 +215,8 @@ def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> AttackRe
 
 ATTACK = Attack(
     name="labels-from-head",
+    title="counts how many training rows have each label",
+    severity="labels",
     role="server",
     source="Zhao et al., iDLG, arXiv:2001.02610 (2020), with counts for batches",
     protocols=fitting("labels-from-head"),

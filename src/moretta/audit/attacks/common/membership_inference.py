@@ -246,6 +246,8 @@ def hits_at(members: Array, others: Array) -> float:
 
 ATTACK = Attack(
     name="membership-inference",
+    title="tells whether a row was in another silo's training data",
+    severity="members",
     role="silo",
     source="LiRA: Carlini et al., S&P 2022, Algorithm 1",
     protocols=fitting("membership-inference"),
@@ -293,6 +295,8 @@ def score_alone(claim: Claim, truth: Truth) -> AttackResult:
 OF_LOCAL_MODELS = replace(
     ATTACK,
     name="membership-of-local-models",
+    title="tells whether a row was in one silo's training data, from that silo's own model",
+    severity="members",
     role="server",
     protocols=fitting("membership-of-local-models"),
     fits=fits_alone,

@@ -127,6 +127,8 @@ def _who(others: Array) -> str:
 
 ATTACK = Attack(
     name="server-and-silos",
+    title="works out the upload of the one silo that does not collude",
+    severity="protocol",
     role="server and silos",
     source="arithmetic of sums; the limit that every secure sum has (Bonawitz et al., CCS 2017)",
     protocols=fitting("server-and-silos"),

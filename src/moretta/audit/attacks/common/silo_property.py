@@ -253,6 +253,8 @@ def _property(targets: NDArray[np.float64], labels: NDArray[np.float64] | None) 
 
 ATTACK = Attack(
     name="silo-property",
+    title="works out the balance of the other silos' labels",
+    severity="labels",
     role="silo",
     source="derivation; property inference as in Melis et al., S&P 2019",
     protocols=fitting("silo-property"),

@@ -1,1 +1,1 @@
-"""What FedSGD, FedAvg, local and centralised training show to attacks that fit several protocols."""
+"""What FedSGD, FedAvg, FedProx, local and centralised training show to attacks that fit several protocols."""

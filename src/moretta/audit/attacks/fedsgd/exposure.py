@@ -1,4 +1,4 @@
-"""FedSGD sends the true model each round and uploads gradients; FedAvg uploads differences of several steps."""
+"""FedSGD sends the true model each round and uploads gradients; FedAvg and FedProx upload differences of several."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
 EXPOSED = {
     "fedsgd": Exposure(GRADIENTS, used=used, sent=sent),
     "fedavg": Exposure(BATCHES, sent=sent),
+    "fedprox": Exposure(BATCHES, sent=sent),
     "centralised": Exposure(frozenset({"membership-inference"})),
     "local": Exposure(frozenset({"membership-of-local-models"})),
 }

@@ -119,6 +119,8 @@ def _outputs(truth: Truth, tensors: Tensors, x: Array) -> Array:
 
 ATTACK = Attack(
     name="canonical-form",
+    title="works out the true model from the released one, but for the order of its channels",
+    severity="protocol",
     role="silo",
     source="the scaling and permutation symmetry of homogeneous networks; Feng et al., section III-D",
     protocols=frozenset({"pbpfl"}),

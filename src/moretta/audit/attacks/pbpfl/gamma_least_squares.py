@@ -227,6 +227,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="gamma-least-squares",
+    title="works out the secret offset of the model's last layer",
+    severity="protocol",
     role="silo",
     source="generalised least squares over rows and rounds; contradicts Lemma 7 of Feng et al. for more than one row",
     protocols=frozenset({"pbpfl"}),

@@ -91,6 +91,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="lemma-7-hit-rate",
+    title="obtains the true model's predictions for its own rows",
+    severity="protocol",
     role="silo",
     source="Lemma 7 of Feng et al. (practical.md), measured",
     protocols=frozenset({"pbpfl"}),

@@ -225,6 +225,8 @@ def _rate(guesses: Array, among: Array) -> float:
 
 ATTACK = Attack(
     name="lemma-6-distinguisher",
+    title="tells which of two models a disguised model was made from",
+    severity="protocol",
     role="silo",
     source="signs, ranks and canonical forms; contradicts Definition 2 and Lemma 6 of Feng et al.",
     protocols=frozenset({"pbpfl"}),

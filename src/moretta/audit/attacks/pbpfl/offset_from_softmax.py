@@ -82,6 +82,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="offset-from-softmax",
+    title="works out the secret offset of the last layer from the answers to its own rows",
+    severity="protocol",
     role="silo",
     source="log p_i - log p_j = y_i - y_j in y^ = y + alpha r (practical.md, Eq. 21)",
     protocols=frozenset({"pbpfl"}),

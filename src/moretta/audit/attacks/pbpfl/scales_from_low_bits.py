@@ -212,6 +212,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="scales-from-low-bits",
+    title="works out the secret scales of the disguised model from its last digits",
+    severity="protocol",
     role="silo",
     source="weights lie on a lattice of floats, of initialisers with 24 random bits; round(R o W) shows where",
     protocols=frozenset({"pbpfl"}),

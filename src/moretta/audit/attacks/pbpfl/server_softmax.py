@@ -171,6 +171,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="server-softmax",
+    title="obtains the prediction for each training row, and guesses the row's label",
+    severity="labels",
     role="server",
     source="the exchange of practical.md, Eq. 21, as the server sees it",
     protocols=frozenset({"pbpfl"}),

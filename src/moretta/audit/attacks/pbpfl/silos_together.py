@@ -91,6 +91,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="silos-together",
+    title="pools the rows of several silos to work out the secret offset of the last layer",
+    severity="protocol",
     role="silos together",
     source="generalised least squares over the rows of all silos but one",
     protocols=frozenset({"pbpfl"}),

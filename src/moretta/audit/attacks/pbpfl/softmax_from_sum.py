@@ -169,6 +169,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 ATTACK = Attack(
     name="softmax-from-sum",
+    title="obtains the true model's probabilities for its own rows",
+    severity="protocol",
     role="silo",
     source="sum_i p_i = 1 in the answers of practical.md, Eq. 22 and 23; contradicts Lemma 7 of Feng et al.",
     protocols=frozenset({"pbpfl"}),

@@ -100,6 +100,8 @@ def _error(found: Tensors, true: Tensors) -> float:
 
 ATTACK = Attack(
     name="training-seed",
+    title="rebuilds the model's first weights from the run file",
+    severity="protocol",
     role="silo",
     source="initial weights are a function of the run file's seed",
     protocols=frozenset({"pbpfl"}),

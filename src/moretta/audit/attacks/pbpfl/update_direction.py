@@ -156,6 +156,8 @@ def _of_round(what: str, number: int, claim: Mapping[str, np.ndarray]) -> Named:
 
 ATTACK = Attack(
     name="update-direction",
+    title="follows how the true model changes from round to round",
+    severity="protocol",
     role="silo",
     source="canonical forms of consecutive rounds; contradicts the confidentiality of updates in Feng et al., II-C",
     protocols=frozenset({"pbpfl"}),

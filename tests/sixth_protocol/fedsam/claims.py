@@ -1,4 +1,4 @@
-"""Who learns what under FedProx (`moretta.protocols.common.claims`): what federated averaging tells, it tells."""
+"""Who learns what under FedSAM (`moretta.protocols.common.claims`): what federated averaging tells, it tells."""
 
 from __future__ import annotations
 

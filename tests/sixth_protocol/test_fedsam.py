@@ -1,4 +1,4 @@
-"""FedProx by itself, and by every command: collected where the package has its folder."""
+"""FedSAM by itself, and by every command: collected where the package has its folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from moretta.protocols.fedprox import ideal
-from moretta.protocols.fedprox.params import FedProx
+from moretta.protocols.fedsam import ideal
+from moretta.protocols.fedsam.params import FedSAM
 from test_cli import Called, call, prepare
 from test_contract import MORE, federation_of, network, silos
 
@@ -32,45 +32,36 @@ def trained(protocol: Training, **settings: object) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("scheme", ["pairwise", "none"])
-def test_without_the_pull_it_is_fedavg_bit_for_bit(scheme: str, dtype: str) -> None:
+def test_without_a_radius_it_is_fedavg_bit_for_bit(scheme: str, dtype: str) -> None:
     given = {"learning_rate": 0.05, "momentum": 0.5, "weight_decay": 0.01, "clip_norm": 1.0, "local_epochs": 3}
     aggregation = SecureAggregation(scheme=scheme)  # type: ignore[arg-type]
-    ours = trained(FedProx(mu=0, **given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
+    ours = trained(FedSAM(radius=0, **given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
     theirs = trained(FedAvg(**given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
     assert {name: value.tobytes() for name, value in ours.items()} == {
         name: value.tobytes() for name, value in theirs.items()
     }
-    pulled = trained(FedProx(mu=0.5, **given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
-    assert any((pulled[name] != value).any() for name, value in ours.items())
+    moved = trained(FedSAM(radius=0.5, **given), aggregation=aggregation, dtype=dtype)  # type: ignore[arg-type]
+    assert any((moved[name] != value).any() for name, value in ours.items())
 
 
-def test_it_is_plain_training_on_the_proximal_objective() -> None:
-    protocol = FedProx(learning_rate=0.05, local_epochs=5, mu=2.0)
+def test_it_is_plain_training_from_a_little_uphill() -> None:
+    protocol = FedSAM(learning_rate=0.05, local_epochs=5, radius=0.2)
     ours = trained(protocol, batch_size=0, aggregation=CLEAR, dtype="float64", standardise=False)
     model = first_weights(network()).double()
     rows = [
         (torch.tensor(silo.x, dtype=torch.float64), targets(silo.y, 3, "mse", silo.name, torch.float64))
         for silo in silos(MORE)
     ]
-    ideal.train(model, rows, rounds=4, epochs=5, loss="mse", learning_rate=0.05, mu=2.0)
+    ideal.train(model, rows, rounds=4, epochs=5, loss="mse", learning_rate=0.05, radius=0.2)
     for name, value in modules.arrays(model).items():
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-12)
 
 
-def test_a_stronger_pull_keeps_silos_nearer_to_the_model_that_they_were_sent() -> None:
-    def moved(mu: float) -> float:
-        start = trained(FedProx(learning_rate=1e-12, mu=mu), aggregation=CLEAR, dtype="float64")
-        end = trained(FedProx(learning_rate=0.05, local_epochs=5, mu=mu), aggregation=CLEAR, dtype="float64")
-        return sum(float(np.square(end[name] - value).sum()) for name, value in start.items())
-
-    assert moved(5.0) < 0.5 * moved(0.0)
+def test_a_run_of_the_contract_suite_is_of_fedsam() -> None:
+    assert federation_of("fedsam").train(2).record["protocol"] == "fedsam"
 
 
-def test_a_run_of_the_contract_suite_is_of_fedprox() -> None:
-    assert federation_of("fedprox").train(2).record["protocol"] == "fedprox"
-
-
-SETTINGS = '[protocol]\nname = "fedprox"\nmu = 0.1\nlocal-epochs = 2\nlearning-rate = 0.1\n'
+SETTINGS = '[protocol]\nname = "fedsam"\nradius = 0.1\nlocal-epochs = 2\nlearning-rate = 0.1\n'
 
 
 def run(*words: object) -> Called:
@@ -80,24 +71,24 @@ def run(*words: object) -> Called:
     return done
 
 
-def test_fedprox_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fedsam_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = prepare(tmp_path)
     file.write_text(file.read_text().partition("[protocol]")[0] + SETTINGS)
     told = run("train", file, "--out", "alone", "--set", "run.record-views=true", "--json").told
-    assert (told["protocol"], told["rounds"]) == ("fedprox", 3)
-    assert told["settings"]["protocol"]["mu"] == 0.1
+    assert (told["protocol"], told["rounds"]) == ("fedsam", 3)
+    assert told["settings"]["protocol"]["radius"] == 0.1
 
-    compared = run("compare", file, "--protocols", "fedsgd,fedprox", "--out", "both")
-    assert "FedProx" in compared.out
-    assert read_json(tmp_path / "both" / "fedprox" / "result.json")["settings"]["protocol"]["mu"] == 0.1
-    ours, theirs = (read_model(tmp_path / place / "model.safetensors") for place in ("alone", "both/fedprox"))
+    compared = run("compare", file, "--protocols", "fedsgd,fedsam", "--out", "both")
+    assert "FedSAM" in compared.out
+    assert read_json(tmp_path / "both" / "fedsam" / "result.json")["settings"]["protocol"]["radius"] == 0.1
+    ours, theirs = (read_model(tmp_path / place / "model.safetensors") for place in ("alone", "both/fedsam"))
     assert set(ours) == set(theirs)
-    assert "FedProx" in (tmp_path / "both" / "report.html").read_text()
+    assert "FedSAM" in (tmp_path / "both" / "report.html").read_text()
 
     run("report", "alone")
     page = (tmp_path / "alone" / "report.html").read_text()
-    assert "with FedProx" in page
+    assert "with FedSAM" in page
     assert "the weight change of any one of them" in page
     assert "no sentence about" not in page
 
@@ -107,10 +98,10 @@ def test_fedprox_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run("predict", "alone", "--data", "patients.csv", "--out", "outputs.csv", "--json").told["rows"] == 60
 
 
-def test_a_run_file_of_fedprox_is_checked_as_any(tmp_path: Path) -> None:
+def test_a_run_file_of_fedsam_is_checked_as_any(tmp_path: Path) -> None:
     file = prepare(tmp_path)
-    file.write_text(file.read_text().partition("[protocol]")[0] + SETTINGS.replace("mu =", "moo ="))
+    file.write_text(file.read_text().partition("[protocol]")[0] + SETTINGS.replace("radius =", "raduis ="))
     failed = call("train", file)
     assert failed.code == 2
-    assert "[protocol] moo" in failed.sentence
-    assert "mu" in failed.sentence
+    assert "[protocol] raduis" in failed.sentence
+    assert "radius" in failed.sentence

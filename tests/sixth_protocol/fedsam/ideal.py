@@ -1,4 +1,4 @@
-"""What FedProx must equal: plain PyTorch, the proximal term part of the loss that autograd sees."""
+"""What FedSAM must equal: plain PyTorch, one model that goes uphill and comes back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def train(
     epochs: int,
     loss: str,
     learning_rate: float,
-    mu: float,
+    radius: float,
 ) -> None:
     """Train the model in place; silos: each one's inputs and targets, of which an epoch is one batch."""
     total = sum(len(inputs) for inputs, _ in silos)
@@ -28,11 +28,14 @@ def train(
             own = copy.deepcopy(model)
             optimizer = torch.optim.SGD(own.parameters(), lr=learning_rate)
             for _ in range(epochs):
-                optimizer.zero_grad()
-                pairs = zip(own.parameters(), model.parameters(), strict=True)
-                distance = torch.stack([(mine - sent.detach()).square().sum() for mine, sent in pairs]).sum()
-                value = Loss(loss)(own(inputs), targets) + mu / 2 * distance
-                value.backward()  # type: ignore[no-untyped-call]  # torch's stub lacks one
+                uphill = copy.deepcopy(own)
+                slopes = torch.autograd.grad(Loss(loss)(own(inputs), targets), list(own.parameters()))
+                norm = torch.cat([slope.flatten() for slope in slopes]).norm()
+                for parameter, slope in zip(uphill.parameters(), slopes, strict=True):
+                    parameter.data += radius * slope / norm
+                found = torch.autograd.grad(Loss(loss)(uphill(inputs), targets), list(uphill.parameters()))
+                for parameter, slope in zip(own.parameters(), found, strict=True):
+                    parameter.grad = slope
                 optimizer.step()
             for average, parameter in zip(mean, own.parameters(), strict=True):
                 average += parameter.detach() * len(inputs) / total

@@ -1,4 +1,4 @@
-"""Builds the roles of FedProx."""
+"""Builds the roles of FedSAM."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from moretta.protocols.common.wiring import contributor_of, enrolment_of, roles_
 
 from .client import Client
 from .messages import MESSAGES
-from .params import FedProx
+from .params import FedSAM
 from .server import Server
 
 
 def build(protocol: Training, setting: Setting) -> Roles:
     """Build the server and the silos; an epoch uses all of a silo's rows."""
-    if not isinstance(protocol, FedProx):
-        raise ParameterError(f"expected the settings of FedProx, got {type(protocol).__name__}")
+    if not isinstance(protocol, FedSAM):
+        raise ParameterError(f"expected the settings of FedSAM, got {type(protocol).__name__}")
     secure = setting.secure_aggregation
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, batch_size=0)
     clients = {

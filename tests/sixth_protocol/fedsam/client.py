@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,15 +17,13 @@ from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.sums import Contributor
 
 from .messages import TrainOn
-from .params import FedProx
+from .params import FedSAM
 
 
 class Client:
     """Answers `TrainOn` with the difference that its epochs make. rounds: of the whole run."""
 
-    def __init__(
-        self, params: FedProx, model: nn.Module, rows: SiloRows, contributor: Contributor, rounds: int
-    ) -> None:
+    def __init__(self, params: FedSAM, model: nn.Module, rows: SiloRows, contributor: Contributor, rounds: int) -> None:
         self.phase: Phase = no_phase
         self._params, self._rows, self._contributor, self._rounds = params, rows, contributor, rounds
         self._model = copy.deepcopy(model).train()
@@ -44,7 +42,7 @@ class Client:
         self._contributor.check(ask.stamp, about)
         before = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         with self._rows.randomness(*ask.stamp.drawn):
-            loss = self._epochs(before, ask.stamp.round)
+            loss = self._epochs(ask.stamp.round)
         with self.phase("aggregation"):
             moved = {name: before[name] - parameter.detach() for name, parameter in self._trained.items()}
             upload: dict[str, Array] = {f"gradient/{name}": value.cpu().numpy() for name, value in moved.items()}
@@ -52,8 +50,8 @@ class Client:
             upload["loss"] = np.asarray(loss)
             return self._contributor.upload(ask.stamp, upload, self._rows.batches.rows, ask.encoding, asked=about)
 
-    def _epochs(self, before: Mapping[str, Tensor], number: int) -> float:
-        """Take the epochs of round `number` in place; return the mean of F_k along the way, without the pull."""
+    def _epochs(self, number: int) -> float:
+        """Take the epochs of round `number` in place; return the mean of F_k at the points stepped from."""
         params, epochs, total = self._params, self._params.local_epochs, 0.0
         rate = params.rate(number, self._rounds)
         optimizer = torch.optim.SGD(
@@ -61,24 +59,36 @@ class Client:
         )
         for epoch in range((number - 1) * epochs, number * epochs):
             for index in self._rows.batches.of_epoch(epoch):
-                loss = self._backward(before, *self._rows.rows(index))
+                loss = self._backward(*self._rows.rows(index))
                 if params.clip_norm is not None:
                     nn.utils.clip_grad_norm_(self._trained.values(), params.clip_norm)
                 optimizer.step()
                 total += loss * len(index)
         return total / (self._rows.batches.rows * epochs)
 
-    def _backward(self, before: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> float:
-        """Leave the gradient of F_k(w) + mu / 2 |w - W|^2 with each parameter; return F_k of the batch."""
+    def _backward(self, inputs: Tensor, targets: Tensor) -> float:
+        """Leave the gradient a little uphill with each parameter; return F_k of the batch where it stands."""
+        gradients, loss = self._gradients(inputs, targets)
+        if radius := self._params.radius:
+            here = [parameter.detach().clone() for parameter in self._trained.values()]
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            with torch.no_grad():
+                for parameter, gradient in zip(self._trained.values(), gradients, strict=True):
+                    parameter += gradient * (radius / norm)
+            gradients, _ = self._gradients(inputs, targets)
+            with torch.no_grad():
+                for parameter, value in zip(self._trained.values(), here, strict=True):
+                    parameter.copy_(value)
+        for parameter, gradient in zip(self._trained.values(), gradients, strict=True):
+            parameter.grad = gradient
+        return loss
+
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], float]:
         with self.phase("local_forward"):
             loss = self._loss(self._model(inputs), targets)
         with self.phase("local_backward"):
             gradients = torch.autograd.grad(loss, list(self._trained.values()), materialize_grads=True)
-        for (name, parameter), gradient in zip(self._trained.items(), gradients, strict=True):
-            parameter.grad = gradient
-            if mu := self._params.mu:  # else -0 would become 0, and FedAvg's bits are to be kept
-                parameter.grad = gradient + mu * (parameter.detach() - before[name])
-        return float(loss.detach())
+        return gradients, float(loss.detach())
 
     def state(self) -> State:
         """Return nothing: batches follow from the round, the model from the ask."""

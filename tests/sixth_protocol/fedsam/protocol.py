@@ -1,14 +1,14 @@
-"""What FedProx says of itself."""
+"""What FedSAM says of itself."""
 
 from moretta.protocols.common.entry import Entry
 
-HERE = "moretta.protocols.fedprox"
+HERE = "moretta.protocols.fedsam"
 
 ENTRIES = (
     Entry(
-        "fedprox",
-        "FedProx",
-        f"{HERE}.params:FedProx",
+        "fedsam",
+        "FedSAM",
+        f"{HERE}.params:FedSAM",
         f"{HERE}.roles:build",
         messages=f"{HERE}.messages",
         claims=f"{HERE}.claims",

@@ -1,4 +1,4 @@
-"""Settings of FedProx."""
+"""Settings of FedSAM."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from moretta.contract.settings import NonNegative
 from moretta.protocols.common.training import Training
 
 
-class FedProx(Training):
-    """`local_epochs` epochs of SGD at each silo, near the model that it was sent: Li et al. 2020, Algorithm 2.
+class FedSAM(Training):
+    """`local_epochs` epochs of SGD at each silo, along gradients from a little uphill: Qu et al. 2022, Algorithm 1.
 
-    mu: of the proximal term; 0 is federated averaging.
+    radius: rho, how far uphill; 0 is federated averaging.
     learning_rate, momentum and weight_decay are those of the silos' own SGD.
     """
 
-    name: Literal["fedprox"] = "fedprox"
+    name: Literal["fedsam"] = "fedsam"
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
-    mu: NonNegative = 0.01
+    radius: NonNegative = 0.05
 
     @property
     def steps_at_silos(self) -> bool:

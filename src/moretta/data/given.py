@@ -1,0 +1,188 @@
+"""Rows and targets as Python users have them: arrays, lists, tensors, frames of columns and Datasets of PyTorch.
+
+Each becomes an array of numbers, or is refused in one sentence. pandas, polars and torch are not imported: a frame is
+what has `columns` and `to_numpy`, a tensor what can be detached, and a Dataset what has a length and gives a sample and
+its target by index. No cell is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.lazy_rows import LazyRows
+from moretta.contract.wording import nearest
+from moretta.data.layout import Samples
+from moretta.errors import ParameterError
+
+NUMBERS = "fiub"
+
+
+def is_frame(given: object) -> bool:
+    """Whether rows are given as columns by name."""
+    return hasattr(given, "columns") and hasattr(given, "to_numpy")
+
+
+def names_of(x: Any) -> tuple[str, ...]:
+    """Return the names of a frame's columns, in its order; none of rows without names."""
+    return tuple(str(name) for name in x.columns) if is_frame(x) else ()
+
+
+def rows_and_targets(x: Any, y: Any, where: str) -> tuple[Samples, NDArray[np.generic]]:
+    """Return inputs and targets as arrays. y: None where x is a Dataset of samples with their targets.
+
+    where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for what are no rows of numbers.
+    """
+    _refuse_streams(x, where)
+    if is_dataset(x):
+        if y is not None:
+            raise ParameterError(f"{where}: a Dataset has its targets; leave out y")
+        x, y = _of_dataset(x, where)
+    if y is None:
+        raise ParameterError(f"{where}: y is missing; give a target for each row")
+    return samples(x, where), targets_of(y, where)
+
+
+def is_dataset(x: object) -> bool:
+    """Whether rows are given as a Dataset of PyTorch, or its like."""
+    plain = isinstance(x, np.ndarray | LazyRows | Mapping | Sequence | str) or hasattr(x, "detach")
+    return not plain and not is_frame(x) and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not _is_series(x)
+
+
+def samples(x: Any, where: str) -> Samples:
+    """Return inputs as an array of numbers; several arrays by name stay a mapping."""
+    if isinstance(x, Mapping):
+        return {name: _array(one, f"{where}: x") if hasattr(one, "detach") else one for name, one in x.items()}
+    if is_frame(x):
+        return _of_frame(x, where)
+    found = _array(x, f"{where}: x")
+    if found.dtype.kind not in NUMBERS:
+        raise ParameterError(
+            f"{where}: x holds words or objects, and expected are numbers; for a table with words give a schema: "
+            "moretta.read_table(table, schema)"
+        )
+    return found
+
+
+def targets_of(y: Any, where: str) -> NDArray[np.generic]:
+    """Return targets as an array of numbers."""
+    if is_frame(y):
+        y = _of_frame(y, where)
+    found = _array(y, f"{where}: y")
+    if found.dtype.kind not in NUMBERS:
+        raise ParameterError(
+            f"{where}: y holds words or objects, and expected are classes numbered from 0, or numbers; for example "
+            "classes, y = numpy.unique(words, return_inverse=True), with the same numbers at all silos"
+        )
+    return found
+
+
+def pair(
+    rows: Any, where: str, names: Sequence[str] = (), owner: str = "the first silo"
+) -> tuple[Samples, NDArray[np.generic]]:
+    """Return rows with targets, a pair or a Dataset, as arrays. names: the columns that a frame has to have."""
+    if is_dataset(rows):
+        rows = (rows, None)
+    if not isinstance(rows, tuple | list) or len(rows) != 2:
+        raise ParameterError(f"{where}: expected inputs and targets, (x, y), or a Dataset; got {_kind(rows)}")
+    x, y = rows
+    return rows_and_targets(in_order(x, names, where, owner) if names and is_frame(x) else x, y, where)
+
+
+def in_order(x: Any, wanted: Sequence[str], where: str, owner: str) -> Any:
+    """Return a frame's columns in a wanted order. where: whose they are; owner: who has them in that order.
+
+    Raises `moretta.errors.ParameterError`, naming the column, where one is missing.
+    """
+    names = names_of(x)
+    for name in wanted:
+        if name not in names:
+            close = nearest(name, names)
+            hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names):.200}"
+            raise ParameterError(f"{where}: expected a column {name!r}, as {owner} has; {hint}")
+    return x if names == tuple(wanted) else x[list(wanted)]
+
+
+def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
+    names = names_of(frame)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ParameterError(f"{where}: column {twice!r} is there twice; give each its own name")
+    columns = []
+    for name in frame.columns:
+        column = np.asarray(frame[name].to_numpy())
+        if column.dtype.kind not in NUMBERS:
+            column = _nullable(column, f"{where}: column {str(name)!r}")
+        columns.append(column.astype(np.float32 if column.dtype.kind != "f" else column.dtype))
+    return np.stack(columns, axis=1) if columns else np.empty((len(frame), 0), np.float32)
+
+
+def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
+    """Return numbers and absent values, which a frame has as objects, as floats with NaN."""
+    try:
+        if column.dtype.kind in "SUM" or any(isinstance(one, str) for one in column):
+            raise TypeError
+        return np.array([np.nan if one is None or one != one else float(one) for one in column])
+    except (TypeError, ValueError):
+        raise ParameterError(
+            f"{where} holds words, dates or objects, and expected are numbers; say in a schema what columns mean "
+            "(moretta.read_table(frame, schema)), or leave it out"
+        ) from None
+
+
+def _array(given: Any, where: str) -> NDArray[Any]:
+    if isinstance(given, LazyRows):
+        rows: Any = given
+        return rows  # type: ignore[no-any-return]
+    if isinstance(given, np.ndarray):
+        return given
+    try:
+        if hasattr(given, "detach"):
+            return np.asarray(given.detach().cpu().numpy())
+        return np.asarray(given.to_numpy() if _is_series(given) else given)
+    except (ValueError, TypeError, RuntimeError):
+        raise ParameterError(
+            f"{where}: expected numbers, with as many in each row; got {_kind(given)} that is no such array"
+        ) from None
+
+
+def _refuse_streams(x: Any, where: str) -> None:
+    if hasattr(x, "dataset") and hasattr(x, "__iter__") and not hasattr(x, "__getitem__"):
+        raise ParameterError(f"{where}: got {_kind(x)}; give its dataset, as the protocol draws batches by itself")
+    if isinstance(x, Iterable) and not hasattr(x, "__len__"):
+        raise ParameterError(f"{where}: got {_kind(x)}, whose rows have no number; give a list, an array or a Dataset")
+
+
+def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:
+    """Return the samples and targets of a Dataset, read into memory."""
+    rows = [data[place] for place in range(len(data))]
+    if not rows:
+        raise ParameterError(f"{where}: the Dataset is empty; expected at least one sample with its target")
+    if any(not isinstance(row, tuple | list) or len(row) != 2 for row in rows):
+        raise ParameterError(f"{where}: expected a Dataset that gives pairs, a sample and its target, by index")
+    if isinstance(rows[0][0], Mapping):
+        return {name: _stacked([row[0][name] for row in rows], where) for name in rows[0][0]}, _targets(rows, where)
+    return _stacked([row[0] for row in rows], where), _targets(rows, where)
+
+
+def _targets(rows: Sequence[Any], where: str) -> NDArray[Any]:
+    return _stacked([row[1] for row in rows], where)
+
+
+def _stacked(given: Sequence[Any], where: str) -> NDArray[Any]:
+    arrays = [_array(one, where) for one in given]
+    if len({one.shape for one in arrays}) > 1:
+        raise ParameterError(f"{where}: the Dataset's samples have different shapes; make them alike")
+    return np.stack(arrays)
+
+
+def _is_series(given: object) -> bool:
+    """Whether this is one column of a frame."""
+    return hasattr(given, "to_numpy")
+
+
+def _kind(given: object) -> str:
+    return f"a {type(given).__name__}"

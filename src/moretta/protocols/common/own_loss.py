@@ -1,0 +1,125 @@
+"""A loss of the user's own: a function of outputs and targets that gives each row a number.
+
+    def huber(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.huber_loss(outputs, targets, reduction="none").sum(dim=1)
+
+Its mean over rows is what is minimised. The built-in loss that `loss` names still says how targets are encoded
+(`moretta.protocols.common.targets`), and is what test rows are scored by, so that runs can be compared.
+
+A row's number depends on that row alone, as silos are weighted by their rows, and some protocols take rows one by one.
+This module needs no torch until a loss is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import BeforeValidator, PlainSerializer
+
+from moretta.contract.messages import Array
+from moretta.data.references import is_reference, resolve, said
+from moretta.errors import ParameterError
+from moretta.protocols.common.targets import encode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Function = Callable[..., Any]
+ROWS = 8  # made up, on which a loss is tried
+CLOSE = 1e-4  # relative, between a row's number alone and among others
+
+
+def named(function: Function | str) -> str:
+    """Return "module:function", as a run file has it."""
+    if isinstance(function, str):
+        return function
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _known(given: object) -> object:
+    if given is None or callable(given) or (isinstance(given, str) and is_reference(given)):
+        return given
+    raise ValueError('a function, in a run file "module:function"')
+
+
+OwnFunction = Annotated[
+    Function | str | None, BeforeValidator(_known), PlainSerializer(named, return_type=str, when_used="unless-none")
+]
+"""A field for a function, or in a run file its "module:function"; None for none."""
+
+
+def found(given: Function | str, base: Path = Path()) -> Function:
+    """Return a function, by its name imported from beside a run file in the folder `base`."""
+    return resolve(given, base) if isinstance(given, str) else given
+
+
+def of_rows(function: Function, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each row, [rows]. Raises `moretta.errors.ParameterError` where that is not what comes."""
+    import torch
+
+    losses = function(outputs, targets)
+    if not isinstance(losses, torch.Tensor) or losses.shape != outputs.shape[:1]:
+        got = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ParameterError(
+            f"own-loss `{named(function)}`: expected a tensor of one number a row, [{len(outputs)}], got {got}; leave "
+            'out the mean over rows (of torch\'s own losses by reduction="none")'
+        )
+    return losses
+
+
+def of_arrays(function: Function) -> Callable[[Array, Array], Array]:
+    """Return the same of arrays, in float64 and without gradients."""
+
+    def losses(outputs: Array, targets: Array) -> Array:
+        import torch
+
+        wanted = targets.astype(np.float64) if targets.dtype.kind == "f" else targets
+        with torch.no_grad():
+            return of_rows(function, torch.tensor(outputs, dtype=torch.float64), torch.tensor(wanted)).numpy()
+
+    return losses
+
+
+def check(given: Function | str, outputs: int, loss: str, task: str, dtype: Any, *, differentiable: bool) -> None:
+    """Try a loss on made-up rows. Raises `moretta.errors.ParameterError` where it cannot be trained on.
+
+    outputs: of the model. loss: the built-in one, which encodes targets. dtype: torch's, of the run. differentiable:
+    whether silos need its gradient.
+    """
+    import torch
+
+    function, drawn = found(given), np.random.default_rng(0)
+    said_first = f"own-loss `{named(function)}`"
+    x = torch.tensor(drawn.normal(size=(ROWS, outputs)), dtype=dtype, requires_grad=True)
+    y = torch.tensor(_made_up_targets(drawn, outputs, loss, task))
+    y = y.to(dtype) if y.is_floating_point() else y
+    try:
+        losses = of_rows(function, x, y)
+        alone = torch.cat([of_rows(function, x[row : row + 1], y[row : row + 1]) for row in range(ROWS)])
+        slopes = torch.autograd.grad(losses.sum(), x)[0] if differentiable else x.detach()
+    except ParameterError:
+        raise
+    except Exception as error:
+        raise ParameterError(
+            f"{said_first} failed on {ROWS} made-up rows, outputs {list(x.shape)} and targets {list(y.shape)} of "
+            f"{str(y.dtype).removeprefix('torch.')}, with {said(error)}; mend it"
+        ) from error
+    if not (torch.isfinite(losses).all() and torch.isfinite(slopes).all()):
+        raise ParameterError(f"{said_first}: expected finite numbers on made-up rows, got NaN or infinity; mend it")
+    if not torch.allclose(losses.detach(), alone.detach(), rtol=CLOSE, atol=CLOSE):
+        raise ParameterError(
+            f"{said_first}: expected the same number for a row alone and among others; let a row's loss depend on that "
+            "row alone"
+        )
+
+
+def _made_up_targets(drawn: np.random.Generator, outputs: int, loss: str, task: str) -> Array:
+    if task == "classification":
+        return encode(np.arange(ROWS) % max(outputs, 2), outputs, loss, "made up", np.float64)
+    numbers = drawn.normal(size=(ROWS, outputs))
+    if loss == "cross-entropy":  # rows of probabilities
+        numbers = np.exp(numbers) / np.exp(numbers).sum(axis=1, keepdims=True)
+    return encode(numbers, outputs, loss, "made up", np.float64)

@@ -1,0 +1,33 @@
+"""How much harm a successful attack does to the people whose rows were trained on: four degrees, the gravest first.
+
+Attacks declare one (`moretta.audit.evidence.attack.Attack`), audits write it down, and pages sort by it. Whether an
+attack succeeded is another question, and its result answers that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+Severity = Literal["rows", "labels", "members", "protocol"]
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""All of them, the gravest first."""
+
+SAID: Mapping[Severity, str] = {
+    "rows": "recovers rows",
+    "labels": "recovers labels or properties",
+    "members": "tells members",
+    "protocol": "tells what the protocol gives anyway",
+}
+"""What an attack of each does, in words for people."""
+
+_WHERE = "Where an attack of this kind succeeds,"
+
+MEANING: Mapping[Severity, str] = {
+    "rows": f"{_WHERE} values of single rows are worked out, which may be data about one person each.",
+    "labels": f"{_WHERE} labels of rows are worked out, or what the rows of one silo have in common.",
+    "members": f"{_WHERE} it is worked out whether a given row, or a person’s id, is among those of a silo.",
+    "protocol": f"{_WHERE} a model, a key or an update is worked out, and by itself nothing of a single row.",
+}
+"""What that means for the people whose rows they are, in a sentence."""

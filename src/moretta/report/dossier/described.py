@@ -1,0 +1,289 @@
+"""What a run's folder says of itself: who took part, with what data, what was done, and how well it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moretta.protocols.common.claims import has_roster
+from moretta.report.dossier.document import Sentence, pointer, sentence
+from moretta.report.dossier.evidence import Evidence
+from moretta.report.summary import enumerated
+from moretta.report.table import human_bytes, plain
+
+MOST_NAMES = 30  # silos or inputs that are listed by their names
+
+
+def _of_run(evidence: Evidence, *keys: str) -> str:
+    """Return the source of a setting: in the record, or in the run file of an unfinished run."""
+    return pointer("result.json", "settings", *keys) if evidence.record else pointer("run.toml", *keys)
+
+
+# -- who takes part ----------------------------------------------------------------------------------------------------
+
+
+def parties(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield who took part."""
+    record = evidence.record
+    if record is None:
+        silos = evidence.run_file.get("data", {}).get("silos")
+        if silos is not None:
+            yield sentence(f"The run file asks for {silos} silos", pointer("run.toml", "data", "silos"))
+        return
+    names = record.silo_names if len(record.silo_names) <= MOST_NAMES else ()
+    text = f"{record.silos} {'silo' if record.silos == 1 else 'silos'}, which hold rows, took part"
+    if names:
+        text += f", and the run calls them {enumerated(names)}"
+    yield sentence(text, pointer("result.json", "silo_names" if record.silo_names else "silos"))
+    if not evidence.entry or not evidence.entry.pooled:
+        yield sentence(
+            "Beside them a server took part, which holds no training rows", pointer("result.json", "protocol")
+        )
+    if record.setting("engine", "name") != "flare" and evidence.entry and evidence.entry.summed:
+        yield sentence(
+            "All roles were played on one machine, so this run shows what the roles receive and is a simulation of "
+            "separate parties",
+            _of_run(evidence, "engine", "name"),
+        )
+
+
+def name(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what the run is called."""
+    source = pointer("result.json", "name") if evidence.record else pointer("run.toml", "run")
+    yield sentence(f"The run is called {evidence.name}", source)
+    if evidence.record and evidence.record.run:
+        yield sentence(f"Its id is {evidence.record.run}", pointer("result.json", "run"))
+
+
+def sheet(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield whether the run has finished, and what a dossier is."""
+    if evidence.record is None:
+        asked = evidence.run_file.get("run", {}).get("rounds", "?")
+        yield sentence(
+            f"The run has not finished: {evidence.rounds_done} of {asked} rounds are in its history, so this dossier "
+            "states what was planned, and is to be made again at the end",
+            "history.jsonl" if (evidence.folder / "history.jsonl").exists() else "run.toml",
+            pointer("run.toml", "run", "rounds"),
+        )
+    elif evidence.record.insecure_secret_seed:
+        yield sentence(
+            "The run used insecure-secret-seed, so nothing was hidden in it, and no statement of this dossier on what "
+            "is hidden holds",
+            pointer("result.json", "insecure_secret_seed"),
+        )
+    yield sentence(
+        "This dossier was written from the folder of the run, and states what was recorded and measured there",
+        "clause:gdpr-35-7-a",
+    )
+    yield sentence(
+        "Beside each sentence stands what it rests on: a key of a file in the run folder, a claim of this version of "
+        "Moretta on who learns what, or a clause",
+        pointer("result.json", "versions", "moretta") if evidence.record else "run.toml",
+    )
+    yield sentence(
+        "It weighs nothing: whether a risk is acceptable and what the law asks for, people decide", "clause:gdpr-35-7-c"
+    )
+
+
+def impacts(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield where impacts by design are told."""
+    yield sentence(
+        "What each role learns by design stands in section 2.2.a, and what attacks made of it in section 4.1.c",
+        "clause:template-3.1",
+    )
+
+
+def words(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what the words of claims and attacks mean."""
+    source = pointer("result.json", "protocol") if evidence.record else pointer("run.toml", "protocol")
+    for text in WORDS:
+        yield sentence(text, source, group="Words")
+
+
+WORDS = (
+    "A silo is a party that holds rows, such as a hospital, and also called a participant",
+    "The server is the party that leads the training, and under some protocols only relays",
+    "A row is one record, often about one person; its label, or target, is what the model learns to predict",
+    "A round is one step of the training, in which silos compute and something is added up",
+    "An update is what a silo computes of its rows in a round: a gradient, a change of weights or a few numbers",
+    "A secure sum adds updates up under masks, random numbers that cancel in the sum",
+    "The model is the numbers, also called parameters or weights, that were trained",
+    "Chance, or guessing, is what an attack scores that has seen nothing of the run",
+)
+
+
+# -- what data ---------------------------------------------------------------------------------------------------------
+
+_KINDS = {
+    "number": "a number",
+    "category": "one of some words without an order",
+    "ordered": "one of some words with an order",
+    "date": "a date",
+    "id": "an identifier of the row, which is no input of the model",
+    "group": "an identifier of whom the row is about, which is no input of the model",
+    "file": "the path of an image, which is the input of the model",
+    "target": "what the model learns to predict",
+    "drop": "not read",
+}
+
+
+def data(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what the rows are like, by the schema where there is one."""
+    if evidence.columns:
+        yield sentence(
+            f"The rows are of tables with {len(evidence.columns)} columns, which the schema describes",
+            pointer("inputs.json", "table", "columns"),
+        )
+        for name, column in evidence.columns.items():
+            yield sentence(_column(name, column), pointer("inputs.json", "table", "columns", name))
+        return
+    yield from _arrays(evidence)
+
+
+def _column(name: str, column: Mapping[str, Any]) -> str:
+    kind = str(column.get("kind"))
+    text = f"Column {name}: {_KINDS.get(kind, kind)}"
+    if unit := column.get("unit"):
+        text += f", in {unit}"
+    words = column.get("categories") or column.get("classes")
+    if isinstance(words, list | tuple) and words:
+        text += f", of {len(words)} words"
+    blanks = column.get("blanks", "refuse")
+    return text + (", which may be absent" if blanks != "refuse" else "")
+
+
+def _arrays(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what is known of inputs without a schema."""
+    source = _of_run(evidence, "data")
+    yield sentence(
+        "No schema says what the columns mean, so the categories of data are to be described by people", source
+    )
+    inputs = evidence.inputs or {}
+    if shape := inputs.get("shape"):
+        size = " × ".join(map(str, shape)) if isinstance(shape, list) else str(shape)
+        yield sentence(f"A sample has {size} numbers", pointer("inputs.json", "shape"))
+    names = inputs.get("columns")
+    if isinstance(names, list) and 0 < len(names) <= MOST_NAMES:
+        yield sentence(
+            f"The inputs are called {enumerated([str(name) for name in names])}", pointer("inputs.json", "columns")
+        )
+
+
+# -- what was done -----------------------------------------------------------------------------------------------------
+
+
+def scope(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what was trained for how long, and who missed rounds."""
+    record = evidence.record
+    if record is None:
+        yield sentence(f"The run file asks for the protocol {evidence.label}", pointer("run.toml", "protocol", "name"))
+        return
+    task = "classes" if record.task == "classification" else "numbers"
+    yield sentence(
+        f"A model of {record.parameters:,} numbers was trained under the protocol {evidence.label} for "
+        f"{record.rounds:,} rounds, to predict {task}",
+        *(pointer("result.json", key) for key in ("parameters", "protocol", "rounds", "task")),
+    )
+    if record.dropped:
+        silos = len({one.silo for one in record.dropped})
+        yield sentence(
+            f"{silos} {'silo' if silos == 1 else 'silos'} missed {len({one.round for one in record.dropped})} rounds",
+            pointer("result.json", "dropped"),
+        )
+
+
+def functions(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what silos and server did, and how much they sent."""
+    record, entry = evidence.record, evidence.entry
+    if record is None:
+        return
+    if entry is not None and entry.pooled:
+        yield sentence(
+            "The rows of all silos were handed over to one party, which trained on them together",
+            pointer("result.json", "protocol"),
+        )
+        return
+    scheme = record.secure_aggregation.scheme if record.secure_aggregation else "none"
+    source = pointer("result.json", "secure_aggregation")
+    if entry is None or entry.summed:
+        yield sentence(
+            "In each round the silos computed an update of the model from their own rows, which stayed where they were",
+            pointer("result.json", "protocol"),
+        )
+        summed = (
+            "The updates were sent in the clear, without a secure sum"
+            if scheme == "none"
+            else f"The updates were added up by the secure sum {scheme}; section 2.2.a says who sees what of it"
+        )
+        yield sentence(summed, source)
+    else:
+        yield sentence(
+            "Each silo trained a model of its own from its own rows, and nothing was added up",
+            pointer("result.json", "protocol"),
+        )
+    sent, got = record.traffic.up_per_silo_per_round, record.traffic.down_per_silo_per_round
+    yield sentence(
+        f"On average a silo received {human_bytes(got)} a round and sent {human_bytes(sent)}",
+        pointer("result.json", "bytes", "down_per_silo_per_round"),
+        pointer("result.json", "bytes", "up_per_silo_per_round"),
+    )
+    if record.traffic.secure_aggregation:
+        yield sentence(
+            f"Keys and shares of the secure sum took {human_bytes(record.traffic.secure_aggregation)} in all",
+            pointer("result.json", "bytes", "secure_aggregation"),
+        )
+
+
+def means(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield the software, and what the run folder keeps."""
+    record = evidence.record
+    if record is not None:
+        for name, version in record.versions.items():
+            yield sentence(f"The software {name} was of version {version}", pointer("result.json", "versions", name))
+        engine = record.setting("engine", "name")
+        where = "between machines by NVIDIA FLARE" if engine == "flare" else f"by the engine {engine}"
+        yield sentence(f"Messages were carried {where}", _of_run(evidence, "engine", "name"))
+    kept = {
+        "model.safetensors": "the trained model, or what the server has in its place",
+        "released.safetensors": "the model that silos may be given",
+        "models": "each silo’s own model",
+        "views": "recorded messages, from which attacks can be played",
+        "truth": "what an audit is scored by, among it secrets of the roles",
+        "checkpoint": "the roles’ states, with their secrets",
+        "participants": "the participants’ own models side by side, as a simulation has them",
+    }
+    for name, what in kept.items():
+        if (evidence.folder / name).exists():
+            yield sentence(f"The run folder keeps {name}: {what}", name)
+
+
+def security(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield whether silos knew each other by a roster."""
+    record = evidence.record
+    if record is None:
+        return
+    if evidence.entry is None or evidence.entry.summed:
+        roster = has_roster(record.model_dump(by_alias=True))
+        text = (
+            "Each silo signed its keys by a long-lived identity, which a roster of all parties names"
+            if roster
+            else "No roster of identities was set, so the silos took each other’s keys from the server on trust"
+        )
+        keys = ("roster",) if roster else ()
+        yield sentence(text, _of_run(evidence, "secure-aggregation", *keys))
+
+
+def works(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield how well the model predicts, as far as that is evidence of necessity."""
+    record = evidence.record
+    if record is None:
+        return
+    if not record.test.given:
+        yield sentence("No test rows say how well the model predicts", pointer("result.json", "test"))
+        return
+    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
+    if record.test.accuracy is not None:
+        text, key = f"an accuracy of {100 * record.test.accuracy:.1f} %", "accuracy"
+    else:
+        text, key = f"a mean squared error of {plain(record.test.mse)}", "mse"
+    yield sentence(f"On the {rows} the model reaches {text}", pointer("result.json", "test", key))

@@ -1,0 +1,196 @@
+"""Sentences, each with its sources, in sections: the JSON of a dossier, of which the page is made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from moretta.errors import ParameterError
+from moretta.report.dossier.clauses import CLAUSES
+
+KIND, FORMAT = "moretta dossier", 1
+
+Origin = Literal["stated", "answered", "open"]
+"""stated: by the run folder or a clause. answered: by people, in `dossier.toml`. open: they have not."""
+
+Verdict = Literal["", "succeeded", "failed"]
+
+_END = re.compile(r"(?<=[.!?]) (?=[A-Z“])")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence. text: with its full stop. sources: what it rests on, at least one.
+
+    A source is ``FILE#/KEY/..`` of the run folder (a JSON pointer, also into a TOML file; without ``#`` the file as a
+    whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0) or ``clause:NAME`` of `clauses`.
+    group: the heading that it stands under, if any. name: an attack's own name. by: who must answer, if it is open.
+    verdict: of the attack that it is about.
+    """
+
+    text: str
+    sources: tuple[str, ...]
+    origin: Origin = "stated"
+    group: str = ""
+    name: str = ""
+    by: str = ""
+    verdict: Verdict = ""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One section of a dossier. number: as the EDPB's template has it. clauses: that it follows."""
+
+    number: str
+    title: str
+    clauses: tuple[str, ...]
+    sentences: tuple[Sentence, ...]
+
+
+def sentence(text: str, *sources: str, group: str = "", name: str = "") -> Sentence:
+    """Return one sentence that the run folder or a clause states, begun large and ended with a full stop."""
+    return Sentence(_ended(text), sources, group=group, name=name)
+
+
+def sentences(text: str, *sources: str, origin: Origin = "stated", group: str = "", by: str = "") -> list[Sentence]:
+    """Return the sentences of a text of others', each with these sources."""
+    return [Sentence(_ended(part), sources, origin, group, by=by) for part in _END.split(text.strip()) if part]
+
+
+def under(group: str, some: Iterable[Sentence]) -> list[Sentence]:
+    """Return sentences below a heading."""
+    return [replace(one, group=group) for one in some]
+
+
+def pointer(file: str, *keys: str | int) -> str:
+    """Return the source of a key in a file of the run folder.
+
+    >>> pointer("inputs.json", "table", "columns", "a/b")
+    'inputs.json#/table/columns/a~1b'
+    """
+    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]:
+    """Return the content of the JSON, with its digest."""
+    used = {name for section in sections for name in section.clauses}
+    used |= {
+        source.removeprefix("clause:")
+        for section in sections
+        for one in section.sentences
+        for source in one.sources
+        if source.startswith("clause:")
+    }
+    told = {
+        "format": FORMAT,
+        "kind": KIND,
+        "title": title,
+        "run": run,
+        "sections": [_told(section) for section in sections],
+        "clauses": {name: vars(clause) for name, clause in CLAUSES.items() if name in used},
+    }
+    return {**told, "digest": digest(told)}
+
+
+def digest(told: dict[str, Any]) -> str:
+    """Return the SHA-256, in hex, of a dossier's content without its own digest."""
+    rest = {key: value for key, value in told.items() if key != "digest"}
+    text = json.dumps(rest, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def dumps(told: dict[str, Any]) -> bytes:
+    """Return the JSON as its file has it."""
+    return (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+
+def loads(data: bytes, where: str) -> dict[str, Any]:
+    """Return the content of a JSON, of which the page can be made.
+
+    Raises `moretta.errors.ParameterError` for anything that is no dossier.
+    """
+    wrong = f"{where}: expected the JSON of a dossier; make one by: moretta dossier RUN"
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ParameterError(wrong) from None
+    if not isinstance(told, dict) or told.get("kind") != KIND:
+        raise ParameterError(wrong)
+    if told.get("format") != FORMAT:
+        raise ParameterError(f"{where}: expected a dossier of format {FORMAT}; was it made by another version?")
+    try:
+        _Told.model_validate(told)
+    except (ValidationError, RecursionError):
+        raise ParameterError(f"{where}: this dossier is damaged; write it again") from None
+    return told
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Line(_Part):
+    id: str
+    text: str
+    sources: list[str]
+    origin: Origin
+    group: str = ""
+    name: str = ""
+    by: str = ""
+    verdict: Verdict = ""
+
+
+class _Lines(_Part):
+    number: str
+    title: str
+    clauses: list[str]
+    sentences: list[_Line]
+
+
+class _Clause(_Part):
+    document: str
+    clause: str
+    asks: str
+
+
+class _Told(_Part):
+    """What the JSON holds, of which nothing is believed before it is checked."""
+
+    format: int
+    kind: str
+    title: str
+    run: str
+    sections: list[_Lines]
+    clauses: dict[str, _Clause]
+    digest: str
+
+    @model_validator(mode="after")
+    def _names_clauses_that_are_there(self) -> Self:
+        if any(name not in self.clauses for section in self.sections for name in section.clauses):
+            raise ValueError("a clause is named that is not there")
+        return self
+
+
+def _told(section: Chapter) -> dict[str, Any]:
+    lines = [
+        {"id": f"{section.number}-{place}", **{key: value for key, value in vars(one).items() if value}}
+        for place, one in enumerate(section.sentences, start=1)
+    ]
+    return {
+        "number": section.number,
+        "title": section.title,
+        "clauses": list(section.clauses),
+        "sentences": [{**line, "sources": list(line["sources"])} for line in lines],
+    }
+
+
+def _ended(text: str) -> str:
+    text = text.strip()
+    begun = text if "." in text.split()[0] else text[0].upper() + text[1:]  # the name of a file stays as it is
+    return begun + ("" if text[-1] in ".!?" else ".")

@@ -1,0 +1,124 @@
+"""What a run folder holds, read once: its record, its run file, what its inputs mean, its views, people's answers."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moretta.engines import views
+from moretta.engines.run_folder import read_json
+from moretta.errors import ParameterError
+from moretta.protocols.common.entry import Entry
+from moretta.protocols.registry import ENTRIES
+from moretta.report.dossier.questions import NAME, read_answers
+from moretta.report.folder import RunRecord, read_run
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """What a role received in the recorded rounds."""
+
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run.
+
+    record: of a finished run, None of another. run_file: of `run.toml`, empty for a run from Python. inputs: of
+    `inputs.json`, None where it is missing. heard: by role, of recorded views. rounds_done: in the history.
+    answers: by key of `dossier.toml`; answers_file: its name.
+    """
+
+    folder: Path
+    record: RunRecord | None
+    run_file: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] | None = None
+    heard: Mapping[str, Receipts] = field(default_factory=dict)
+    rounds_done: int = 0
+    answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    answers_file: str = NAME
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.record.name if self.record else str(self.run_file.get("run", {}).get("name", self.folder.name))
+
+    @property
+    def protocol(self) -> str:
+        """The name of the run's protocol."""
+        return self.record.protocol if self.record else str(self.run_file.get("protocol", {}).get("name", ""))
+
+    @property
+    def entry(self) -> Entry | None:
+        """The protocol's entry in the registry, None where this version does not know it."""
+        return ENTRIES.get(self.protocol)
+
+    @property
+    def label(self) -> str:
+        """The protocol as the field writes it."""
+        return self.entry.label if self.entry else self.protocol
+
+    @property
+    def columns(self) -> Mapping[str, Mapping[str, Any]]:
+        """The columns of the schema, in order; none where there is no schema."""
+        table = (self.inputs or {}).get("table")
+        found = table.get("columns", {}) if isinstance(table, Mapping) else {}
+        return found if isinstance(found, Mapping) else {}
+
+
+def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
+    """Read a run folder. answers: a file of `questions.read_answers`; None for `dossier.toml` in the folder, if any.
+
+    Raises `moretta.errors.ParameterError` for a folder that holds no run, or a file in it that is damaged.
+    """
+    if not folder.is_dir():
+        raise ParameterError(f"{folder}: expected a run folder; there is no such directory")
+    finished = (folder / "result.json").exists()
+    if not finished and not (folder / "run.toml").exists():
+        raise ParameterError(f"{folder}: expected a run folder; it has neither result.json nor run.toml")
+    record = read_run(folder) if finished else None
+    given = answers or (folder / NAME if (folder / NAME).exists() else None)
+    return Evidence(
+        folder,
+        record,
+        run_file=_toml(folder / "run.toml"),
+        inputs=read_json(folder / "inputs.json") if (folder / "inputs.json").exists() else None,
+        heard={} if record is None or not record.views else _heard(folder / "views", record),
+        rounds_done=_rounds(folder / "history.jsonl"),
+        answers={} if given is None else read_answers(given),
+        answers_file=NAME if given is None else given.name,
+    )
+
+
+def _toml(file: Path) -> Mapping[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise ParameterError(f"{file}: expected the run file of this run; it cannot be read as TOML") from None
+
+
+def _rounds(file: Path) -> int:
+    return sum(1 for line in file.read_bytes().splitlines() if line.strip()) if file.exists() else 0
+
+
+def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
+    """Count what roles received in views that are as they were recorded; nothing where they have been removed."""
+    if not (folder / views.INDEX).exists():
+        return {}
+    seen = views.Views.open(folder, record.run, record.views)
+    messages, sizes = Counter[str](), Counter[str]()
+    for role, files in seen.files.items():
+        for number in files:
+            for one in views.parse(seen.data(role, number), files[number]):
+                if one.direction == "received":
+                    messages[role] += 1
+                    sizes[role] += len(one.data)
+    return {role: Receipts(messages[role], sizes[role]) for role in seen.files}

@@ -1,0 +1,92 @@
+"""What only people can answer, and `dossier.toml`, in which they do: a key a question, a text or a list of texts."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moretta.contract.wording import did_you_mean
+from moretta.errors import ParameterError
+
+NAME = "dossier.toml"
+LONGEST = 20_000  # characters of an answer
+
+PARTIES, CONTROLLERS, OFFICER = "the parties", "the controllers", "the data-protection officer"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question. key: of `dossier.toml`. section: of the dossier. by: who must answer."""
+
+    key: str
+    section: str
+    by: str
+    asks: str
+
+
+QUESTIONS: Sequence[Question] = (
+    Question("controllers", "0.1", PARTIES, "who are the controllers, and how are they and their officers reached"),
+    Question("processors", "0.2", CONTROLLERS, "who are processors, among them whoever runs the server, and of what"),
+    Question("planning", "0.4", CONTROLLERS, "when does the processing begin and end"),
+    Question("team", "0.5", CONTROLLERS, "who makes the assessment, and in which role"),
+    Question("reasons", "0.5", CONTROLLERS, "why is the assessment made, and what does it leave out"),
+    Question("data-subjects", "1.1.a", CONTROLLERS, "whom are the rows about, and which columns relate to a person"),
+    Question("special-categories", "1.1.a", CONTROLLERS, "which columns are of special categories, such as health"),
+    Question("purpose", "1.1.b", CONTROLLERS, "what is the model for, and why does it need these data"),
+    Question("secondary-uses", "1.1.c", CONTROLLERS, "for what else may data or model be used"),
+    Question("context", "1.1.d", CONTROLLERS, "how many people are concerned, where, and in which relation to you"),
+    Question("transfers", "1.1.d", CONTROLLERS, "does anything go to a third country or cross a border"),
+    Question("collection", "1.2", PARTIES, "how were the rows collected, where are they kept, how are they deleted"),
+    Question("assets", "1.3", PARTIES, "on which machines and by whom is the processing done"),
+    Question("codes", "1.4", CONTROLLERS, "which approved codes of conduct apply"),
+    Question("legal-basis", "2.1.a", CONTROLLERS, "what is the legal basis of each purpose"),
+    Question("lifted-prohibition", "2.1.b", CONTROLLERS, "what lifts the prohibition for special categories"),
+    Question("need", "2.2.a", CONTROLLERS, "why is each column needed"),
+    Question("retention", "2.2.a", CONTROLLERS, "how long are rows, models, run folders and recordings kept"),
+    Question("data-quality", "2.2.b", PARTIES, "what is required of the quality of the data, and how is it kept"),
+    Question("principles", "2.3.a", CONTROLLERS, "which measures serve the principles of Article 5(1)"),
+    Question("rights", "2.3.b", CONTROLLERS, "how do people exercise their rights, also where a model was trained"),
+    Question("other-requirements", "2.3.c", CONTROLLERS, "what is agreed on consent, processors and transfers"),
+    Question("security", "2.3.e", PARTIES, "how are machines, keys and run folders guarded"),
+    Question("impacts", "3.1", CONTROLLERS, "what may the processing, as it is designed, do to people"),
+    Question("necessity", "3.2", CONTROLLERS, "which less intrusive ways were considered, and why not taken"),
+    Question("proportionality", "3.3", CONTROLLERS, "do the benefits stand in proportion to the impacts"),
+    Question("events", "4.1.a", PARTIES, "what may go wrong: access, change, loss, and with what impact"),
+    Question("likelihood", "4.1.c", CONTROLLERS, "how likely and how severe is each risk, and is it acceptable"),
+    Question("measures", "4.2.a", CONTROLLERS, "which further measures are taken against which risk"),
+    Question("acceptance", "4.2.b", CONTROLLERS, "are the risks that remain acceptable, and why"),
+    Question("plan", "4.2.c", CONTROLLERS, "who does what until when, and when is this reviewed"),
+    Question("advice", "5.1", OFFICER, "what is the advice on this processing"),
+    Question("views", "5.2", CONTROLLERS, "what do data subjects or representatives say, or why were they not asked"),
+    Question("decision", "6", CONTROLLERS, "is the processing approved, on which conditions, rejected or consulted on"),
+)
+
+
+def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
+    """Return the answers of a file by key, each as its texts; an empty text is no answer.
+
+    Raises `moretta.errors.ParameterError` for a file that cannot be read, an unknown key or an answer that is no text.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParameterError(f"{path}: it cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"{path}: this is not TOML: {str(error).splitlines()[0]:.120}") from None
+    known = [question.key for question in QUESTIONS]
+    for key in tables:
+        if key not in known:
+            raise ParameterError(f"{path}: there is no question {key!r:.80}; {did_you_mean(key, known)}")
+    return {key: texts for key, value in tables.items() if (texts := _texts(path, key, value))}
+
+
+def _texts(path: Path, key: str, value: object) -> Sequence[str]:
+    given = value if isinstance(value, list) else [value]
+    texts = [text for text in given if isinstance(text, str) and len(text) <= LONGEST]
+    if len(texts) < len(given):
+        raise ParameterError(
+            f"{path}: {key}: expected a text in quotes or a list of texts, up to {LONGEST} letters each"
+        )
+    return [" ".join(text.split()) for text in texts if text.strip()]

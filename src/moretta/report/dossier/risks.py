@@ -1,0 +1,220 @@
+"""Attacks by severity, differential privacy, and the risks that remain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
+from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
+from moretta.report.audit import CONFINED, ROLES, figure, interval
+from moretta.report.dossier.document import Sentence, Verdict, pointer, sentence, sentences, under
+from moretta.report.dossier.evidence import Evidence
+from moretta.report.dossier.recipients import NAMES, held
+from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord
+
+NOT_GRADED = "Not graded"
+
+
+def method(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield how risks were measured."""
+    audit = evidence.record.audit if evidence.record else None
+    if audit is None:
+        yield from unaudited(evidence)
+        return
+    views, tried = pointer("audit.json", "views"), pointer("audit.json", "attacks")
+    yield sentence(
+        f"In an audit, attacks were played with what single roles, or several together, had received in "
+        f"{len(audit.views)} recorded {'round' if len(audit.views) == 1 else 'rounds'}",
+        views,
+        "clause:opinion-attacks",
+    )
+    rows = "the run’s test rows" if audit.background == TEST_ROWS else audit.background
+    yield sentence(
+        f"As background knowledge attackers had {rows}, where an attack uses any", pointer("audit.json", "background")
+    )
+    yield sentence("An attack succeeded where the 95 % interval of its score lies above what guessing scores", tried)
+    yield sentence("An attack that failed proves nothing, because a stronger one may exist", tried)
+    slow = "Slow attacks were played too" if audit.thorough else "Slow attacks were left out"
+    yield sentence(slow, pointer("audit.json", "thorough"))
+    if audit.confined_by != "kernel":
+        yield sentence(CONFINED, pointer("audit.json", "confined_by"))
+
+
+def unaudited(evidence: Evidence) -> list[Sentence]:
+    """Return that nothing was measured, and what would do it."""
+    if evidence.record is None:
+        return [sentence("The run has not finished, so no attack on it was measured", pointer("run.toml", "run"))]
+    recorded = evidence.record.views
+    how = (
+        "its messages were recorded, so moretta audit can play attacks on them"
+        if recorded
+        else "its messages were not recorded, so only a new run with record-views can be audited"
+    )
+    text = f"No attack on this run was measured, as its folder has no audit; {how}"
+    return [sentence(text, pointer("result.json", "views"))]
+
+
+def attacks(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what attacks came to, the gravest first."""
+    audit = evidence.record.audit if evidence.record else None
+    if audit is None:
+        source = pointer("result.json", "views") if evidence.record else pointer("run.toml", "run")
+        yield sentence("Without an audit there is no measured risk to list", source)
+        return
+    for severity in SEVERITIES:
+        yield from _of_severity(audit, severity)
+    ungraded = [(place, one) for place, one in enumerate(audit.attacks) if one.severity is None]
+    for place, one in ungraded:
+        yield from under(NOT_GRADED, _came_to(place, one))
+
+
+def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
+    some = [(place, one) for place, one in enumerate(audit.attacks) if one.severity == severity]
+    won = sum(one.succeeded for _, one in some)
+    group = SAID[severity][0].upper() + SAID[severity][1:]
+    yield sentence(MEANING[severity], pointer("audit.json", "attacks"), group=group)
+    told = (
+        f"{won} of {len(some)} attacks of this kind succeeded"
+        if some
+        else "No attack of this kind was played on this run"
+    )
+    yield sentence(told, pointer("audit.json", "attacks"), group=group)
+    for place, one in sorted(some, key=lambda pair: -pair[1].advantage):
+        yield from under(group, _came_to(place, one))
+
+
+def _came_to(place: int, one: Attacked) -> list[Sentence]:
+    """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
+    role = ROLES.get(one.role, one.role)
+    what = f"{role} {one.title}" if one.title else f"{role} tries the attack {one.attack}"
+    verdict: Verdict = "succeeded" if one.succeeded else "failed"
+    scored = f"with a score of {figure(one.score)} (95 %: {interval(one)}), where guessing scores {figure(one.chance)}"
+    source = pointer("audit.json", "attacks", place)
+    said = sentence(f"{what}: this attack {verdict}, {scored}", source, name=one.attack)
+    first = replace(said, verdict=verdict)
+    knew = "nothing else" if one.knowledge == "nothing" else one.knowledge
+    given = sentence(f"It was given {one.view}, and knew {knew}", f"{source}/view", f"{source}/knowledge")
+    return [first, *sentences(one.sentence, f"{source}/sentence"), given]
+
+
+def epsilon(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield whether there is differential privacy, and what its unit is."""
+    record = evidence.record
+    if record is None:
+        return
+    group = "Differential privacy"
+    if not is_noised(record.model_dump(by_alias=True)):
+        text = "No noise was added for differential privacy, so there is no epsilon that bounds what the model tells"
+        yield sentence(text, pointer("result.json", "facts"), "clause:nist-2-1-1", group=group)
+        return
+    facts = record.facts
+    source = pointer("result.json", "facts", "epsilon")
+    yield sentence(
+        f"The epsilon of this run is {figure(float(str(facts['epsilon'])))} at a delta of {facts['delta']}",
+        source,
+        pointer("result.json", "facts", "delta"),
+        "clause:nist-2-1-1",
+        group=group,
+    )
+    yield sentence(
+        "Its unit of privacy is one row of one silo: of a person with several rows, or with rows at several "
+        "silos, it bounds less",
+        source,
+        "clause:nist-2-4",
+        group=group,
+    )
+    grouped = next((name for name, column in evidence.columns.items() if column.get("kind") == "group"), None)
+    if grouped is not None:
+        yield sentence(
+            f"The schema says by the column {grouped} whom rows are about, so a person may have several rows here",
+            pointer("inputs.json", "table", "columns", grouped),
+            group=group,
+        )
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What is assumed of roles and machines. phrase: the words of SECURITY.md that it renders; where: on which runs."""
+
+    text: str
+    phrase: str
+    where: Callable[[Record], bool]
+    keys: tuple[str, ...]
+
+
+ASSUMPTIONS: Sequence[Assumption] = (
+    Assumption(
+        "The server and the silos are assumed to follow the protocol, and to try to learn from what they see",
+        "The server and the silos are honest but curious: they follow the protocol",
+        lambda record: True,
+        ("protocol",),
+    ),
+    Assumption(
+        "The links between them are assumed to be authenticated and confidential",
+        "links between them are authenticated and confidential",
+        lambda record: True,
+        ("settings", "engine", "name"),
+    ),
+    Assumption(
+        "A site checks the server’s signature by a key that it was given once, and that key is assumed to be the right "
+        "one",
+        "takes what is signed under the server's key that it has pinned",
+        is_over_machines,
+        ("settings", "engine", "name"),
+    ),
+    Assumption(
+        "Fewer silos are assumed to work together with the server than the threshold of the secure sum allows",
+        "Fewer silos collude with the server than the threshold",
+        is_masked,
+        ("secure_aggregation", "scheme"),
+    ),
+    Assumption(
+        "As there is no roster of identities, the server is assumed to relay the keys of the silos unchanged",
+        "Without a roster of identities silos take the keys that the server relays on trust",
+        lambda record: is_summed(record) and has_no_roster(record),
+        ("settings", "secure-aggregation"),
+    ),
+    Assumption(
+        "A silo that does not follow the protocol can spoil the model unseen",
+        "it can spoil the model, and the masks that protect its numbers hide that it does",
+        is_summed,
+        ("secure_aggregation", "scheme"),
+    ),
+)
+
+
+def remaining(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield the risks that remain: claims without an attack, attacks not played, assumptions, the run's warnings."""
+    record = evidence.record
+    if record is None:
+        yield sentence("What remains cannot be said before the run has finished", pointer("run.toml", "run", "rounds"))
+        return
+    yield from under("Statements that no attack on this run tested", _untested(evidence))
+    for place, one in enumerate(record.audit.not_run if record.audit else ()):
+        who = ROLES.get(one.role, one.role)
+        text = f"{who} {one.title or one.attack}: this attack was not played, as {one.because}"
+        source = pointer("audit.json", "not_run", place)
+        yield sentence(text, source, group="Attacks that were not played", name=one.attack)
+    run = record.model_dump(by_alias=True)
+    for assumed in ASSUMPTIONS:
+        if assumed.where(run):
+            source = pointer("result.json", *assumed.keys)
+            yield sentence(assumed.text, source, "clause:assumptions", group="Assumptions")
+    for place, warning in enumerate(record.warnings):
+        source = "audit.json" if warning.startswith("audit.json") else pointer("result.json", "warnings", place)
+        yield from sentences(warning, source, group="Warnings of the run")
+
+
+def _untested(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield by role how many claims no attack of the run's audit tested."""
+    audit = evidence.record.audit if evidence.record else None
+    played = {one.attack for one in audit.attacks} if audit else set()
+    for role, name in NAMES.items():
+        some = [one for one in held(evidence) if one.claim.role == role and one.claim.kind != "unclaimed"]
+        rest = [one for one in some if not played & set(one.claim.attacks)]
+        if rest:
+            text = (
+                f"{name}: {len(rest)} of {len(some)} statements on what it learns were tested by no attack on this run"
+            )
+            yield sentence(text, *(f"claim:{one.protocol}:{one.place}" for one in rest))

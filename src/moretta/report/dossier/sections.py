@@ -1,0 +1,109 @@
+"""The sections of a dossier, numbered as the EDPB's template has them, and what of a run stands in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from moretta.report.dossier import described
+from moretta.report.dossier.brief import brief
+from moretta.report.dossier.clauses import CLAUSES, DOCUMENTS, TEMPLATE
+from moretta.report.dossier.document import Chapter, Sentence, pointer, sentence, sentences, under
+from moretta.report.dossier.evidence import Evidence
+from moretta.report.dossier.hashes import hashes
+from moretta.report.dossier.questions import QUESTIONS
+from moretta.report.dossier.recipients import measures, personal, received
+from moretta.report.dossier.risks import attacks, epsilon, method, remaining
+
+Says = Callable[[Evidence], Iterable[Sentence]]
+
+
+def sections(evidence: Evidence) -> Sequence[Chapter]:
+    """Return all sections, each with what the run says, what people answered, and what is open."""
+    return [
+        Chapter(number, title, _clauses(number, clauses), (*says(evidence), *_asked(number, evidence)))
+        for number, title, clauses, says in SECTIONS
+    ]
+
+
+def _asked(number: str, evidence: Evidence) -> Iterator[Sentence]:
+    for question in QUESTIONS:
+        if question.section != number:
+            continue
+        source = pointer(evidence.answers_file, question.key)
+        if texts := evidence.answers.get(question.key):
+            group = f"Answered by {question.by}: {question.asks}"
+            for text in texts:
+                yield from sentences(text, source, origin="answered", group=group, by=question.by)
+        else:
+            text = f"Open, for {question.by} to answer: {question.asks}?"
+            yield Sentence(text, (source, f"clause:template-{number}"), "open", by=question.by)
+
+
+def _clauses(number: str, others: str) -> tuple[str, ...]:
+    own = f"template-{number}"
+    return (*([own] if own in CLAUSES else []), *others.split())
+
+
+def _nothing(evidence: Evidence) -> Iterator[Sentence]:
+    yield from ()
+
+
+def _recipients(evidence: Evidence) -> Iterator[Sentence]:
+    yield from received(evidence)
+    yield from under("Which of it is personal data, and why", personal(evidence))
+
+
+def _design(evidence: Evidence) -> Iterator[Sentence]:
+    yield from measures(evidence)
+    yield from epsilon(evidence)
+
+
+def _clause_texts(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield what the clauses are, and what they ask for."""
+    for name, clause in CLAUSES.items():
+        if clause.document != TEMPLATE:
+            text = f"{DOCUMENTS[clause.document]}, {clause.clause}: {clause.asks}"
+            yield sentence(text, f"clause:{name}", group=clause.document)
+    text = f"{DOCUMENTS[TEMPLATE]}: sections 0.1 to 6 of this dossier have its numbers"
+    yield sentence(text, "clause:template-0.1", group=TEMPLATE)
+
+
+SECTIONS: Sequence[tuple[str, str, str, Says]] = (
+    ("0", "In brief", "", brief),
+    ("0.1", "Controllers", "", described.parties),
+    ("0.2", "Processors and sub-processors", "", _nothing),
+    ("0.3", "Name of the processing", "", described.name),
+    ("0.4", "Planning of the processing", "", _nothing),
+    ("0.5", "Technical sheet of the assessment", "", lambda run: (*described.sheet(run), *described.words(run))),
+    ("1.1.a", "Processed personal data", "gdpr-35-7-a wp248-description", described.data),
+    ("1.1.b", "Purposes of the processing", "gdpr-35-7-a", _nothing),
+    ("1.1.c", "Secondary or compatible uses", "gdpr-35-7-a", _nothing),
+    ("1.1.d", "Nature, scope and context", "gdpr-35-7-a wp248-description", described.scope),
+    ("1.2", "Functional description", "gdpr-35-7-a wp248-description", described.functions),
+    ("1.3", "Means of processing and supporting assets", "gdpr-35-7-a wp248-description", described.means),
+    ("1.4", "Codes of conduct", "", _nothing),
+    ("2.1.a", "Legal basis", "", _nothing),
+    ("2.1.b", "Reasons that lift the prohibition", "", _nothing),
+    ("2.2.a", "Minimisation, recipients and retention", "gdpr-35-7-b wp248-description", _recipients),
+    ("2.2.b", "Data quality", "", _nothing),
+    ("2.3.a", "Measures for the principles of Article 5(1)", "gdpr-35-7-d wp248-necessity", _nothing),
+    ("2.3.b", "Measures for the rights of data subjects", "gdpr-35-7-d", _nothing),
+    ("2.3.c", "Measures for other requirements", "gdpr-35-7-d", _nothing),
+    ("2.3.d", "Measures by design and by default", "gdpr-35-7-d", _design),
+    ("2.3.e", "Measures for the security of processing", "gdpr-35-7-d", described.security),
+    ("3.1", "Impacts of the processing as designed", "gdpr-35-7-c", described.impacts),
+    ("3.2", "Necessity", "gdpr-35-7-b wp248-necessity", described.works),
+    ("3.3", "Proportionality", "gdpr-35-7-b wp248-necessity", _nothing),
+    ("4.1.a", "Impacts of accidental, unlawful or abnormal events", "gdpr-35-7-c wp248-risks", _nothing),
+    ("4.1.b", "Method", "opinion-attacks", method),
+    ("4.1.c", "Risks: measured attacks, by severity", "gdpr-35-7-c wp248-risks opinion-attacks", attacks),
+    ("4.2.a", "Additional measures", "gdpr-35-7-d", _nothing),
+    ("4.2.b", "Residual risks", "gdpr-35-7-c wp248-risks", remaining),
+    ("4.2.c", "Plan", "gdpr-35-7-d", _nothing),
+    ("5.1", "Advice of the data-protection officer", "gdpr-35-2", _nothing),
+    ("5.2", "Views of data subjects or their representatives", "gdpr-35-9", _nothing),
+    ("6", "Conclusion and decision", "", _nothing),
+    ("A", "Digests", "", hashes),
+    ("B", "Clauses", "", _clause_texts),
+)
+"""Number, title, clauses beside the template's, and what the run says. 0, A and B are ours."""

@@ -1,0 +1,188 @@
+"""What a Python user gives a federation, checked before anything is built: silos, settings and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta.config.sections import Data, Run
+from moretta.config.specification import Specification
+from moretta.contract.wording import check_choice, nearest, shown
+from moretta.data import given
+from moretta.data.silo import Silo, layout_of, row_shape
+from moretta.errors import ParameterError
+from moretta.models import catalogue
+from moretta.protocols.common.training import Training
+
+OF_TRAIN = ("rounds", "seed", "resume", "progress", "on_round")
+OF_PROTOCOL = "a setting of the protocol, such as FedSGD({}=..)"
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a model is built. source, arguments, base: as of `moretta.models.catalogue.build`; empty: not known."""
+
+    source: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    base: str = "."
+
+    @classmethod
+    def of(cls, spec: Specification) -> Made:
+        """Return how the model of a run file is built; of one given from Python, that it is not known."""
+        section = dict(spec.settings.get("model", {})) if spec.text else {}
+        return cls(str(section.pop("source", "")), section, str(spec.settings.get("run", {}).get("base", ".")))
+
+    @property
+    def digest(self) -> str:
+        """What noise is bound to; empty where it is not known how the model is built."""
+        return catalogue.source_digest(self.source, self.arguments) if self.source else ""
+
+
+def elsewhere() -> dict[str, str]:
+    """Return keywords that belong to the protocol or to `train`, and where each belongs."""
+    of_train = {name: f"an argument of train: Federation(..).train({name}=..)" for name in OF_TRAIN}
+    return {name: OF_PROTOCOL.format(name) for name in Training.model_fields} | of_train
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise `moretta.errors.ParameterError`, naming the key, for what a run file could not have either."""
+    check_choice("missing", settings["missing"], ("error", "mean"))
+    for section, further in ((Run, {"rounds": 1}), (Data, {"source": "python"})):
+        own = {name: value for name, value in settings.items() if name in section.model_fields}
+        try:
+            section(**{**further, **own})
+        except ParameterError as error:
+            said = str(error).removeprefix(f"{section.__name__}: ")
+            raise ParameterError(f"Federation: {said}") from None
+    for name in ("batch_size", "checkpoint_every"):
+        whole(name, settings[name])
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """Return a whole number. Raises `moretta.errors.ParameterError` for what is none, or is below the least."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ParameterError(f"{name} = {shown(value)}: expected a whole number")
+    if least is not None and value < least:
+        raise ParameterError(f"{name} = {value}: expected at least {least}")
+    return int(value)
+
+
+def check_protocol(protocol: object) -> None:
+    """Raise `moretta.errors.ParameterError` for a class of settings in the place of settings."""
+    if isinstance(protocol, type):
+        name = protocol.__name__
+        raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
+
+
+def listed(silos: object) -> list[Silo]:
+    """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else than silos."""
+    if isinstance(silos, Silo | str | Mapping) or not hasattr(silos, "__iter__"):
+        raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {_kind(silos)}')
+    found = list(silos)
+    if not found:
+        raise ParameterError("a federation needs at least one silo; got none")
+    for one in found:
+        if not isinstance(one, Silo):
+            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {_kind(one)}")
+        if not isinstance(one.name, str):
+            raise ParameterError(f"silo name {shown(one.name)}: expected text, 1 to 64 letters and digits")
+        if one.x.ndim < 2:
+            raise ParameterError(
+                f"silo `{one.name}`: x: expected [rows, columns or more], got {list(one.x.shape)}; of one column "
+                "give x[:, None]"
+            )
+    return found
+
+
+def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Silo], Sequence[str]]:
+    """Return silos with the columns of their frames in one order, and the names in that order.
+
+    names: as the user gives them, else the first silo's. Rows of arrays have no names, and stay.
+    Raises `moretta.errors.ParameterError`, naming silo and column, where silos have other columns, or some no names.
+    """
+    if isinstance(names, str):
+        raise ParameterError(f'feature_names = "{names}": expected a list of names, one a column')
+    framed = [silo for silo in silos if silo.names]
+    if not framed:
+        return list(silos), names
+    bare = next((silo for silo in silos if not silo.names and not silo.remote), None)
+    if bare is not None:
+        raise ParameterError(
+            f"silo `{bare.name}` has rows without names of columns, and `{framed[0].name}` has a frame; give all as "
+            "frames, or all as arrays in one order"
+        )
+    wanted, owner = (tuple(names), "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
+    return [_ordered(silo, wanted, owner) for silo in silos], wanted
+
+
+def _ordered(silo: Silo, wanted: Sequence[str], owner: str) -> Silo:
+    for name in sorted(set(silo.names) ^ set(wanted)):
+        lack = f"lacks the column {name!r}" if name in wanted else f"has the column {name!r}"
+        close = nearest(name, [one for one in (silo.names if name in wanted else wanted) if one != name])
+        hint = f" (its {close!r}?)" if close and name in wanted else ""
+        other = "has" if name in wanted else "has not"
+        raise ParameterError(f"silo `{silo.name}` {lack}{hint}, which {owner} {other}; give all silos the same columns")
+    if silo.names == tuple(wanted):
+        return silo
+    order = [silo.names.index(name) for name in wanted]
+    held = None if silo.held_out is None else (silo.held_out[0][:, order], silo.held_out[1])
+    return replace(silo, x=silo.x[:, order], names=tuple(wanted), held_out=held)
+
+
+def rows_of(part: str, rows: Any, names: Sequence[str]) -> Any:
+    """Return test or validation rows as arrays: of a pair (x, y) or of a Dataset. names: of the silos' columns."""
+    return None if rows is None else given.pair(rows, part, names, "the silos'")
+
+
+def built(
+    model: object, silos: Sequence[Silo], protocol: object, task: str, class_names: Sequence[str]
+) -> tuple[nn.Module, Made]:
+    """Return a model, and how it is built where that is known.
+
+    model: a module; or a built-in name or "module:function"; or a mapping with that as "source", and further arguments,
+    as [model] in a run file. Raises `moretta.errors.ParameterError` for anything else, and where nothing trains.
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise ParameterError(f"model: expected a module, got the class {model.__name__}; call it: {model.__name__}(..)")
+    if not isinstance(model, str | Mapping | nn.Module):
+        raise ParameterError(
+            f"model: expected a torch.nn.Module, a built-in name ({', '.join(catalogue.BUILT_IN)}) or "
+            f'"module:function"; got {_kind(model)}'
+        )
+    made = Made()
+    if not isinstance(model, nn.Module):
+        arguments: dict[str, Any] = {"source": model} if isinstance(model, str) else dict(model)
+        made = Made(str(arguments.pop("source", "")), arguments)
+        model = catalogue.build(
+            made.source,
+            inputs=row_shape(silos),
+            outputs=_outputs(silos, getattr(protocol, "loss", ""), task, class_names),
+            base=Path(),
+            layout=layout_of(silos, False),
+            **arguments,
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ParameterError("model: expected one with parameters to train; this has none that require a gradient")
+    return model, made
+
+
+def _outputs(silos: Sequence[Silo], loss: str, task: str, class_names: Sequence[str]) -> int:
+    """Return how many outputs a built-in model needs, as a run file's has."""
+    targets: list[NDArray[np.generic]] = [silo.y for silo in silos if len(silo.y)]
+    first = targets[0] if targets else np.empty(0)
+    if first.ndim > 1:
+        return int(first.shape[1])
+    if task != "classification":
+        return 1
+    classes = max(len(class_names), 2, *(int(y.max()) + 1 for y in targets if y.dtype.kind in "iub"))
+    return 1 if loss == "mse" and classes == 2 else classes
+
+
+def _kind(what: object) -> str:
+    return f"a {type(what).__name__}"

@@ -1,0 +1,241 @@
+"""What a run shows of itself as it goes: a bar in a terminal or a notebook, else a line every few seconds.
+
+The shell and Python have the same. All of it goes to stderr or to the notebook's cell. The log has the lines too, at
+level INFO (`moretta.run.loop`).
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, Self
+
+Progress = Callable[[int, int, Mapping[str, Any]], None]
+"""Called after each round with its number, the number of rounds, and its line of the history."""
+
+log = logging.getLogger("moretta")
+
+EVERY = 5.0  # seconds between lines
+REFRESH = 0.2  # seconds between pictures in a notebook
+
+
+def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
+    """Return one line about a round: what it came to, how long it took, and who was missing."""
+    said = [f"{name} {value:.4g}" for name, value in _figures(line).items()]
+    said += [f"{line['seconds_total']:.4g} s"] if "seconds_total" in line else []
+    said += [f"without {gone['silo']} ({gone['reason']})" for gone in line["dropped"]]
+    return f"round {number} of {rounds}: {', '.join(said)}"
+
+
+def _figures(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a line says of how good the model is, and of epsilon, by names for people."""
+    names = {"loss": "loss", "test_accuracy": "test accuracy", "test_mse": "test mse", "epsilon": "epsilon"}
+    if "test_accuracy" in line:
+        del names["test_mse"]
+    return {said: line[name] for name, said in names.items() if isinstance(line.get(name), float)}
+
+
+def _missed(gone: Mapping[str, Any]) -> str:
+    return f"round {gone['round']}: {gone['silo']} {gone['reason']}"
+
+
+class Rhythm:
+    """Says which rounds are due: one every so many seconds, and the last."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._last = seconds, time.monotonic()
+
+    def due(self, *, last: bool) -> bool:
+        """Return whether this round is; the next is due after it."""
+        if not last and time.monotonic() - self._last < self._seconds:
+            return False
+        self._last = time.monotonic()
+        return True
+
+
+class Face(Protocol):
+    """A place where a run is shown."""
+
+    def show(self, number: int, line: Mapping[str, Any]) -> None:
+        """Show that a round has ended."""
+
+    def say(self, text: str) -> None:
+        """Show a sentence that stays."""
+
+    def end(self) -> None:
+        """Show the last round, where it has not been shown."""
+
+
+class Display:
+    """Shows a run for as long as a `with` block lasts; it is called after each round. label: what is shown."""
+
+    def __init__(self, label: str, rounds: int) -> None:
+        self._label, self._rounds, self._stack = label, rounds, ExitStack()
+        self._heard = {level: _is_heard(level) for level in (logging.INFO, logging.WARNING)}
+        self._face: Face = _Lines(rounds)
+
+    def __enter__(self) -> Self:
+        """Begin to show it."""
+        self._stack.enter_context(_sentences_once())
+        self._face = self._stack.enter_context(_face(self._label, self._rounds, quiet=self._heard[logging.INFO]))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop showing it."""
+        self._stack.close()
+
+    def __call__(self, number: int, rounds: int, line: Mapping[str, Any]) -> None:
+        """Show that a round has ended."""
+        self._face.show(number, line)
+
+    def end(self, warnings: Sequence[str]) -> None:
+        """Show the last round; say what a reader should know, unless the program's own logging has said it."""
+        self._face.end()
+        if not self._heard[logging.WARNING]:
+            for sentence in warnings:
+                self._face.say(f"warning: {sentence}")
+
+
+@contextmanager
+def _sentences_once() -> Iterator[None]:
+    """Keep the shell's own handler quiet, as what it would say is shown here."""
+    root, last = logging.getLogger(), logging.lastResort
+    there = last is not None and last in root.handlers
+    if there and last is not None:
+        root.removeHandler(last)
+    try:
+        yield
+    finally:
+        if there and last is not None:
+            root.addHandler(last)
+
+
+def _is_heard(level: int) -> bool:
+    """Return whether a handler that the program has set up shows records of this level."""
+    handlers = [*log.handlers, *(logging.getLogger().handlers if log.propagate else ())]
+    silent = (logging.NullHandler, logging.FileHandler)
+    own = [one for one in handlers if not isinstance(one, silent) and one is not logging.lastResort]
+    return log.isEnabledFor(level) and any(one.level <= level for one in own)
+
+
+@contextmanager
+def _face(label: str, rounds: int, *, quiet: bool) -> Iterator[Face]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if (notebook := _notebook()) is not None:
+        yield _Cell(notebook, label, rounds)
+    elif console.is_terminal:
+        with _bar(console, label, rounds) as bar:
+            yield bar
+    else:
+        yield _Lines(rounds, label, quiet=quiet)
+
+
+class _Lines:
+    """Lines on stderr. quiet: the program's own logging has them."""
+
+    def __init__(self, rounds: int, label: str = "", *, quiet: bool = False) -> None:
+        self._label, self._rounds, self._quiet, self._rhythm = label, rounds, quiet, Rhythm(EVERY)
+        self._waiting = ""  # the line of a round that was not due
+
+    def show(self, number: int, line: Mapping[str, Any]) -> None:
+        if self._quiet:
+            return
+        for gone in line["dropped"]:
+            self.say(_missed(gone))
+        self._waiting = f"{self._label}: {round_line(number, self._rounds, line)}"
+        if self._rhythm.due(last=number == self._rounds):
+            self.end()
+
+    def end(self) -> None:
+        if self._waiting:
+            self.say(self._waiting)
+        self._waiting = ""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bar(console: Any, label: str, rounds: int) -> Iterator[Face]:
+    """Show a bar in a terminal."""
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[figures]}"),
+    )
+    with progress.Progress(*columns, console=console) as bar:
+        face = _Bar(bar, bar.add_task(label, total=rounds, figures=""))
+        try:
+            yield face
+        except BaseException:
+            bar.live.transient = not face.begun  # what never began is told by its sentence alone
+            raise
+
+
+class _Bar:
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar, self._task, self.begun = bar, task, False
+
+    def show(self, number: int, line: Mapping[str, Any]) -> None:
+        self.begun = True
+        for gone in line["dropped"]:
+            self.say(_missed(gone))
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in _figures(line).items())
+        self._bar.update(self._task, completed=number, **({"figures": figures} if figures else {}))
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        pass
+
+
+def _notebook() -> Any:
+    """Return what shows things in a notebook's cell; None where this is no notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    from IPython import display
+
+    return display
+
+
+class _Cell:
+    """A bar in a notebook's cell, by what every notebook has: HTML, and text where that is not shown."""
+
+    def __init__(self, notebook: Any, label: str, rounds: int) -> None:
+        self._label, self._rounds, self._said, self._rhythm = label, rounds, list[str](), Rhythm(REFRESH)
+        self._at, self._figures = 0, ""
+        self._handle = notebook.display(self._picture(), raw=True, display_id=True)
+
+    def show(self, number: int, line: Mapping[str, Any]) -> None:
+        self._said += [_missed(gone) for gone in line["dropped"]]
+        figures = "  ".join(f"{name} {value:.4f}" for name, value in _figures(line).items())
+        self._at, self._figures = number, figures or self._figures
+        if self._rhythm.due(last=number == self._rounds or bool(line["dropped"])):
+            self.end()
+
+    def say(self, text: str) -> None:
+        self._said.append(text)
+        self.end()
+
+    def end(self) -> None:
+        self._handle.update(self._picture(), raw=True)
+
+    def _picture(self) -> dict[str, str]:
+        text = f"{self._label} {self._at}/{self._rounds}  {self._figures}".rstrip()
+        bar = f'<progress value="{self._at}" max="{self._rounds}"></progress>'
+        lines = [f"{bar} {html.escape(text)}", *map(html.escape, self._said)]
+        return {"text/plain": "\n".join([text, *self._said]), "text/html": "<br>".join(lines)}

@@ -1,0 +1,123 @@
+"""Metrics of the user's own: by their names in the result, the history, the folder and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_contract import network, silos
+from torch import Tensor
+
+from moretta import CGD, Federation, FedSGD, FinishedRound, Silo
+from moretta.engines.run_folder import read_json
+from moretta.errors import ParameterError
+from moretta.report.folder import read_run
+from moretta.report.table import comparison_table
+
+
+def recall_of_two(outputs: Tensor, targets: Tensor) -> float:
+    assert targets.dtype == torch.int64
+    those = targets == 2
+    return float((outputs.argmax(dim=1) == 2)[those].double().mean())
+
+
+def worst_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().max()
+
+
+def federation(**settings: Any) -> Federation:
+    held = silos()
+    chosen = {"protocol": FedSGD(loss="cross-entropy"), "test": (held[1].x, held[1].y), "silos": held} | settings
+    return Federation(network(), **chosen)
+
+
+def test_it_is_in_result_history_folder_report_and_callback(tmp_path: Path) -> None:
+    told: list[FinishedRound] = []
+    made = federation(metrics=[recall_of_two], out=tmp_path / "run")
+    result = made.train(3, on_round=told.append, progress=False)
+    x, y = made.test  # type: ignore[misc]
+    outputs = result.model(torch.tensor(x))  # type: ignore[misc]
+    expected = recall_of_two(outputs, torch.tensor(y))
+    assert result.test["metrics"]["recall_of_two"] == pytest.approx(expected)
+    assert result.history[-1]["test_recall_of_two"] == pytest.approx(expected)
+    assert told[-1].metrics["test_recall_of_two"] == pytest.approx(expected)
+    assert read_json(tmp_path / "run" / "result.json")["test"]["metrics"]["recall_of_two"] == pytest.approx(expected)
+    from rich.console import Console
+
+    console = Console(record=True, width=120)
+    console.print(comparison_table([read_run(tmp_path / "run")], {}))
+    assert "Recall of two" in console.export_text()
+
+
+def test_numbers_come_as_they_are() -> None:
+    held = [Silo(one.name, one.x, one.x[:, :3].astype(np.float32)) for one in silos()]
+    result = federation(silos=held, protocol=FedSGD(), test=(held[0].x, held[0].y), metrics=[worst_error]).train(
+        2, progress=False
+    )
+    error = np.abs(result.model(torch.tensor(held[0].x)).detach().numpy() - held[0].y).max()  # type: ignore[misc]
+    assert result.test["metrics"]["worst_error"] == pytest.approx(error)
+
+
+def test_of_models_a_silo_it_is_the_mean_or_the_worst_models() -> None:
+    protocol = CGD(loss="cross-entropy", delta=0.1)
+    result = federation(protocol=protocol, metrics=[recall_of_two]).train(2, progress=False)
+    assert "recall_of_two" in result.test["metrics"]
+    assert "test_recall_of_two" in result.history[-1]
+
+
+def test_a_figure_that_is_not_finite_is_none_in_the_folder(tmp_path: Path) -> None:
+    def empty(outputs: Tensor, targets: Tensor) -> float:
+        return float("nan")
+
+    federation(metrics=[empty], out=tmp_path / "run").train(1, progress=False)
+    assert read_json(tmp_path / "run" / "result.json")["test"]["metrics"]["empty"] is None
+
+
+def test_a_metric_that_fails_on_the_way_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def tired(outputs: Tensor, targets: Tensor) -> float:
+        calls.append(len(outputs))
+        if len(calls) == 4:  # made-up rows, and the first two rounds, went well
+            raise OSError("a disk")
+        return 1.0
+
+    settings: dict[str, Any] = {"checkpoint_every": 2, "insecure_secret_seed": 3}
+    with pytest.raises(ParameterError, match=r"metric `tired`.*OSError"):
+        federation(metrics=[tired], out=tmp_path / "run", **settings).train(4, 7, progress=False)
+    resumed = federation(metrics=[tired], out=tmp_path / "run", **settings).train(4, 7, resume=True, progress=False)
+    whole = federation(**settings).train(4, 7, progress=False)
+    assert [line["round"] for line in resumed.history] == [1, 2, 3, 4]
+    for name, value in whole.model.state_dict().items():  # type: ignore[union-attr]
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    return 1.0
+
+
+def two(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean(dim=0)
+
+
+def breaks(outputs: Tensor, targets: Tensor) -> float:
+    raise KeyError("a row")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([accuracy], "metric `accuracy`: expected a function with a name of its own"),
+        ([lambda o, t: 1.0], "expected a function with a name of its own"),
+        ([recall_of_two, recall_of_two], "metric `recall_of_two`: expected a function with a name of its own"),
+        ([two], r"metric `two` of outputs \[64, 3\].*expected one number"),
+        ([breaks], "metric `breaks`.*KeyError"),
+    ],
+)
+def test_what_is_no_metric_is_refused_before_the_run(given: Any, said: str) -> None:
+    with pytest.raises(ParameterError, match=said) as caught:
+        federation(metrics=given)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,417 @@
+"""Misuses from Python: each is refused in one sentence, which names the key and says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import moretta
+from moretta import (
+    BAFFLE,
+    PBPFL,
+    Engine,
+    FedAvg,
+    Federation,
+    FedSGD,
+    Result,
+    Schema,
+    SecureAggregation,
+    Silo,
+    read_table,
+)
+from moretta.data.tables.schema import Number
+from moretta.errors import MorettaError, ParameterError
+
+X = np.random.default_rng(0).normal(0, 1, (12, 4)).astype(np.float32)
+Y = np.arange(12) % 3
+SOFT = FedSGD(loss="cross-entropy")
+
+
+def silos(**further: Any) -> list[Silo]:
+    return [Silo("north", X, Y), Silo("south", X + 1, Y), *(Silo(name, *rows) for name, rows in further.items())]
+
+
+def make(**settings: Any) -> Federation:
+    chosen: dict[str, Any] = {"model": nn.Linear(4, 3), "silos": silos(), "protocol": SOFT}
+    return Federation(**(chosen | settings))
+
+
+class Pairs(Dataset[Any]):
+    """Samples with their targets and one thing more."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.rows[place]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(X, Y, strict=True))
+
+
+class Frozen(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :3]
+
+
+TENSORS = TensorDataset(torch.tensor(X), torch.tensor(Y))
+WORDS = np.array(["benign", "malign", "benign"] * 4)
+Call = Callable[[], object]
+
+# What is called, and what the sentence says.
+MISUSES: Mapping[str, tuple[Call, str]] = {
+    # keys
+    "an unknown key": (
+        lambda: make(standardize=True),
+        r"Federation: standardize is not known; did you mean standardis",
+    ),
+    "a key of the protocol": (
+        lambda: make(learning_rate=0.1),
+        r"Federation: learning_rate is a setting of the protocol, such as FedSGD\(learning_rate=\.\.\)",
+    ),
+    "a key of train": (lambda: make(rounds=3), r"Federation: rounds is an argument of train: .*train\(rounds=\.\.\)"),
+    "an unknown key of train": (
+        lambda: make().train(3, sed=1),
+        r"Federation.train: sed is not known; did you mean seed",
+    ),
+    "a protocol's key for train": (
+        lambda: make().train(3, momentum=0.9),
+        r"Federation.train: momentum is a setting of",
+    ),
+    "an unknown key of a silo": (lambda: Silo("a", X, Y, id=Y), r"Silo: id is not known; did you mean ids\?"),
+    "an unknown key of a protocol": (
+        lambda: FedSGD(learning_rat=0.1),
+        r"FedSGD: learning_rat is not known; did you mean learning_rate\?",
+    ),
+    "another protocol's key": (lambda: FedSGD(local_epochs=2), r"FedSGD: local_epochs is not known; "),
+    "an unknown key of the engine": (lambda: Engine(worker=2), r"Engine: worker is not known; did you mean workers\?"),
+    "an unknown key of load": (lambda: moretta.load(".", trust=True), r"load: trust is not known; known are folder, "),
+    # values
+    "words for a number": (lambda: FedSGD(learning_rate="fast"), r"FedSGD: learning_rate: .*, got \"fast\""),
+    "a rate below zero": (lambda: PBPFL(learning_rate=-1), r"PBPFL: learning_rate: expected more than 0, got -1"),
+    "a misspelt loss": (
+        lambda: FedAvg(loss="crossentropy"),
+        r'FedAvg: loss: expected "mse" or "cross-entropy", got "crossentropy"; did you mean "cross-entropy"\?',
+    ),
+    "too few directions": (lambda: BAFFLE(k=1), r"BAFFLE: k: "),
+    "a misspelt scheme": (
+        lambda: SecureAggregation(scheme="pairwse"),
+        r'SecureAggregation: scheme: expected .*, got "pairwse"; did you mean "pairwise"\?',
+    ),
+    "a precision that there is not": (
+        lambda: make(dtype="float16"),
+        r'Federation: dtype: expected "float32" or "float64", got "float16"',
+    ),
+    "a device that there is not": (lambda: make(device="gpu"), r'Federation: device: expected "cpu", "cuda" or '),
+    "a batch below zero": (lambda: make(batch_size=-1), r"Federation: batch_size: expected 0 or more, got -1"),
+    "a fraction of a row": (lambda: make(batch_size=2.5), r"Federation: batch_size: .*2\.5"),
+    "a misspelt treatment": (lambda: make(missing="men"), r'missing = "men" is unknown; did you mean "mean"\?'),
+    "a treatment of tables": (lambda: make(missing="indicator"), r'missing = "indicator" is unknown; .*error, mean'),
+    "no rounds": (lambda: make().train(0), r"rounds = 0: expected at least 1"),
+    "rounds in words": (lambda: make().train("10"), r'rounds = "10": expected a whole number'),
+    "half a round": (lambda: make().train(2.5), r"rounds = 2\.5: expected a whole number"),
+    "a seed in words": (lambda: make().train(1, seed="x"), r'seed = "x": expected a whole number'),
+    "stopping after nothing": (
+        lambda: make(early_stopping=0),
+        r"Federation: early_stopping: expected 1 or more, got 0",
+    ),
+    "names in one word": (lambda: make(feature_names="age"), r'feature_names = "age": expected a list of names'),
+    # models and protocols
+    "a class for a model": (
+        lambda: make(model=nn.Linear),
+        r"expected a module, got the class Linear; call it: Linear\(",
+    ),
+    "a number for a model": (
+        lambda: make(model=3),
+        r"model: expected a torch\.nn\.Module, a built-in name .*got a int",
+    ),
+    "a misspelt model": (lambda: make(model="mpl"), r'"mpl" is neither built in nor .*did you mean "mlp"\?'),
+    "a model's unknown key": (
+        lambda: make(model={"source": "mlp", "hiden": [3]}),
+        r'no argument "hiden"; did you mean "hidden"\?',
+    ),
+    "a model without parameters": (lambda: make(model=Frozen()), r"model: expected one with parameters to train"),
+    "a model of other rows": (lambda: make(model=nn.Linear(7, 3)), r"the model cannot take rows of shape \[4\]"),
+    "a model that gives pairs": (
+        lambda: make(model=nn.LSTM(4, 3)),
+        r"expected a model with outputs of shape \[rows, out",
+    ),
+    "a protocol's name": (lambda: make(protocol="fedsgd"), r"expected the settings of a protocol \(fedsgd.*got str"),
+    "a protocol's class": (
+        lambda: make(protocol=FedSGD),
+        r"protocol: expected settings, got the class FedSGD; .*FedSGD\(\)",
+    ),
+    # silos
+    "one silo by itself": (lambda: make(silos=silos()[0]), r'silos: expected a list such as \[Silo\("north", x, y\)'),
+    "pairs for silos": (lambda: make(silos=[(X, Y)]), r"silos: expected each to be a Silo\(name, x, y\); got a tuple"),
+    "silos by name": (lambda: make(silos={"a": (X, Y)}), r"silos: expected a list such as .*; got a dict"),
+    "no silos": (lambda: make(silos=[]), r"a federation needs at least one silo; got none"),
+    "one name twice": (lambda: make(silos=[*silos(), Silo("north", X, Y)]), r"two silos are called `north`; give each"),
+    "an empty silo": (
+        lambda: make(silos=silos(east=(X[:0], Y[:0]))),
+        r"silo `east`: expected .*at least one; got 0 rows",
+    ),
+    "a number for a name": (lambda: make(silos=[Silo(3, X, Y)]), r"silo name 3: expected text, 1 to 64 letters"),  # type: ignore[arg-type]
+    "unequal columns": (
+        lambda: make(silos=silos(east=(X[:, :3], Y))),
+        r"silo `east`: expected rows of shape \[4\], as",
+    ),
+    "fewer targets than rows": (lambda: make(silos=silos(east=(X, Y[:5]))), r"`east`: .*12 rows and 5 targets"),
+    "no axis of columns": (
+        lambda: make(silos=[Silo("a", X[:, 0], Y)]),
+        r"silo `a`: x: expected \[rows, col.*x\[:, None\]",
+    ),
+    "a value that is not there": (
+        lambda: make(silos=silos(east=(np.where(X > 2, X, np.nan), Y))),
+        r'silo `east`: expected finite inputs, got NaN .*say missing = "mean"',
+    ),
+    "whole numbers for a model of numbers": (
+        lambda: make(silos=[Silo("a", np.ones((5, 4), int), Y[:5])]),
+        r"whole numbers are token ids, so give numbers as floats: x\.astype\(numpy\.float32\)",
+    ),
+    "rows of unequal length": (
+        lambda: Silo("a", [[1.0, 2.0], [3.0]], [0, 1]),
+        r"silo `a`: x: expected numbers, with as",
+    ),
+    "words for inputs": (
+        lambda: Silo("a", WORDS[:, None], Y),
+        r"silo `a`: x holds words or objects.*moretta\.read_tab",
+    ),
+    "words for labels": (lambda: Silo("a", X, WORDS), r"silo `a`: y holds words .*numbered from 0.*numpy\.unique"),
+    "no labels": (lambda: Silo("a", X), r"silo `a`: y is missing; give a target for each row"),
+    "a Dataset and labels": (lambda: Silo("a", TENSORS, Y), r"silo `a`: a Dataset has its targets; leave out y"),
+    "a DataLoader": (
+        lambda: Silo("a", DataLoader(TENSORS)),
+        r"silo `a`: got a DataLoader; give its dataset, as the prot",
+    ),
+    "a Dataset without an end": (
+        lambda: Silo("a", Stream()),
+        r"silo `a`: got a Stream, whose rows have no number; give",
+    ),
+    "an empty Dataset": (lambda: Silo("a", Pairs([])), r"silo `a`: the Dataset is empty; expected at least one sample"),
+    "a Dataset of triples": (
+        lambda: Silo("a", Pairs([(X[0], 1, 2)])),
+        r"silo `a`: expected a Dataset that gives pairs",
+    ),
+    "a Dataset of unequal samples": (
+        lambda: Silo("a", Pairs([(X[0], 1), (X[0, :2], 1)])),
+        r"silo `a`: the Dataset's samples have different shapes; make them alike",
+    ),
+    # targets and the loss
+    "a class too many": (
+        lambda: make(silos=silos(east=(X, Y + 1))).train(1),
+        r"`east`: expected classes 0 to 2 .*got 1",
+    ),
+    "numbers under cross-entropy": (
+        lambda: make(silos=[Silo(n, X, Y + 0.5) for n in "ab"]).train(1),
+        r'loss = "cross-entropy" needs classes as whole numbers.*y\.astype\(int\).*loss = "mse"',
+    ),
+    "two columns of classes": (
+        lambda: make(silos=[Silo(n, X, np.stack([Y, Y], 1)) for n in "ab"]).train(1),
+        r"silo `a`: expected one class a row, got targets of shape \[12, 2\]",
+    ),
+    "one output under cross-entropy": (
+        lambda: make(model=nn.Linear(4, 1), silos=[Silo(n, X, Y % 2) for n in "ab"]).train(1),
+        r'"cross-entropy" needs an output a class; the model has one: use loss = "mse"',
+    ),
+    "weights of other classes": (
+        lambda: make(protocol=FedSGD(loss="cross-entropy", class_weights=(1.0, 2.0))),
+        r"class-weights: expected 3, one an output of the model, got 2",
+    ),
+    # rows of the server
+    "a test set of another width": (lambda: make(test=(X[:, :2], Y)), r"test: .*of shape \[4\] as the silos have; got"),
+    "a test set without targets": (
+        lambda: make(test=X),
+        r"test: expected inputs and targets, \(x, y\), or a Dataset; g",
+    ),
+    "words in the test set": (lambda: make(test=(X, WORDS)), r"test: y holds words or objects"),
+    "nothing to judge by": (lambda: make(early_stopping=3), r"early_stopping needs rows to judge by; give validation="),
+    "half of what noise needs": (lambda: FedSGD(dp_noise=1.0), r"dp-noise is given and dp-clip is not; .*give both"),
+    "masks for one silo": (lambda: make(silos=silos()[:1]).train(1), r'one silo needs scheme = "none"'),
+    # tables
+    "a table without a column": (
+        lambda: read_table({"agee": [1.0]}, AGES, labelled=False),
+        r"the table: expected a column 'age', as the schema has it.*did you mean \"agee\"\?",
+    ),
+    "columns of unequal length": (
+        lambda: read_table({"age": [1.0], "bmi": [1.0, 2.0]}, AGES, labelled=False),
+        r"the table: expected columns of equal length",
+    ),
+    "a mark of blanks that there is not": (lambda: Number(blanks="men"), r'Number: blanks: expected .*got "men"; did'),
+}
+AGES = Schema(columns={"age": Number()})
+
+
+@pytest.mark.parametrize(("misuse", "said"), MISUSES.values(), ids=MISUSES.keys())
+def test_a_misuse_is_refused_in_one_sentence(misuse: Call, said: str) -> None:
+    with pytest.raises(MorettaError, match=said) as caught:
+        misuse()
+    sentence = str(caught.value)
+    assert len(sentence.splitlines()) == 1
+    assert len(sentence) < 420
+    assert "benign" not in sentence  # no cell is told
+
+
+# -- Models that were trained ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    folder = tmp_path_factory.mktemp("misuse") / "run"
+    made = make(model={"source": "mlp", "hidden": [3]}, feature_names=["a", "b", "c", "d"], out=folder)
+    return made.train(1), folder
+
+
+PREDICTIONS: Mapping[str, tuple[Any, str]] = {
+    "another width": (X[:, :3], r"x: expected rows of shape \[4\], got 12 of \[3\]"),
+    "one row without its axis": (X[0], r"x: expected samples of shape \[rows, columns or more\], got \[4\]"),
+    "no rows": (X[:0], r"x: expected rows of shape \[4\], got 0 of \[4\]"),
+    "words": (WORDS[:, None], r"x: x holds words or objects, and expected are numbers"),
+    "a value that is not there": (np.full((2, 4), np.nan), r"x: column 'a' has 2 rows that are NaN or infinite"),
+    "a Dataset": (TENSORS, r"x: got a Dataset; give its samples alone, as an array"),
+    "other columns": (
+        {"a": [1.0], "b": [1.0], "c": [2.0]},
+        r"x: expected a column 'd', as the run has; it has a, b, c",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "said"), PREDICTIONS.values(), ids=PREDICTIONS.keys())
+def test_rows_that_cannot_be_predicted(run: tuple[Result, Path], rows: Any, said: str) -> None:
+    with pytest.raises(ParameterError, match=said) as caught:
+        run[0].predict(rows)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def no_run(folder: Path) -> None:
+    for file in folder.iterdir():
+        if file.is_file():
+            file.unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "released.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def other_weights(folder: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"0.weight": np.zeros((2, 2), np.float32)}, folder / "released.safetensors")
+
+
+def torn_json(folder: Path) -> None:
+    (folder / "inputs.json").write_text('{"format": 1, "shape"')
+
+
+def less_json(folder: Path) -> None:
+    told = json.loads((folder / "inputs.json").read_text())
+    (folder / "inputs.json").write_text(json.dumps({"format": 1, "shape": told["shape"]}))
+
+
+def strange_dtype(folder: Path) -> None:
+    told = json.loads((folder / "inputs.json").read_text())
+    (folder / "inputs.json").write_text(json.dumps(told | {"dtype": "object"}))
+
+
+def code(folder: Path) -> None:
+    told = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps(told | {"source": "os:system", "arguments": {"command": "true"}}))
+
+
+TAMPERED: Mapping[str, tuple[Callable[[Path], None], str]] = {
+    "no run": (no_run, r"inputs\.json: expected a file of a finished run"),
+    "weights that were cut": (cut_weights, r"released\.safetensors: expected a model of a finished run"),
+    "weights of another model": (other_weights, r"expected arrays for the 4 tensors of the model"),
+    "a file that was torn": (torn_json, r"inputs\.json: expected a file of a finished run"),
+    "a file with less": (less_json, r"inputs\.json or model\.json is not as a run leaves it"),
+    "a type that there is not": (strange_dtype, r"inputs\.json or model\.json is not as a run leaves it"),
+    "code in the place of a model": (code, r"names code that would be run as you: system of os .*allow_code=True"),
+}
+
+
+@pytest.mark.parametrize(("tamper", "said"), TAMPERED.values(), ids=TAMPERED.keys())
+def test_folders_that_cannot_be_loaded(
+    run: tuple[Result, Path], tamper: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    saved = run[0].save(tmp_path / "saved")
+    tamper(saved)
+    with pytest.raises(ParameterError, match=said) as caught:
+        moretta.load(saved)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_other_folders(run: tuple[Result, Path], tmp_path: Path) -> None:
+    result, folder = run
+    with pytest.raises(ParameterError, match="there is no such directory"):
+        moretta.load(tmp_path / "nowhere")
+    with pytest.raises(ParameterError, match="exists and is not empty; name another folder to save to"):
+        result.save(folder)
+    with pytest.raises(ParameterError, match="save: the run has no folder of its own; name one"):
+        make().train(1).save()
+    numbers = make(model=nn.Linear(4, 1), silos=[Silo(n, X, X[:, 0]) for n in "ab"], protocol=FedSGD()).train(1)
+    with pytest.raises(ParameterError, match="predict_proba is for classes, and this model predicts numbers"):
+        numbers.predict_proba(X)
+    with pytest.raises(ParameterError, match="expected a model of silo `north`; it has one model for all"):
+        moretta.load(folder, silo="north")
+
+
+# -- What is taken -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (X.tolist(), Y.tolist()), (torch.tensor(X), torch.tensor(Y)), (X.astype(np.float64), Y.astype(np.int8)),
+        (TENSORS, None), (Pairs([(row, int(target)) for row, target in zip(X, Y, strict=True)]), None),
+    ],
+    ids=["lists", "tensors", "arrays of other types", "a TensorDataset", "a Dataset"],
+)  # fmt: skip
+def test_rows_in_another_form_are_the_same_rows(given: tuple[Any, Any]) -> None:
+    silo = Silo("a", *given) if given[1] is not None else Silo("a", given[0])
+    assert isinstance(silo.x, np.ndarray)
+    assert (silo.x.astype(np.float32) == X).all()
+    assert (silo.y == Y).all()
+    federation = make(silos=[silo, Silo("b", X, Y)], test=given if given[1] is not None else given[0])
+    assert federation.test is not None
+    assert (federation.test[0].astype(np.float32) == X).all()
+
+
+def test_frames_agree_on_the_order_of_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["a", "b", "c", "d"])
+    frame["d"] = pandas.array((X[:, 3] > 0), dtype="boolean")
+    turned, y = frame[["c", "a", "d", "b"]], pandas.Series(Y)
+    made = make(silos=[Silo("a", frame, y), Silo("b", turned, y)], test=(turned, y))
+    assert made.feature_names == ("a", "b", "c", "d")
+    assert made.test is not None
+    assert (made.silos[0].x == made.silos[1].x).all()
+    assert (made.test[0] == made.silos[0].x).all()
+    result = made.train(2)
+    assert (result.predict(turned) == result.predict(made.silos[0].x)).all()
+    with pytest.raises(ParameterError, match=r"silo `b` lacks the column 'd' \(its 'dd'\?\), which `a` has; give all"):
+        make(silos=[Silo("a", frame, y), Silo("b", turned.rename(columns={"d": "dd"}), y)])
+    with pytest.raises(ParameterError, match=r"silo `b` has rows without names of columns, and `a` has a frame"):
+        make(silos=[Silo("a", frame, y), Silo("b", X, Y)])
+    with pytest.raises(ParameterError, match=r"silo `a`: column 'ward' holds words, .*moretta.read_table\(frame, sch"):
+        Silo("a", frame.assign(ward="A"), y)
+    with pytest.raises(ParameterError, match=r"x: expected a column 'c', as the run has; it has a, b, d"):
+        result.predict(frame.drop(columns="c"))
+    twice = pandas.concat([frame, frame[["a"]]], axis=1)
+    with pytest.raises(ParameterError, match=r"silo `a`: column 'a' is there twice; give each its own name"):
+        Silo("a", twice, y)
+    absent = Silo("a", frame.assign(a=pandas.array([None, *X[1:, 0]], dtype="Float64")), y)
+    assert np.isnan(absent.x[0, 0])
