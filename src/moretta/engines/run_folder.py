@@ -84,7 +84,9 @@ class RunFolder:
         A run that fails says so in its last line, so that whoever reads the folder later knows why; one that is resumed
         says that too.
         """
-        logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
+        path = self.path / "log.txt"
+        resumed = path.exists() and path.stat().st_size > 0
+        logger, handler = logging.getLogger("moretta"), logging.FileHandler(path)
         level, before = logger.level, logger.getEffectiveLevel()
         others = [*logger.handlers, *logging.getLogger().handlers]
 
@@ -93,7 +95,7 @@ class RunFolder:
             return record.name != logger.name or record.levelno >= before
 
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        if handler.stream.tell():
+        if resumed:
             _note(handler, logging.INFO, "the run goes on")
         logger.addHandler(handler)
         logger.setLevel(min(before, logging.INFO))

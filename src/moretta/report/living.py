@@ -28,11 +28,11 @@ MOST_LINES = 200  # of the log in one event, the last ones
 MOST_FIGURES = 24  # of one round
 
 _LOGGED = re.compile(r"(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
-_FAILED = re.compile(r"\S+ \S+ ERROR (?:the run failed: )(.*)")
+_FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of a log, by `engines.run_folder`
 
 
 @dataclass(frozen=True)
-class Event:
+class News:
     """News for a page. kind: what it is about; `data` is JSON content; id: where whoever has read it goes on."""
 
     kind: str
@@ -81,7 +81,7 @@ class Follower:
         self._told = dict[str, Any]()
         self._seen: Any = None
 
-    def news(self, said: Said) -> Iterator[Event]:
+    def news(self, said: Said) -> Iterator[News]:
         """Yield what is new, oldest first. said: by the command that plays the run.
 
         `begin` says that all rounds and lines of the log that were told before are to be forgotten; then come `plan`,
@@ -95,32 +95,32 @@ class Follower:
                 self._begun, self._told = True, {}
                 for file in (self._history, self._log):
                     file.restart()
-                yield Event("begin", {}, self._place)
+                yield News("begin", {}, self._place)
             yield from self._new(said)
         except Rewritten:
             self._begun = False  # the next call begins anew
             return
         self._seen = seen
 
-    def _new(self, said: Said) -> Iterator[Event]:
+    def _new(self, said: Said) -> Iterator[News]:
         yield from self._changed("plan", plan_of(self._folder))
         for lines in self._history.read():
-            yield Event("rounds", rounds_of(lines), self._place)
+            yield News("rounds", rounds_of(lines), self._place)
         for lines in self._log.read():
             if (logged := logged_of(lines))["lines"]:
-                yield Event("log", logged, self._place)
+                yield News("log", logged, self._place)
         yield from self._changed("result", result_of(self._folder))
         for event in self._changed("state", state_of(self._folder, said)):
-            yield Event("state", {**event.data, "age": _age(self._folder)}, event.id)
+            yield News("state", {**event.data, "age": _age(self._folder)}, event.id)
 
     @property
     def _place(self) -> str:
         return f"{self._history.mark}_{self._log.mark}"
 
-    def _changed(self, kind: str, data: Mapping[str, Any]) -> Iterator[Event]:
+    def _changed(self, kind: str, data: Mapping[str, Any]) -> Iterator[News]:
         if self._told.get(kind) != data:
             self._told[kind] = data
-            yield Event(kind, data, self._place)
+            yield News(kind, data, self._place)
 
 
 def rounds_of(lines: list[bytes]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.errors import ParameterError
-from moretta.report.living import Event, Follower, Said
+from moretta.report.living import Follower, News, Said
 
 HOST = "127.0.0.1"
 MOST = 16  # connections at a time
@@ -197,7 +197,7 @@ class _Request(BaseHTTPRequestHandler):
             self.server.streams.discard(threading.get_ident())
 
 
-def _written(event: Event) -> bytes:
+def _written(event: News) -> bytes:
     return f"id: {event.id}\nevent: {event.kind}\ndata: {json.dumps(event.data, allow_nan=False)}\n\n".encode()
 
 

@@ -206,7 +206,7 @@ function drawFigures(number, planned) {
   }
   if (!shown.length && latest("loss") !== undefined) shown.push(["Training loss", figure(latest("loss"))]);
   shown.push(["Time of rounds", seconds(sum(rounds.map((one) => one.total)))]);
-  if (totals.length) shown.push([`A round (median of ${totals.length})`, seconds(median(totals))]);
+  if (totals.length) shown.push(["A round, median", seconds(median(totals))]);
   if (state.state === "running" && planned && totals.length) {
     shown.push(["Left, at most", `about ${seconds(median(totals) * Math.max(0, planned - number))}`]);
   }
