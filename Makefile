@@ -1,7 +1,8 @@
 # make demo      three hospitals train on real records, four protocols, one page (under a minute after installation)
 # make hospitals made-up tables as hospitals have them: schema, look, alignment, two protocols, predictions (two minutes)
-# make test      everything that CI runs: lint, types, tests, API pages
+# make test      everything that CI runs: lint, types, tests
 # make test-all  the same and the slow checks
+# make docs      the site of pages, into site/
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEMO := runs/demo
 HOSPITALS := runs/hospitals
 
-.PHONY: demo hospitals test test-all lint types-of-tests api clean
+.PHONY: demo hospitals test test-all lint types-of-tests docs clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -24,11 +25,9 @@ hospitals: .venv/torch.stamp
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20
-	@$(MAKE) --no-print-directory api
 
 test-all: lint types-of-tests
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 --dist loadfile --durations=50
-	@$(MAKE) --no-print-directory api
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -39,9 +38,11 @@ lint: .venv/dev.stamp
 types-of-tests: .venv/dev.stamp
 	$(BIN)/mypy --config-file tests/mypy.ini
 
-# The API pages, from the docstrings, into site/.
-api: .venv/dev.stamp
-	$(BIN)/python docs/build_api.py site
+# The pages of docs/, with references made from the code and notebooks that are run, into site/. Any warning fails.
+docs: .venv/dev.stamp
+	@rm -rf site
+	$(BIN)/python -m sphinx -E -W --keep-going -q -d build/doctrees docs site
+	@echo "site/index.html"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

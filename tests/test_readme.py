@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -36,9 +37,15 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in found if line.startswith("moretta ")]
 
 
+@functools.cache
+def shell() -> Any:
+    """`moretta` with all its commands, made once for all that look."""
+    return typer.main.get_command(cli.app)
+
+
 def assert_known(words: list[str]) -> None:
     """A command of `moretta`, with as many arguments as it needs and flags that it has."""
-    command, rest = typer.main.get_command(cli.app), words[1:]
+    command, rest = shell(), words[1:]
     while hasattr(command, "commands"):
         command, *rest = command.commands[rest[0]], *rest[1:]
     context = command.make_context(words[1], list(rest), resilient_parsing=False)

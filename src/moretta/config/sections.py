@@ -14,7 +14,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, PositiveInt, field_validator, model_validator
 
-from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Words, kebab
+from moretta.contract.settings import (
+    SERVER,
+    Device,
+    Fraction,
+    Positive,
+    Section,
+    Seed,
+    Spelled,
+    Unit,
+    Words,
+    kebab,
+)
 from moretta.contract.wording import shown, unfit
 from moretta.data.domains import check_domains
 from moretta.data.grid import GRIDS, check_grid
@@ -22,15 +33,18 @@ from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
+ROUNDS, ROWS = Unit("rounds"), Unit("rows")
+
 
 class Run(Section):
     """How long, how exact, and where the results go.
 
-    name: of the run, 1 to 100 characters without slashes; a file that leaves it out is named by its stem.
+    name: of the run; a file that leaves it out is named by its stem.
+    rounds: how many are played; in each of them the model steps once.
     seed: of what is random in training and not secret: initial weights, splits, batches.
-    out: the run folder; None leaves the choice to the caller.
+    out: the run folder; None leaves the choice to the caller, which in the shell is --out, or runs/NAME.
     dtype: of the model and of the silos' arithmetic.
-    device: "cpu", "cuda" or "cuda:1".
+    device: on which the model is trained and evaluated.
     checkpoint_every: rounds from one checkpoint to the next.
     evaluate_every: rounds from one evaluation on the test rows to the next, and always after the last round; with
         early stopping also that on the validation rows. None: about 50 in a run.
@@ -43,17 +57,17 @@ class Run(Section):
     insecure_secret_seed: for tests only: every secret of the run follows from it.
     """
 
-    name: str = "run"
+    name: Annotated[str, Spelled("text of 1 to 100 characters without slashes")] = "run"
     rounds: PositiveInt
     seed: Seed = 0
     out: Annotated[Path | None, SERVER] = None
     dtype: Literal["float32", "float64"] = "float32"
     device: Device = "cpu"
-    checkpoint_every: PositiveInt = 10
-    evaluate_every: Annotated[PositiveInt | None, SERVER] = None
+    checkpoint_every: Annotated[PositiveInt, ROUNDS] = 10
+    evaluate_every: Annotated[PositiveInt | None, SERVER, ROUNDS] = None
     metrics: Annotated[tuple[Words, ...], SERVER] = ()
-    record_views: Annotated[bool | tuple[int, ...], SERVER] = False
-    early_stopping: PositiveInt | None = None
+    record_views: Annotated[bool | tuple[int, ...], SERVER, Spelled("true, false or list of rounds")] = False
+    early_stopping: Annotated[PositiveInt | None, ROUNDS] = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     insecure_secret_seed: Annotated[Seed | None, Field(repr=False), SERVER] = None
 
@@ -92,6 +106,11 @@ NOT_OF_FILES = (
 class FileOfRows(Section):
     """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`).
 
+    source: the file, from the run file's folder.
+    separator: between cells; None: found out from the first line, among a comma, a semicolon and a tab.
+    decimal: what stands before a fraction.
+    file_encoding: of the text, any that Python knows, such as "latin-1".
+    absent: words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
     alignment: a file of `moretta align`, where another silo holds other columns of these rows.
     """
 
@@ -117,12 +136,13 @@ class Data(Section):
         `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment`, and the last ones, which
         say what the rows are like.
     files: a table for each silo by its name: a path, of a file that is written as `separator` and so on say, or a
-        section `FileOfRows`. All are read by `schema`. In a grid they stand row part by row part.
+        section of its own. All are read by `schema`. In a grid they stand row part by row part.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "same-rows", the first of `silos`
         equal parts of the rows, which every silo has; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
         "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.grid`.
+    alpha: the concentration of "dirichlet"; the smaller, the more do silos differ in their classes.
     sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
         in a grid; None: evenly.
     grid: how many row parts and column parts, for "grid" and "by-feature".
@@ -135,9 +155,11 @@ class Data(Section):
     batch_size: rows of a batch; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
-    task: None lets the type of the targets decide.
-    test_fraction, validation_fraction: of the rows, where the source does not split them itself; None is 0.2 and 0,
-        or the source's own default (bank-marketing: 0.1 and 0.1).
+    task: what targets are; None lets their type decide.
+    test_fraction: of the rows, held back to test by, where the source does not split them itself; None is 0.2, or the
+        source's own default (bank-marketing: 0.1).
+    validation_fraction: of the rows, held back for early stopping; None is 0, or the source's own default
+        (bank-marketing: 0.1).
     encoding: of text columns: "one-hot", which None is; "yes-no", the same but for columns of yes and no, which become
         1 and 0; or "ordinal".
     missing: without a schema, an absent value is an error, or becomes the column's mean, or that with one more column
@@ -145,7 +167,10 @@ class Data(Section):
     schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
         [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
         needs one.
-    separator, decimal, file_encoding, absent: how a .csv file is written (`moretta.data.tables.files.Format`).
+    separator: of .csv files, between cells; None: found out from the first line, among a comma, a semicolon and a tab.
+    decimal: of .csv files, what stands before a fraction.
+    file_encoding: of .csv files, any that Python knows, such as "latin-1".
+    absent: of .csv files, words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
     image_size: the pixels of a side of the square images of "office-home", where None is 64, and of all other image
         sources, where None takes them as they are.
     labels: of "image-folder", the .csv file that names files below `path` in its column "file", and their targets.
@@ -154,16 +179,19 @@ class Data(Section):
     window: of DICOM images, center and width of the values that become 0 to 1; None: as each file says.
     spacing: of DICOM images, the mm from pixel to pixel that they are resampled to; None: as they are. Of rows at sites
         too, as are `window` and the shape in `inputs`.
-    channel_mean, channel_deviation: of image sources and of images at sites, what is taken from each channel of pixels
-        in [0, 1], and what the rest is divided by: public constants of the run, never computed from its rows.
+    channel_mean: of image sources and of images at sites, what is taken from each channel of pixels in [0, 1]: public
+        constants of the run, never computed from its rows.
+    channel_deviation: what the rest is divided by.
     standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
         those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
     augment: vary training images each time they are used: "none"; random crops and mirror images, "crop-flip", with
         zeros at their edges, or "reflect-crop-flip", with mirrored pixels; or "turn": turns by any angle, shifts and
         scales by up to a tenth, contrast and brightness by up to a fifth (`moretta.protocols.common.augmentation`).
     inputs: of rows at sites, the shape of a sample, or the shape of each of its arrays by name
-        (`moretta.data.layout`). tokens: whether samples are token ids, or the names of the arrays that hold such.
-    classes: of rows at sites, how many classes there are; None: targets are numbers, `outputs` of them a row.
+        (`moretta.data.layout`).
+    tokens: of rows at sites, whether samples are token ids, or the names of the arrays that hold such.
+    classes: of rows at sites, how many classes there are; None: targets are numbers.
+    outputs: of rows at sites whose targets are numbers, how many of them a row has.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
         result.json (`moretta look` shows rows on one machine).
@@ -179,12 +207,14 @@ class Data(Section):
     partition: Literal["iid", "dirichlet", "by-label", "same-rows", "by-domain", "by-feature", "grid"] = "iid"
     alpha: Positive | None = None
     sizes: tuple[Positive, ...] | None = None
-    grid: tuple[int, int] | None = None
-    columns: tuple[tuple[str | int, ...], ...] | None = None
-    label_holder: int | tuple[int, ...] | None = None
+    grid: Annotated[tuple[int, int] | None, Spelled("list of 2 whole numbers, each 1 or more")] = None
+    columns: Annotated[tuple[tuple[str | int, ...], ...] | None, Spelled("list of lists of names or whole numbers")] = (
+        None
+    )
+    label_holder: Annotated[int | tuple[int, ...] | None, Spelled("whole number, or list of them")] = None
     domains: tuple[str, ...] | None = None
     id_column: Words | None = None
-    batch_size: Annotated[int, Field(ge=0)] = 32
+    batch_size: Annotated[int, Field(ge=0), ROWS] = 32
     path: Path | None = None
     target: Words | None = None
     task: Literal["classification", "regression"] | None = None
@@ -196,12 +226,12 @@ class Data(Section):
     decimal: Annotated[Literal[".", ","], SERVER] = "."
     file_encoding: Annotated[Words, SERVER] = "utf-8"
     absent: Annotated[tuple[Words, ...], SERVER] = ()
-    image_size: PositiveInt | None = None
+    image_size: Annotated[PositiveInt | None, Unit("pixels")] = None
     labels: Path | None = None
     group_column: Words | None = None
     channels: Literal[1, 3] | None = None
     window: tuple[float, float] | None = None
-    spacing: Positive | None = None
+    spacing: Annotated[Positive | None, Unit("mm")] = None
     channel_mean: tuple[float, ...] | None = None
     channel_deviation: tuple[Positive, ...] | None = None
     standardise: bool | tuple[Words, ...] | None = None
@@ -210,7 +240,7 @@ class Data(Section):
     tokens: bool | tuple[Words, ...] = False
     classes: Annotated[int, Field(ge=2)] | None = None
     outputs: PositiveInt | None = None
-    least_rows: PositiveInt | None = None
+    least_rows: Annotated[PositiveInt | None, ROWS] = None
     test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool = False
     look: bool = False
@@ -412,8 +442,9 @@ TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout")  # by `moretta
 
 
 class Model(Section):
-    """The model: a built-in name or "module:function", and the keyword arguments of its constructor.
+    """The model: what builds it, and the keyword arguments that it is built with.
 
+    source: a built-in name, or "module:function" of a module beside the run file or installed.
     arguments: in a file these are the section's further keys, their dashes made underscores.
     """
 

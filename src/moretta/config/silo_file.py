@@ -44,7 +44,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta.config import run_files
-from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Words
+from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
 from moretta.contract.wording import nearest, shown, unfit
 from moretta.data.tables.files import Format, Separator
 from moretta.engines.kept_lines import HelpedFile
@@ -94,7 +94,12 @@ class SiloSection(Section):
 class RowsSection(Section):
     """Where its rows are, and how a .csv file is written: see `moretta.data.own_rows.read_rows`.
 
+    source: a table (.csv, .parquet, .arrow), an .npz file, "module:function" or "image-folder".
     path, labels: of "image-folder", the folder and the table that names its files.
+    separator: of .csv files, between cells; None: found out from the first line, among a comma, a semicolon and a tab.
+    decimal: of .csv files, what stands before a fraction.
+    file_encoding: of .csv files, any that Python knows, such as "latin-1".
+    absent: of .csv files, words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
     alignment: a file of `moretta align`, by which rows that partners share are put in their order. rows_in_order: the
     site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
@@ -129,13 +134,17 @@ class Limits(Section):
     message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
     parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
     memory_limit_mib: the most memory of an edge client's process, or without edge of a job's process, by what it
-    reserves (`moretta.engines.memory.cap`), PyTorch included.
+    reserves (`moretta.engines.memory.cap`), PyTorch included; None: no limit.
+    micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
+    edge_precision: what an edge client computes in; "float16" and "int8-activations" round to what such hardware has.
+    threads: the most that PyTorch may use; None: its own choice.
+    device: on which a job of this site computes.
     """
 
-    message_mib: PositiveInt = 1024
-    parameters: PositiveInt = 100_000_000
-    memory_limit_mib: Positive | None = None
-    micro_batch: PositiveInt | None = None
+    message_mib: Annotated[PositiveInt, Unit("MiB")] = 1024
+    parameters: Annotated[PositiveInt, Unit("numbers")] = 100_000_000
+    memory_limit_mib: Annotated[Positive | None, Unit("MiB")] = None
+    micro_batch: Annotated[PositiveInt | None, Unit("rows")] = None
     edge_precision: Precision = "float32"
     threads: PositiveInt | None = None
     device: Device = "cpu"
@@ -146,17 +155,18 @@ class Floors(Section):
 
     fewest_silos: in any sum that it helps to open. threshold: of the masks' shares. scheme: of the sums; "pairwise" is
     above "additive-shares". blind: under cgd, that the server reads no sum. roster: that there is one. dp_noise: the
-    least noise multiplier. apart: see `moretta.secure_aggregation.one_sum`. repeat_whole_rows: whether what uses all
+    least noise multiplier. apart: by how many silos the sets that it helps to sum differ at least, if they differ; 1:
+    any. repeat_whole_rows: whether what uses all
     rows may be summed over other silos too. repeat_statistics: the same of its rows' statistics from run to run.
     """
 
-    fewest_silos: PositiveInt = 2
+    fewest_silos: Annotated[PositiveInt, Unit("silos")] = 2
     threshold: PositiveInt | None = None
     scheme: Literal["pairwise", "additive-shares"] | None = None
     blind: bool = False
     roster: bool = False
     dp_noise: Positive | None = None
-    apart: PositiveInt = 1
+    apart: Annotated[PositiveInt, Unit("silos")] = 1
     repeat_whole_rows: bool = False
     repeat_statistics: bool = False
 

@@ -28,8 +28,24 @@ def _device(name: str) -> str:
     return name
 
 
-Device = Annotated[str, AfterValidator(_device)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """Which values a key takes, in words for the reference of keys, where its type does not say it."""
+
+    values: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a key's number counts or measures, for the reference of keys."""
+
+    name: str
+
+
+Device = Annotated[str, AfterValidator(_device), Spelled('`"cpu"`, `"cuda"` or `"cuda:1"`')]
 
 
 def kebab(name: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moretta.contract.settings import Fraction, Positive, Section, Seed, Words, kebab
+from moretta.contract.settings import Fraction, Positive, Section, Seed, Unit, Words, kebab
 from moretta.contract.wording import shown
 from moretta.errors import ParameterError
 
@@ -33,7 +33,7 @@ class Delay(Fault):
     seconds: they count towards the deadline, but nobody waits for them; without a deadline they are only logged.
     """
 
-    seconds: Positive
+    seconds: Annotated[Positive, Unit("seconds")]
 
 
 class Faults(Section):
@@ -93,12 +93,12 @@ class Engine(Section):
     torch_versions: tuple[Words, ...] = ()
     workers: PositiveInt | None = None
     strict: bool = False
-    deadline: Positive | None = None
-    message_mib: PositiveInt = 1024
+    deadline: Annotated[Positive | None, Unit("seconds")] = None
+    message_mib: Annotated[PositiveInt, Unit("MiB")] = 1024
     edge: tuple[Words, ...] = ()
     edge_precision: Precision = "float32"
-    memory_limit_mib: Positive | None = None
-    micro_batch: PositiveInt | None = None
+    memory_limit_mib: Annotated[Positive | None, Unit("MiB")] = None
+    micro_batch: Annotated[PositiveInt | None, Unit("rows")] = None
     faults: Faults | None = None
 
     @property

@@ -26,8 +26,13 @@ class SecureAggregation(Section):
         upload.
     ring_bits: sums are exact integers of this many bits.
     limit: the largest absolute value that an entry of an upload may have; None is 2^16 in 64 bits, 2^4 in 32.
-        A larger limit leaves fewer bits behind the point. See `largest`.
-    threshold, degree, corrupt_rate, dropout_rate: see `moretta.secure_aggregation.cohort.Rules`.
+        A larger limit leaves fewer bits behind the point.
+    threshold: how many of a silo and its neighbours must be left for a sum to be opened; None is floor(2 n / 3) + 1
+        where all n silos of a round are neighbours, else it follows from the two rates.
+    degree: neighbours with which a silo has masks, even; None is all others in cohorts of up to 50 silos, and above
+        that as few as the rates allow.
+    corrupt_rate: the fraction of silos that may collude with the server.
+    dropout_rate: the fraction of silos that may vanish in a round.
     min_survivors: the fewest silos that a round may end with; None is 2, or 1 under "none", and under dp-noise more:
         see `sharing_noise`.
     weights: "hidden": only the sum of the silos' weights is seen; "public": each silo's is.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from moretta.contract.settings import Positive
+from moretta.contract.settings import Positive, Spelled
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST
@@ -65,7 +65,7 @@ class BAFFLE(PrivateTraining):
     learning_rate: Positive = 0.003
     perturb: Literal["all", "blocks"] = "all"
     linear: Literal["scalars", "activations"] = "scalars"
-    k: Directions | dict[str, Any] | None = None
+    k: Annotated[Directions | dict[str, Any] | None, Spelled("whole number, 2 or more; or table by layer")] = None
     k_last: Directions | None = None
     sigma: Positive = 1e-3
     form: Form = "mean"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from moretta.contract.settings import NonNegative, Positive
+from moretta.contract.settings import NonNegative, Positive, Spelled
 from moretta.data.alignment.ids import IdRules
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
@@ -35,7 +35,7 @@ class CGD(Training):
     lambda w_l(k) in it, and the sum their mean by rows, so that D stays one. The authors' code has 1e-6.
     schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
     after `decay_from` and T is how many rounds are left then.
-    mu: of that schedule, 0 to 1 (Theorem 1).
+    mu: of that schedule, 0 to 1 (Theorem 1). decay_from: of that schedule, the last round at the full rate.
     blind: whether the aggregator only relays sums, which it cannot read; None is yes, unless the scheme is "none".
     align: whether the holders of a row of the grid put the rows that all of them have in one order by their ids, before
     the first round (`moretta.data.alignment`). align_ids: how ids are made comparable, by names of
@@ -45,7 +45,7 @@ class CGD(Training):
     name: Literal["cgd"] = "cgd"
     loss: Literal["mse", "cross-entropy"] = "cross-entropy"
     learning_rate: Positive = 0.5
-    delta: Delta = 0.01
+    delta: Annotated[Delta, Spelled("number above 0, list of two, or table of one for each participant")] = 0.01
     around: Literal["zero", "model"] = "zero"
     vertical: Literal["joint", "independent"] = "joint"
     hidden_bias: Literal["confined", "shared"] = "confined"

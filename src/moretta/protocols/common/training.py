@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section
+from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.own_loss import OwnFunction, found
@@ -31,16 +31,20 @@ class Training(Section):
     own_loss: a function of outputs and targets, in a run file "module:function", that gives each row a number: it is
     minimised in the place of `loss`, which still encodes targets and scores test rows
     (`moretta.protocols.common.own_loss`).
-    label_smoothing, class_weights: of cross-entropy, as `torch.nn.functional.cross_entropy` has them.
+    label_smoothing: of cross-entropy, as `torch.nn.functional.cross_entropy` has it. class_weights: of cross-entropy, a
+    weight for each class, likewise.
     learning_rate: of the optimizer, which steps at the server.
     lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
     rounds on and a hundredth from three quarters on (He et al., CVPR 2016); "milestones", times `milestone_factor`
-    after each of `milestones`, which are numbers of epochs in ascending order.
+    after each of `milestones`.
+    milestones: of that schedule, numbers of epochs in ascending order. milestone_factor: what the rate
+    is multiplied by after each.
     first_rate: the rate of the first epoch, in the place of what the schedule says; None: what it says.
     epoch_rounds: how many rounds count as an epoch, for `milestones`, `first_rate` and whatever goes by epochs.
     clip_norm: the largest norm of a step's gradient over all parameters; None does not clip.
     warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
     optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults, but for `betas`.
+    momentum: of SGD, as `torch.optim` has it. betas: of Adam.
     weight_decay: as `torch.optim` has it, L2 on all parameters: it is added to the gradient, times the parameter.
     """
 
@@ -56,7 +60,7 @@ class Training(Section):
     milestones: tuple[PositiveInt, ...] = ()
     milestone_factor: Annotated[float, Field(gt=0, lt=1)] = FACTOR
     first_rate: Positive | None = None
-    epoch_rounds: PositiveInt = 1
+    epoch_rounds: Annotated[PositiveInt, Unit("rounds")] = 1
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: Momentum = 0.0
     betas: tuple[Momentum, Momentum] = BETAS

@@ -24,6 +24,7 @@ class Epochs(Training):
     """`local_epochs` epochs of SGD at each silo, differences averaged by rows.
 
     learning_rate, momentum, weight_decay and clip_norm are those of the silos' own SGD.
+    local_epochs: how many epochs a silo steps in a round.
     """
 
     optimizer: Literal["sgd"] = "sgd"

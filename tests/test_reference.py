@@ -1,0 +1,106 @@
+"""The reference has every key of every section, every command and every public name, as it is made from the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import reference
+from test_readme import leaves
+from typer.main import get_command
+
+import moretta
+from moretta.commands import main as cli
+from moretta.config import run_files, silo_file
+from moretta.contract.settings import kebab
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import ENTRIES
+
+PROTOCOLS = {name: entry.settings_class() for name, entry in ENTRIES.items()}
+
+
+def test_its_sections_are_those_that_the_files_have() -> None:
+    known = {*run_files._KNOWN, "columns"} - {*PROTOCOLS, "protocol"}
+    assert {name.partition(".NAME")[0] for name in reference.RUN_FILE} >= known - {"columns"}
+    assert set(reference.SILO_FILE) == set(silo_file.SiloFile.model_fields) - {"base"}
+    assert set(reference.SILO_FILE.values()) == {
+        field.annotation for name, field in silo_file.SiloFile.model_fields.items() if name != "base"
+    }
+
+
+def test_every_key_of_a_run_file_is_on_its_page() -> None:
+    page = reference.run_file()
+    for section, kind in reference.RUN_FILE.items():
+        for name in kind.model_fields:
+            assert page.count(f"{{#{reference.anchor(section, name)}}}") == 1, (section, name)
+    for section, keys in run_files._KNOWN.items():
+        for name in keys if section in reference.RUN_FILE else ():
+            assert f"{{#{reference.anchor(section, name)}}}" in page, (section, name)
+    for protocol, kind in PROTOCOLS.items():
+        for name in kind.model_fields:
+            places = ("protocol", f"protocol.{protocol}")
+            assert sum(page.count(f"{{#{reference.anchor(place, name)}}}") for place in places) == 1, (protocol, name)
+
+
+def test_every_key_of_silo_toml_is_on_its_page() -> None:
+    page = reference.silo_toml()
+    for section, kind in reference.SILO_FILE.items():
+        for name in kind.model_fields:
+            assert f"{{#silo-toml-{reference.anchor(section, name)}}}" in page, (section, name)
+
+
+@pytest.mark.parametrize("kind", [*reference.RUN_FILE.values(), *reference.SILO_FILE.values(), *PROTOCOLS.values()])
+def test_every_key_says_what_it_changes_and_what_it_takes(kind: type) -> None:
+    said = reference.descriptions(kind)
+    for name, field in kind.model_fields.items():  # type: ignore[attr-defined]
+        if not (issubclass(kind, Training) and name == "name"):
+            assert len(said.get(name, "").split()) >= 2, f"{kind.__name__}: its docstring says nothing of {name}"
+            assert "any value" not in reference.values(field.annotation, field.metadata) or name == "arguments", name
+
+
+def test_values_and_defaults_are_those_of_the_classes() -> None:
+    page = reference.run_file()
+    assert "[`rounds`]{#run-rounds}\n: whole number, 1 or more · must be given" in page
+    assert "`deadline`]{#engine-deadline}\n: number, above 0, in seconds · default: left out" in page
+    assert ': `"pairwise"`, `"additive-shares"`, `"none"` · default: `"pairwise"`' in page
+    assert "`learning-rate`]{#protocol-learning-rate}\n: number, above 0 · default: `0.1`" in page
+    assert "Other defaults: `cgd` `0.5`, `baffle` `0.003`." in page
+    assert "(rows) (rows)" not in page
+    assert "`moretta." not in page.partition("## [protocol]")[0].partition("## [data]")[0]
+
+
+def test_which_protocols_take_a_key_is_tried_on_them() -> None:
+    assert set(reference.TRIALS) == set(Training.model_fields)
+    assert all(reference.users(name) for name in reference.TRIALS)
+    assert "cgd" not in reference.users("momentum")
+    assert "cgd" in reference.users("loss")
+    assert reference.users("optimizer") == [name for name in PROTOCOLS if name not in ("cgd", "fedavg")]
+    for section, name in reference.SOME:
+        assert name in reference.RUN_FILE[section].model_fields
+
+
+def test_every_command_option_and_public_name_is_on_its_page() -> None:
+    page = reference.main("commands")
+    for command in leaves(get_command(cli.app)):
+        for parameter in command.params:
+            if parameter.name != "help":
+                context = command.make_context("moretta", [], resilient_parsing=True)
+                assert parameter.get_help_record(context)[0] in page, (command.name, parameter.name)
+    api = reference.main("api")
+    assert all(f"### {name}\n" in api for name in moretta.__all__)
+
+
+def test_keys_have_dashes_and_marks_are_filled_in() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    marked = [path for path in docs.glob("*.md") if reference.MARK.search(path.read_text())]
+    assert len(marked) == 4
+    for path in marked:
+        assert not reference.MARK.search(reference.filled(path.read_text()))
+    assert kebab("early_stopping") in reference.run_file()
+
+
+def test_a_docstring_is_split_by_names() -> None:
+    text = "Do it.\n\none: the first,\n    `two` too. two, three: both\n    of them. Raises `Error` here.\n\nMore."
+    rest, said = reference.split(text, ["one", "two", "three"])
+    assert said == {"one": "the first, `two` too.", "two": "both of them.", "three": "both of them."}
+    assert rest == "Do it.\n\nRaises `Error` here.\n\nMore."
