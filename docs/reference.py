@@ -247,6 +247,7 @@ def opening(kind: type[BaseModel]) -> str:
 # Settings that use a key which all protocols have: a protocol that refuses them has no use for it.
 TRIALS: Mapping[str, Mapping[str, Any]] = {
     "loss": {"loss": "cross-entropy"},
+    "own_loss": {"own_loss": "losses:huber"},
     "label_smoothing": {"loss": "cross-entropy", "label_smoothing": 0.1},
     "class_weights": {"loss": "cross-entropy", "class_weights": (1.0, 2.0)},
     "learning_rate": {"learning_rate": 0.2},

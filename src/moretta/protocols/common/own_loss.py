@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import BeforeValidator, PlainSerializer
 
 from moretta.contract.messages import Array
+from moretta.contract.settings import Spelled
 from moretta.data.references import is_reference, resolve, said
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import encode
@@ -46,7 +47,10 @@ def _known(given: object) -> object:
 
 
 OwnFunction = Annotated[
-    Function | str | None, BeforeValidator(_known), PlainSerializer(named, return_type=str, when_used="unless-none")
+    Function | str | None,
+    BeforeValidator(_known),
+    PlainSerializer(named, return_type=str, when_used="unless-none"),
+    Spelled('`"module:function"`'),
 ]
 """A field for a function, or in a run file its "module:function"; None for none."""
 
