@@ -157,10 +157,22 @@ def test_odd_values_are_left_out():
     )
     assert told is not None
     assert told["figures"] == {"test_accuracy": 0.5}
+    assert told["no_numbers"] == []
     assert told["seconds"] == {"delivery": 1}
     assert told["bytes"] == {}
     assert told["missing"] == [{"round": 1, "silo": "['<b>']", "reason": ""}]
     json.dumps(told, allow_nan=False)
+
+
+def test_what_is_infinite_or_no_number_is_told_as_that(run):
+    run.append(line(1, loss=float("nan"), epsilon=float("inf")))
+    run.write_json("result.json", result(1, facts={"epsilon": float("inf")}))
+    found = list(Follower(run.path).news(HERE))
+    (told,) = of(found, "rounds")[0]["rounds"]
+    assert (told["figures"], told["no_numbers"]) == ({}, ["loss", "epsilon"])
+    assert of(found, "result")[0]["unbounded"] is True
+    run.write_json("result.json", result(1))
+    assert living.result_of(run.path)["unbounded"] is False
 
 
 def test_a_line_without_an_end_is_skipped_and_a_long_file_comes_in_parts(tmp_path):

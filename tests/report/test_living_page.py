@@ -156,6 +156,13 @@ def test_all_of_it_can_be_done_by_keyboard(page):
     assert page.ask(FOCUS) == "curves"
 
 
+def test_what_is_no_number_is_said(page, run):
+    run.append(line(21, loss=float("nan"), epsilon=float("inf")))
+    page.wait(f"{LAST} == 'Round 21 of 40'")
+    assert "Epsilon spent\nunbounded" in text(page, "figures")
+    assert "no number for: training loss" in text(page, "warned")
+
+
 def test_it_stands_still_while_it_is_paused(page, run):
     page.ask("document.getElementById('pause').focus()")
     page.press(" ")

@@ -140,6 +140,7 @@ def round_of(text: bytes) -> dict[str, Any] | None:
         "round": number,
         "attempt": line["attempt"] if isinstance(line.get("attempt"), int) else 0,
         "figures": dict(list(_numbers(shown).items())[:MOST_FIGURES]),
+        "no_numbers": [key for key, value in shown.items() if value is None][:MOST_FIGURES],  # NaN, or infinity
         "seconds": _numbers(line.get("seconds")),
         "total": _numbers(line).get("seconds_total"),
         "bytes": _numbers(line.get("bytes")),
@@ -181,7 +182,8 @@ def result_of(folder: Path) -> dict[str, Any]:
     return {
         "test": {**_numbers(test), **_numbers(metrics)},
         "facts": {key: value for key, value in _numbers(record.get("facts")).items() if _is_privacy(key)},
-        "best_round": _numbers(record.get("facts")).get("best_round"),
+        "unbounded": isinstance(facts := record.get("facts"), dict) and facts.get("epsilon", 0.0) is None,
+        "best_round": _numbers(facts).get("best_round"),
         "rounds": _numbers(record).get("rounds"),
         "warnings": [_sentence(one) for one in warnings] if isinstance(warnings, list) else [],
         "missing": [one for one in _missing(record.get("dropped")) if one["round"] > record.get("rounds", 0)],

@@ -211,7 +211,8 @@ function drawFigures(number, planned) {
     shown.push(["Left, at most", `about ${seconds(median(totals) * Math.max(0, planned - number))}`]);
   }
   const spent = result.facts?.epsilon ?? latest("epsilon");
-  if (spent !== undefined) shown.push(["Epsilon spent", figure(spent)]);
+  if (result.unbounded || rounds.at(-1)?.no_numbers.includes("epsilon")) shown.push(["Epsilon spent", "unbounded"]);
+  else if (spent !== undefined) shown.push(["Epsilon spent", figure(spent)]);
   if (result.facts?.delta !== undefined) shown.push(["Delta", figure(result.facts.delta)]);
   const repeated = rounds.filter((one) => one.attempt > 0).length;
   if (repeated) shown.push(["Rounds played again", figure(repeated)]);
@@ -239,6 +240,8 @@ function drawMissing() {
 function drawWarnings() {
   const { result, logged, more, malformed } = run, said = [...(result.warnings || [])];
   if (malformed) said.push(`${malformed} ${malformed > 1 ? "lines" : "line"} of history.jsonl cannot be read and ${malformed > 1 ? "are" : "is"} left out`);
+  const broken = run.rounds.at(-1)?.no_numbers.filter((key) => key !== "epsilon") || [];
+  if (broken.length) said.push(`In the last round there is no number for: ${broken.map(named).join(", ")}. The run has probably diverged.`);
   at("warned").replaceChildren(...said.map((one) => make("li", {}, one)));
   const others = logged.filter((one) => !said.includes(one.text)); // a result's warnings stand in the log too
   const lines = others.slice(-MOST_LOGGED).reverse(), all = others.length + more;
