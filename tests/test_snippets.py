@@ -53,6 +53,7 @@ ELSEWHERE = {
     "docs/reproduction.md": ("hours, and data sets that are not here", "tests/test_reproduction.py"),
     "docs/secure-aggregation.md": ("keys of several silos, and a benchmark", "tests/test_cli_keys.py"),
     "docs/threat-models.md": ("an hour of attacks, whose results are kept", "tests/audit/test_threat_models.py"),
+    "docs/watch.md": ("pages that wait for somebody", "tests/test_cli_watch.py"),
     "docs/notebooks/tables.md": ("a notebook", "tests/test_site.py"),
     "docs/notebooks/images.md": ("a notebook", "tests/test_site.py"),
 }

@@ -22,6 +22,7 @@ from moretta.commands.terminal import (
     screen,
     tell,
 )
+from moretta.commands.watch import Port, Watch, page_of
 from moretta.errors import MissingExtra, ParameterError
 
 KitPath = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit: a folder with startup/ and local/.")]
@@ -54,6 +55,8 @@ def serve(
     port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8002,
     wait: Annotated[float, typer.Option(help="Seconds that sites may take to connect.", min=0)] = 600.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    watch: Watch = False,
+    watch_port: Port = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
 ) -> None:
@@ -69,11 +72,20 @@ def serve(
 
         places = serving.Places(folder, kits or folder.with_name(f"{folder.name}-kits"))
 
-        def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
-            tell(round_line(number, rounds, line))
+        with (
+            interruptible(f"interrupted; {folder} goes on from its last checkpoint by --resume"),
+            page_of(folder, watch, watch_port) as note,
+        ):
 
-        with interruptible(f"interrupted; {folder} goes on from its last checkpoint by --resume"):
-            serving.serve(run_file, places, host, port, wait, tell, progress, resume=resume)
+            def told(sentence: str) -> None:
+                tell(sentence)
+                note(sentence)
+
+            def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
+                tell(round_line(number, rounds, line))
+                note("")  # whatever the run waited for
+
+            serving.serve(run_file, places, host, port, wait, told, progress, resume=resume)
         result = read_json(folder / "result.json")
         for sentence in result["warnings"]:  # the server's job has them in its log alone
             tell(f"warning: {sentence}")

@@ -29,6 +29,7 @@ from moretta.commands import (
     reproduce,
     schema,
     train,
+    watch,
 )
 from moretta.commands.every import UsageError, add_quiet, misused
 from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, unhush, wants_json
@@ -109,7 +110,8 @@ def _options(
 
 def _add_commands() -> None:
     """Add all commands, in the order in which the help lists them."""
-    _add(new.new, train.train, look.look, compare.compare, report.report, audit.audit, models.predict, models.export)
+    _add(new.new, train.train, watch.watch, look.look, compare.compare, report.report, audit.audit)
+    _add(models.predict, models.export)
     for entry in ENTRIES.values():
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)
@@ -118,12 +120,8 @@ def _add_commands() -> None:
     app.add_typer(schema.schema, name="schema")
     app.add_typer(align.align, name="align")
     app.add_typer(keys.keys, name="keys")
-<<<<<<< HEAD
-    app.add_typer(machines.kit, name="kit")
-    add_quiet(app)
-=======
     app.add_typer(kits.kit, name="kit")
->>>>>>> packages
+    add_quiet(app)
 
 
 def _add(*commands: Callable[..., None]) -> None:

@@ -39,11 +39,12 @@ from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import write_atomically
 from moretta.engines.held import LOCK, held, refuse_held
 from moretta.engines.kept_lines import HelpedFile
-from moretta.errors import ParameterError
+from moretta.errors import MorettaError, ParameterError
 
 FORMAT = 1
 ROWS = "rows.sha256"  # in truth/
 ROWS_BY_SILO = "rows.json"
+FAILED = "the run failed: "  # begins the last line of a log
 PRIVACY = "privacy.json"  # at a site
 SIMULATION = """This run was a simulation: one machine played all participants, so confined models lie side by side.
 Between real participants each of these folders is on its owner's machine, and nobody else ever has it.
@@ -95,8 +96,14 @@ class RunFolder:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts."""
-        logger, handler = logging.getLogger("moretta"), logging.FileHandler(self.path / "log.txt")
+        """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts.
+
+        A run that fails says so in its last line, so that whoever reads the folder later knows why; one that is resumed
+        says that too.
+        """
+        path = self.path / "log.txt"
+        resumed = path.exists() and path.stat().st_size > 0
+        logger, handler = logging.getLogger("moretta"), logging.FileHandler(path)
         level, before = logger.level, logger.getEffectiveLevel()
         others = [*logger.handlers, *logging.getLogger().handlers]
 
@@ -105,12 +112,17 @@ class RunFolder:
             return record.name != logger.name or record.levelno >= before
 
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        if resumed:
+            _note(handler, logging.INFO, "the run goes on")
         logger.addHandler(handler)
         logger.setLevel(min(before, logging.INFO))
         for other in others:
             other.addFilter(wanted)
         try:
             yield
+        except BaseException as error:
+            _note(handler, logging.ERROR, f"{FAILED}{why(error)}")
+            raise
         finally:
             logger.removeHandler(handler)
             for other in others:
@@ -166,6 +178,19 @@ class RunFolder:
         write_atomically(self.path / "participants" / "SIMULATION.txt", (SIMULATION + kept).encode())
         for name, tensors in models.items() if not kept else ():
             self.write_model(f"participants/{name}/confined.safetensors", tensors)
+
+
+def why(error: BaseException) -> str:
+    """Return why a run ended before its time, in one line: an error of Moretta's by its sentence, others by kind."""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted; --resume goes on from its last checkpoint"
+    said = str(error) if isinstance(error, MorettaError) else getattr(error, "strerror", None)
+    return " ".join((said or type(error).__name__).split())
+
+
+def _note(handler: logging.Handler, level: int, text: str) -> None:
+    """Write a line to the file alone: a terminal has it already."""
+    handler.handle(logging.LogRecord("moretta", level, __file__, 0, "%s", (text,), None))
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,266 @@
+"""What a page that follows a run is told of its folder: news since last time, for as long as somebody asks.
+
+Three files are followed: `history.jsonl` and `log.txt`, which grow, and `result.json`, which comes last; `run.toml`
+says what was planned. Nothing else of the folder is read, and nothing is written. Where a run is resumed its history
+is rewritten, as the rounds after the checkpoint are played again; whoever follows it then begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moretta.engines.growing_file import GrowingFile, Rewritten, last_lines
+from moretta.errors import ParameterError
+
+FORMAT = 1  # of the run folder
+FOLLOWED = ("history.jsonl", "log.txt", "result.json", "run.toml")
+LONGEST = 500  # characters of a sentence
+MOST_LINES = 200  # of the log in one event, the last ones
+MOST_FIGURES = 24  # of one round
+
+_LOGGED = re.compile(r"(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
+_FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of a log, by `engines.run_folder`
+
+
+@dataclass(frozen=True)
+class News:
+    """News for a page. kind: what it is about; `data` is JSON content; id: where whoever has read it goes on."""
+
+    kind: str
+    data: Mapping[str, Any]
+    id: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the command that plays the run has told: its last sentence, and why it failed; empty for nothing.
+
+    here: whether there is such a command, so that a run without news is not taken for one that has died.
+    """
+
+    note: str = ""
+    failed: str = ""
+    here: bool = False
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise `moretta.errors.ParameterError` for a folder that is no run's, or a run's of another format."""
+    if not folder.is_dir():
+        raise ParameterError(f"{folder} is not a run folder: there is no such directory")
+    if not any((folder / name).exists() for name in ("run.toml", "history.jsonl", "result.json")):
+        raise ParameterError(
+            f"{folder} is not a run folder: it has no run.toml, history.jsonl or result.json; name a folder that "
+            "moretta train --out has made"
+        )
+    found = _json(folder / "result.json").get("format", FORMAT)
+    if found != FORMAT:
+        raise ParameterError(f"{folder / 'result.json'} is of format {found!s:.20}, and this version reads {FORMAT}")
+
+
+class Follower:
+    """Reads what is new in a run folder, time after time.
+
+    folder: it may appear later. after: the id of the last event that somebody has read; any other text begins anew.
+    """
+
+    def __init__(self, folder: Path, after: str = "") -> None:
+        history, _, log = after.partition("_")
+        self._folder = folder
+        self._history = GrowingFile(folder / "history.jsonl", history)
+        self._log = GrowingFile(folder / "log.txt", log)
+        self._begun = after == self._place
+        self._told = dict[str, Any]()
+        self._seen: Any = None
+
+    def news(self, said: Said) -> Iterator[News]:
+        """Yield what is new, oldest first. said: by the command that plays the run.
+
+        `begin` says that all rounds and lines of the log that were told before are to be forgotten; then come `plan`,
+        `rounds`, `log`, `result`, and `state` last.
+        """
+        seen = said, *(_signature(self._folder / name) for name in FOLLOWED)
+        if seen == self._seen:
+            return
+        try:
+            if not self._begun:
+                self._begun, self._told = True, {}
+                for file in (self._history, self._log):
+                    file.restart()
+                yield News("begin", {}, self._place)
+            yield from self._new(said)
+        except Rewritten:
+            self._begun = False  # the next call begins anew
+            return
+        self._seen = seen
+
+    def _new(self, said: Said) -> Iterator[News]:
+        yield from self._changed("plan", plan_of(self._folder))
+        for lines in self._history.read():
+            yield News("rounds", rounds_of(lines), self._place)
+        for lines in self._log.read():
+            if (logged := logged_of(lines))["lines"]:
+                yield News("log", logged, self._place)
+        yield from self._changed("result", result_of(self._folder))
+        for event in self._changed("state", state_of(self._folder, said)):
+            yield News("state", {**event.data, "age": _age(self._folder)}, event.id)
+
+    @property
+    def _place(self) -> str:
+        return f"{self._history.mark}_{self._log.mark}"
+
+    def _changed(self, kind: str, data: Mapping[str, Any]) -> Iterator[News]:
+        if self._told.get(kind) != data:
+            self._told[kind] = data
+            yield News(kind, data, self._place)
+
+
+def rounds_of(lines: list[bytes]) -> dict[str, Any]:
+    """Return rounds of lines of a history, and how many lines are none."""
+    found = [round_of(line) for line in lines if line.strip()]
+    return {"rounds": [one for one in found if one is not None], "malformed": found.count(None)}
+
+
+def round_of(text: bytes) -> dict[str, Any] | None:
+    """Return what a page shows of one line of a history; None for a line that is none."""
+    line = _object(text)
+    number = line.get("round")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        return None
+    shown = {key: value for key, value in line.items() if _is_figure(key)}
+    return {
+        "round": number,
+        "attempt": line["attempt"] if isinstance(line.get("attempt"), int) else 0,
+        "figures": dict(list(_numbers(shown).items())[:MOST_FIGURES]),
+        "no_numbers": [key for key, value in shown.items() if value is None][:MOST_FIGURES],  # NaN, or infinity
+        "seconds": _numbers(line.get("seconds")),
+        "total": _numbers(line).get("seconds_total"),
+        "bytes": _numbers(line.get("bytes")),
+        "missing": _missing(line.get("dropped")),
+    }
+
+
+def logged_of(lines: list[bytes]) -> dict[str, Any]:
+    """Return warnings and failures of lines of a log, the last ones, and how many more there were."""
+    found = [_LOGGED.fullmatch(line.decode("utf-8", "replace")) for line in lines]
+    told = [{"at": one[1], "level": one[2], "text": one[3][:LONGEST]} for one in found if one]
+    return {"lines": told[-MOST_LINES:], "more": max(0, len(told) - MOST_LINES)}
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    """Return name, protocol and number of rounds of the run file, as far as the folder has them."""
+    tables: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        tables = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
+    run, protocol = (found if isinstance(found := tables.get(name), dict) else {} for name in ("run", "protocol"))
+    rounds = run.get("rounds")
+    return {
+        "name": _sentence(run.get("name", folder.absolute().name)),
+        "folder": str(folder),
+        "protocol": _sentence(protocol.get("name", "")),
+        "rounds": rounds if isinstance(rounds, int) and rounds > 0 else None,
+        "insecure": "insecure-secret-seed" in run,
+    }
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """Return what a page shows of `result.json`; empty where there is none yet."""
+    record = _json(folder / "result.json")
+    if not record or record.get("format") != FORMAT:
+        return {}
+    test = record.get("test") if isinstance(record.get("test"), dict) else {}
+    metrics = test.get("metrics") if isinstance(test, dict) else {}
+    warnings = record.get("warnings")
+    return {
+        "test": {**_numbers(test), **_numbers(metrics)},
+        "facts": {key: value for key, value in _numbers(record.get("facts")).items() if _is_privacy(key)},
+        "unbounded": isinstance(facts := record.get("facts"), dict) and facts.get("epsilon", 0.0) is None,
+        "best_round": _numbers(facts).get("best_round"),
+        "rounds": _numbers(record).get("rounds"),
+        "warnings": [_sentence(one) for one in warnings] if isinstance(warnings, list) else [],
+        "missing": [one for one in _missing(record.get("dropped")) if one["round"] > record.get("rounds", 0)],
+    }
+
+
+def state_of(folder: Path, said: Said) -> dict[str, Any]:
+    """Return the state, waiting, running, ended or failed, and a sentence on it, which may be empty."""
+    last = last_lines(folder / "log.txt")[-1:]
+    failed = _FAILED.fullmatch(last[0].decode("utf-8", "replace")) if last else None
+    number = _last_round(folder / "history.jsonl")
+    record = _json(folder / "result.json")
+    state, sentence = "running" if number else "waiting", said.note
+    if said.failed or failed:
+        state, sentence = "failed", said.failed or (failed[1] if failed else "")
+    elif record and number >= _numbers(record).get("rounds", math.inf):  # else it was resumed
+        state, sentence = "ended", ""
+    return {"state": state, "sentence": sentence[:LONGEST], "here": said.here}
+
+
+def _last_round(path: Path) -> int:
+    found = (one["round"] for one in map(round_of, reversed(last_lines(path))) if one is not None)
+    return next(found, 0)
+
+
+def _age(folder: Path) -> float:
+    """Return the seconds since the last news; 0 where there was none yet."""
+    times = [_signature(folder / name)[2] for name in FOLLOWED]
+    return max(0.0, time.time() - max(times) / 1e9) if any(times) else 0.0
+
+
+def _is_figure(key: str) -> bool:
+    return (key in ("loss", "epsilon") or key.startswith(("test_", "validation_"))) and len(key) <= 80
+
+
+def _is_privacy(key: str) -> bool:
+    return key == "delta" or key.startswith("epsilon")
+
+
+def _missing(found: object) -> list[dict[str, Any]]:
+    """Return who missed a round, and why."""
+    return [
+        {"round": one["round"], "silo": _sentence(one.get("silo", "")), "reason": _sentence(one.get("reason", ""))}
+        for one in (found if isinstance(found, list) else [])
+        if isinstance(one, dict) and isinstance(one.get("round"), int)
+    ]
+
+
+def _numbers(found: object) -> dict[str, float]:
+    """Return the numbers of a mapping that are finite; none of anything else."""
+    return {
+        key: value
+        for key, value in (found.items() if isinstance(found, dict) else ())
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _sentence(found: object) -> str:
+    return str(found)[:LONGEST]
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):  # of bytes that are no UTF-8, too
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError):
+        return _object(path.read_bytes())
+    return {}
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return 0, 0, 0

@@ -1,0 +1,216 @@
+"""Serves the living page of one run to browsers of this machine, by the standard library.
+
+What keeps others out: it listens on 127.0.0.1 alone; the address has a token of 256 random bits, without which nothing
+is found; a request must name this very host, so that a page from elsewhere cannot reach it under a name of its own (DNS
+rebinding); nothing but GET is answered, and nothing is written. The page fetches nothing from anywhere else, and its
+content security policy forbids it to. At most `MOST` connections are open, and one that is silent is closed.
+
+As a program (`python -m moretta.report.page_server FOLDER DESCRIPTOR`) it serves for a command that plays a run, on a
+socket that the command has opened. Standard input has the token, then a JSON object a line (`Said`), and ends with the
+command. A process of its own takes none of the run's time, and none of its threads is there when the run forks.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from moretta.errors import ParameterError
+from moretta.report.living import Follower, News, Said
+
+HOST = "127.0.0.1"
+MOST = 16  # connections at a time
+LOOK = 0.5  # seconds between two looks into the folder
+PATIENCE = 10.0  # seconds that a browser may take to send or to take something
+HEARTBEAT = 10.0  # seconds without news after which a browser is told that this is all
+LINGER = 2.0  # seconds that browsers have to take the last news
+
+_TEMPLATES = Path(__file__).with_name("templates")
+_FILES = {
+    "": ("living.html", "text/html; charset=utf-8"),
+    "living.css": ("living.css", "text/css; charset=utf-8"),
+    "living.js": ("living.js", "text/javascript; charset=utf-8"),
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def listening(port: int) -> socket.socket:
+    """Return a socket that listens on a port of this machine alone; 0 takes any that is free.
+
+    Raises `moretta.errors.ParameterError` for a port that cannot be had.
+    """
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((HOST, port))
+        found.listen(MOST)
+    except OSError as error:
+        found.close()
+        raise ParameterError(
+            f"the page cannot be served at port {port} of {HOST}: {error.strerror}; name another port, or 0 for any "
+            "that is free"
+        ) from None
+    return found
+
+
+def address_of(found: socket.socket, token: str) -> str:
+    """Return the page's address."""
+    return f"http://{HOST}:{found.getsockname()[1]}/{token}/"
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page of the run in a folder, which may appear later. found: a socket as `listening` makes it."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, found: socket.socket, token: str, folder: Path, said: Said) -> None:
+        super().__init__(found.getsockname(), _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket = found
+        self.token, self.folder, self.said = token, folder, said
+        self.hosts = {f"{name}:{found.getsockname()[1]}" for name in (HOST, "localhost")}
+        self.ended = threading.Event()
+        self.streams = set[int]()  # threads that send news
+        self._open = threading.BoundedSemaphore(MOST)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve for as long as the block lasts; then browsers have a moment to take the last news."""
+        thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.ended.set()
+            until = time.monotonic() + LINGER
+            while self.streams and time.monotonic() < until:
+                time.sleep(0.02)
+            self.shutdown()
+            self.server_close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, unless too many connections are open."""
+        if not self._open.acquire(blocking=False):
+            with suppress(OSError):
+                request.send(b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", socket.MSG_DONTWAIT)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for another connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away, or was too slow; of anything else what is usual."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: PageServer
+    server_version, sys_version = "Moretta", ""
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        token, _, name = self.path.removeprefix("/").partition("/")
+        if self.headers.get_all("Host", []) not in ([host] for host in self.server.hosts):
+            self._say(HTTPStatus.FORBIDDEN)
+        elif not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._say(HTTPStatus.NOT_FOUND)
+        elif name == "events":
+            self._stream()
+        elif name in _FILES:
+            file, kind = _FILES[name]
+            self._begin(HTTPStatus.OK, kind)
+            self.wfile.write((_TEMPLATES / file).read_bytes())
+        else:
+            self._say(HTTPStatus.NOT_FOUND)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse whatever is no GET, or no HTTP."""
+        wrong = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        self._say(wrong)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: an address has the token in it."""
+
+    def _say(self, status: HTTPStatus) -> None:
+        self._begin(status, "text/plain; charset=utf-8")
+        if self.command != "HEAD":
+            self.wfile.write(f"{status.value} {status.phrase}\n".encode())
+
+    def _begin(self, status: HTTPStatus, kind: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **_HEADERS}.items():
+            self.send_header(name, value)
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
+        self.end_headers()
+
+    def _stream(self) -> None:
+        """Send news as they come, until the run's command ends or the browser goes."""
+        self._begin(HTTPStatus.OK, "text/event-stream; charset=utf-8")
+        self.server.streams.add(threading.get_ident())
+        try:
+            self.wfile.write(b"retry: 1000\n\n")
+            follower, sent = Follower(self.server.folder, self.headers.get("Last-Event-ID", "")), time.monotonic()
+            while True:
+                last = self.server.ended.is_set()  # before the look, so that nothing is missed
+                for event in follower.news(self.server.said):
+                    self.wfile.write(_written(event))
+                    sent = time.monotonic()
+                if last:
+                    self.wfile.write(b"event: bye\ndata: {}\n\n")
+                    return
+                if time.monotonic() > sent + HEARTBEAT:  # or a browser that went would never be noticed
+                    self.wfile.write(b": nothing new\n\n")
+                    sent = time.monotonic()
+                self.server.ended.wait(LOOK)
+        finally:
+            self.server.streams.discard(threading.get_ident())
+
+
+def _written(event: News) -> bytes:
+    return f"id: {event.id}\nevent: {event.kind}\ndata: {json.dumps(event.data, allow_nan=False)}\n\n".encode()
+
+
+def main() -> None:
+    """Serve for the command that has started this process, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is interrupted too, and says here how it ended
+    folder, descriptor = Path(sys.argv[1]), int(sys.argv[2])
+    token = sys.stdin.readline().strip()
+    server = PageServer(socket.socket(fileno=descriptor), token, folder, Said(here=True))
+    with server.serving():
+        for line in sys.stdin:
+            server.said = replace(server.said, **json.loads(line))
+
+
+if __name__ == "__main__":
+    main()
