@@ -142,7 +142,8 @@ def test_the_run_folder_holds_what_the_result_says(tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "views" / "north").iterdir()) == ["round-000002.0.bin"]
     assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["round-000000", "round-000004"]
     assert not (out / "run.toml").exists()
-    (line,) = (out / "log.txt").read_text().splitlines()
+    line, exposed = (out / "log.txt").read_text().splitlines()
+    assert "WARNING a silo: with two silos" in exposed
     assert " INFO round 4 of 4: loss " in line
 
 
