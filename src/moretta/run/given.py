@@ -54,7 +54,10 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise `moretta.errors.ParameterError`, naming the key, for what a run file could not have either."""
     check_choice("missing", settings["missing"], ("error", "mean"))
     for section, further in ((Run, {"rounds": 1}), (Data, {"source": "python"})):
-        own = {name: value for name, value in settings.items() if name in section.model_fields}
+        # A file scores at sites alone; here each silo brings the rows that it holds back.
+        own = {
+            name: value for name, value in settings.items() if name in section.model_fields.keys() - {"score_at_silos"}
+        }
         try:
             section(**{**further, **own})
         except ParameterError as error:
