@@ -19,7 +19,7 @@ import shutil
 import statistics
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 TABLES = "tables.toml"
 CURVE_COLOURS = ("#e69f00", "#0072b2", "#009e73", "#cc79a7")
+LENGTH = "run.rounds is not what a cell's length is taken from; give the experiment or a level rounds, or --epochs"
 DATA = "MORETTA_DATA"
 """The environment variable that names the folder of data sets."""
 
@@ -53,11 +54,12 @@ Watch = Callable[[str, int, int], None]
 
 
 class Level(Section):
-    """One level of an axis: its name in the table, the keys that it sets, and its own run file, if it has one."""
+    """One level of an axis: its name in the table, the keys that it sets, and its own run file and rounds, if any."""
 
     name: str
     set: tuple[str, ...] = ()
     run: str | None = None
+    rounds: PositiveInt | None = None
 
 
 class Axis(Section):
@@ -113,6 +115,9 @@ class Experiment(Section):
     def _fits(self) -> Self:
         if (self.epochs is None) == (self.rounds is None):
             raise ValueError("give either epochs or rounds")
+        levels = [level for axis in self.axes for level in axis.levels]
+        if _has_length((*self.set, *self.quick.set, *(text for level in levels for text in level.set))):
+            raise ValueError(LENGTH)
         columns, rows = len(self.columns), [", ".join(row) for row in self.rows]
         for row, printed in self.printed.items():
             if row not in rows:
@@ -144,7 +149,12 @@ class Experiment(Section):
         quick, axes = self.quick, []
         for axis in self.axes:
             kept = tuple(level for level in axis.levels if level.name in quick.keep)
-            axes.append(axis.model_copy(update={"levels": kept or axis.levels}))
+            shorter = {"rounds": None} if quick.epochs or quick.rounds else {}
+            axes.append(
+                axis.model_copy(
+                    update={"levels": tuple(level.model_copy(update=shorter) for level in kept or axis.levels)}
+                )
+            )
         length = {"epochs": quick.epochs, "rounds": quick.rounds} if quick.epochs or quick.rounds else {}
         form = {"axes": tuple(axes), "seeds": quick.seeds or self.seeds, "set": (*self.set, *quick.set)}
         return self.model_copy(update={**form, **length})
@@ -152,12 +162,16 @@ class Experiment(Section):
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of an experiment: the levels that make it, their overrides, its seed, its run file."""
+    """One training run of an experiment: the levels that make it, their overrides, its seed, its run file.
+
+    rounds: how many it is trained for, None for the experiment's length.
+    """
 
     levels: tuple[str, ...]
     overrides: tuple[str, ...]
     seed: int
     run: str
+    rounds: int | None = None
 
     @property
     def label(self) -> str:
@@ -186,12 +200,19 @@ class Reproduction:
         return self.whole.shortened() if self.quick else self.whole
 
     def cells(self) -> list[Cell]:
-        """Return every cell, the seeds of one beside each other."""
-        of, found = self.experiment, []
+        """Return every cell, the seeds of one beside each other.
+
+        Raises `moretta.errors.ParameterError` for an override of what the experiment says itself.
+        """
+        of, found = self.experiment, list[Cell]()
+        if _has_length(self.overrides):
+            raise ParameterError(LENGTH)
         for levels in itertools.product(*(axis.levels for axis in of.axes)):
             overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
             (run,) = {level.run for level in levels if level.run} or {of.run}
-            found += [Cell(tuple(level.name for level in levels), overrides, seed, run) for seed in of.seeds]
+            (rounds,) = {level.rounds for level in levels if level.rounds} or {None}
+            names = tuple(level.name for level in levels)
+            found += [Cell(names, overrides, seed, run, rounds) for seed in of.seeds]
         return found
 
     def settings(self, cell: Cell) -> dict[str, Any]:
@@ -205,7 +226,14 @@ class Reproduction:
         for idle in ("run.rounds", "run.seed", "run.name", "run.checkpoint-every"):
             keys.pop(idle, None)
         figures = {figure.name: f"{figure.times:g} {figure.path}" for figure in of.figures}
-        return {**keys, "length": of.length, "seed": cell.seed, "on": of.on, "curve": of.curve, "figures": figures}
+        return {
+            **keys,
+            "length": {"rounds": cell.rounds} if cell.rounds else of.length,
+            "seed": cell.seed,
+            "on": of.on,
+            "curve": of.curve,
+            "figures": figures,
+        }
 
     def run_file(self, cell: Cell) -> RunFile:
         """Return a cell's run file, its data found in the folder of data sets.
@@ -248,7 +276,7 @@ class Reproduction:
                 feature_names=federation.feature_names,
             )
         epoch = 1 if run_file.protocol.steps_at_silos else _batches(federation)
-        rounds = of.rounds or epoch * (of.epochs or 1)
+        rounds = cell.rounds or of.rounds or epoch * (of.epochs or 1)
         record: dict[str, Any] = {
             "levels": list(cell.levels),
             "seed": cell.seed,
@@ -357,6 +385,10 @@ class Reproduction:
         printed = self.whole.printed.get(", ".join(row))
         paper = [printed[self.whole.columns.index(column)] for column in of.columns] if printed else None
         return {"row": ", ".join(row), "ours": ours, "deviations": deviations, "paper": paper}
+
+
+def _has_length(overrides: Iterable[str]) -> bool:
+    return any(override.partition("=")[0].strip() == "run.rounds" for override in overrides)
 
 
 def find(folder: Path) -> dict[str, tuple[Path, Experiment]]:

@@ -108,6 +108,27 @@ def test_an_interrupted_table_goes_on_where_it_stopped(
     assert len(results["cells"]) == 4
 
 
+def test_a_level_may_have_rounds_of_its_own(bank: Path, tmp_path: Path) -> None:
+    home = tmp_path / "experiments" / "mine"
+    home.mkdir(parents=True)
+    (home / "run.toml").write_text((EXPERIMENTS / "pbpfl" / "table-1.toml").read_text())
+    table = (
+        '[mine]\ntitle = "Two lengths"\npaper = "none"\nrun = "run.toml"\nrounds = 2\n'
+        'figures = [{ name = "MSE", path = "test.mse" }]\nquick = { rounds = 1 }\n'
+        'axes = [{ levels = [{ name = "short" }, { name = "long", rounds = 3 }] }, { levels = [{ name = "bank" }] }]\n'
+    )
+    (home / "tables.toml").write_text(table)
+    for quick, played in ((False, [2, 3]), (True, [1, 1])):
+        chosen = choose("mine", home.parent, bank, quick=quick)
+        cells = chosen.run(tmp_path, quiet)["cells"]
+        assert [cell["rounds"] for cell in cells] == [cell["settings"]["length"]["rounds"] for cell in cells] == played
+    with pytest.raises(ParameterError, match=r"run\.rounds is not what"):
+        choose("mine", home.parent, bank, overrides=["run.rounds=9"]).run(tmp_path, quiet)
+    (home / "tables.toml").write_text(table.replace("rounds = 3", 'set = ["run.rounds=3"]'))
+    with pytest.raises(ParameterError, match=r"run\.rounds is not what"):
+        find(home.parent)
+
+
 def test_a_cell_goes_on_from_its_last_checkpoint(bank: Path, tmp_path: Path) -> None:
     home = tmp_path / "experiments" / "mine"
     home.mkdir(parents=True)
