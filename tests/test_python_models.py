@@ -343,6 +343,8 @@ BAD: Mapping[str, Any] = {
     "an operator": "sizes.attrgetter",
     "a module's function": "os.system",
     "no operation": "aten.nothing.default",
+    "memory as it was": "aten.empty.memory_format",
+    "offsets before the first row": "aten._embedding_bag.default",
 }
 
 
@@ -351,6 +353,45 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "graph.safetensors"
     drawn(network(), (3,), torch.float32, path)
     return path
+
+
+def test_a_norm_whose_tensors_are_too_short_reads_nothing_beyond_them(tmp_path: Path) -> None:
+    model, shape, dtype = NETWORKS["convolutions"]
+    path = tmp_path / "graph.safetensors"
+    path.write_bytes(graph.written(model, shape, dtype))
+    told, constants = told_of(path)
+    tensors = {name: one.detach().numpy() for name, one in model.state_dict().items()}
+    for name in ("1.weight", "1.bias", "1.running_mean", "1.running_var"):
+        told["tensors"][name]["shape"], tensors[name] = [1], tensors[name][:1]
+    path.write_bytes(save(constants, {"graph": json.dumps(told)}))
+    with pytest.raises(ParameterError, match="norms and channels do not fit"):
+        graph.read(path, tensors)(torch.zeros(2, *shape))
+
+
+def test_a_norm_without_statistics_takes_the_batch_s(plain: Path, tmp_path: Path) -> None:
+    path, model = tmp_path / "graph.safetensors", network()
+    told, constants = told_of(plain)
+    reads = [{"input": True}, None, None, False, 0.1, 1e-5]
+    told["nodes"] = [{"does": "aten._native_batch_norm_legit.no_stats", "reads": reads, "by_name": {}}]
+    path.write_bytes(save(constants, {"graph": json.dumps(told)}))
+    read = graph.read(path, {name: one.detach().numpy() for name, one in model.state_dict().items()})
+    with pytest.raises(ParameterError, match="norms and channels do not fit"):
+        read(torch.zeros(2, 3))
+    instances = nn.Sequential(nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(8, 2))
+    found, x = drawn(instances, (2, 4), torch.float32, tmp_path / "instances.safetensors"), torch.rand(3, 2, 4)
+    assert torch.allclose(found(x), instances.eval()(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("reads", [["a", 1 << 40], [[0], 1 << 40], [1 << 64, 1 << 64]])
+def test_arithmetic_is_on_sizes_alone(reads: list[Any], plain: Path, tmp_path: Path) -> None:
+    path, model = tmp_path / "graph.safetensors", network()
+    told, constants = told_of(plain)
+    told["nodes"] = [{"does": "sizes.mul", "reads": reads, "by_name": {}}]
+    told["output"] = {"node": 0}
+    path.write_bytes(save(constants, {"graph": json.dumps(told)}))
+    read = graph.read(path, {name: one.detach().numpy() for name, one in model.state_dict().items()})
+    with pytest.raises(ParameterError, match="what is no size"):
+        read(torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("does", BAD.values(), ids=BAD.keys())

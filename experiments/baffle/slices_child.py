@@ -31,7 +31,7 @@ class Slices:
         self._uses = Counter(name for part in self._plan for name in part["uses"])
 
     def _load(self, number: int) -> "object":
-        return onnx_forward._session((self._folder / f"{number}.onnx").read_bytes())
+        return onnx_forward.session_of((self._folder / f"{number}.onnx").read_bytes())
 
     def at_once(self, rows: int) -> int:
         """Return 1, as an edge client."""

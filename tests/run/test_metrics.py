@@ -95,6 +95,19 @@ def test_a_metric_that_fails_on_the_way_leaves_the_last_checkpoint_whole(tmp_pat
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=0)  # type: ignore[union-attr]
 
 
+def test_rows_that_silos_train_on_are_not_scored_by_it() -> None:
+    held = silos()
+
+    def of_two_classes(outputs: Tensor, targets: Tensor) -> float:
+        assert len(targets.unique()) > 1, "one class has no curve"
+        return 1.0
+
+    one = [Silo(held[0].name, held[0].x, np.zeros_like(held[0].y)), *held[1:]]
+    result = federation(silos=one, metrics=[of_two_classes]).train(1, progress=False)
+    assert result.test["metrics"]["of_two_classes"] == 1.0
+    assert "of_two_classes" not in result.test["per_silo"][held[0].name]["metrics"]
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
     return 1.0
 

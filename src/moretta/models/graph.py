@@ -5,13 +5,14 @@ weights and constants that are pickled (`torch.load(weights_only=False)`), sizes
 (`sympy.sympify`), and operations by any dotted name below `torch`. Our file is one of safetensors, whose metadata holds
 the graph as JSON:
 
-    tensors   of the model's state_dict: shape, dtype, whether it is trained; the weights are in a file of their own
+    tensors   of the model's state_dict: shape, whether it is trained; the weights are in a file of their own
     nodes     in the order of running: the operation, and what it reads; the tensors of the file are constants
     output    the node whose value is the outputs
 
 An operation is one of ATen's core set, which PyTorch keeps small and stable, computes values alone and changes nothing
-in place, or arithmetic on sizes. Nothing else has a name here, so a file from somebody else can compute wrong numbers
-or take long, and can do nothing else.
+in place, or arithmetic on sizes. Nothing else has a name here: no code of somebody else's file is run, and no other
+file is read. Operations that read memory which is not theirs, where what they are given does not fit, are refused or
+checked (`_UNSAFE`, `_NORMS`). Such a file can still compute wrong numbers, take long and take much memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,9 @@ _WORDS = {
     str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype | torch.memory_format | torch.layout)
 }
 _PLAIN = (str, bool, int, type(None))
+# They show what was in memory before, or trust sizes and offsets that they are given.
+_UNSAFE = ("empty", "empty_strided", "_embedding_bag", "_fft_c2r")
+_NORMS = ("_native_batch_norm_legit", "_native_batch_norm_legit_no_training")  # they trust their tensors' lengths
 
 
 class Graph(nn.Module):
@@ -217,12 +222,12 @@ def _operation(name: str) -> Callable[..., Any]:
     """Return an operation by its name, "aten.addmm.default" or "sizes.mul", of those that may be in a graph."""
     home, _, rest = name.partition(".")
     if home == "sizes" and rest in _SIZES:
-        return _SIZES[rest]
+        return _SIZES[rest] if rest == "getitem" else partial(_of_sizes, _SIZES[rest])
     packet, _, overload = rest.partition(".")
     if home == "aten" and packet.isidentifier() and overload.isidentifier() and not packet.startswith("__"):
         found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-        if isinstance(found, torch._ops.OpOverload) and _may_be_in(found):
-            return found
+        if isinstance(found, torch._ops.OpOverload) and packet not in _UNSAFE and _may_be_in(found):
+            return partial(_normalised, found) if packet in _NORMS else found
     raise ParameterError(f"a graph has core operations of PyTorch alone, and `{name:.80}` is none")
 
 
@@ -230,6 +235,28 @@ def _may_be_in(found: torch._ops.OpOverload) -> bool:
     """Whether an operation computes values and nothing else."""
     core = torch.Tag.core in found.tags
     return core and not found._schema.is_mutable and not found._schema.name.endswith("_backward")
+
+
+def _of_sizes(does: Callable[..., Any], *given: Any) -> Any:
+    """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
+    known = [
+        one for one in given if not isinstance(one, torch.SymInt)
+    ]  # that is a size while a graph is exported again
+    if not all(isinstance(one, int | float) and abs(one) < 1 << 63 for one in known):
+        raise ParameterError("this graph reckons with what is no size; have the model saved again")
+    return does(*given)
+
+
+def _normalised(does: Callable[..., Any], x: Tensor, *given: Any, **by_name: Any) -> Any:
+    """Return what a norm gives of tensors with one number a channel; it would read on beyond shorter ones.
+
+    One without statistics has to be told to take the batch's: else it reads those that are not there.
+    """
+    tensors = [one for one in (*given, *by_name.values()) if isinstance(one, Tensor)]
+    unknown = does is torch.ops.aten._native_batch_norm_legit.no_stats and (by_name or given[2:3] != (True,))
+    if x.ndim < 2 or unknown or any(one.shape != x.shape[1:2] for one in tensors):
+        raise ParameterError("this graph's norms and channels do not fit each other; have the model saved again")
+    return does(x, *given, **by_name)
 
 
 def _get(module: nn.Module, name: str) -> Tensor:

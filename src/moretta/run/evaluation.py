@@ -54,9 +54,9 @@ class Evaluator:
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
         self._task, self._fitted, self._own, self._names = task, fitted, own, names
 
-    def of_model(self, tensors: Tensors, rows: LabelledRows) -> dict[str, Any]:
-        """Return one model's scores, as `evaluate` has them."""
-        return self._scores(tensors, self._prepared(rows[0]), rows[1])
+    def of_model(self, tensors: Tensors, rows: LabelledRows, *, own: bool = True) -> dict[str, Any]:
+        """Return one model's scores, as `evaluate` has them. own: with the user's metrics."""
+        return self._scores(tensors, self._prepared(rows[0]), rows[1], own=own)
 
     def of_models(self, models: Mapping[str, Tensors], rows: LabelledRows) -> dict[str, Any]:
         """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them.
@@ -108,7 +108,8 @@ class Evaluator:
         """Return what ``result.json`` says of a run's last models.
 
         displacement: of confined models, as a model of its own. by_silos: what silos score on rows that they hold back.
-        training: silos on whose own rows the common model is scored too.
+        training: silos on whose own rows the common model is scored too, without the user's metrics: those are of test
+        rows, and may not be defined on a silo's rows, such as those of one class.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
         if by_silos:
@@ -117,7 +118,7 @@ class Evaluator:
             scores["displacement"] = self.of_model(displacement(), test)
         if "" in models and training:
             # Without tables: they would count each silo's classes.
-            of = {silo.name: self.of_model(models[""], (silo.x, silo.y)) for silo in training}
+            of = {silo.name: self.of_model(models[""], (silo.x, silo.y), own=False) for silo in training}
             scores["per_silo"] = {
                 name: {key: score[key] for key in score if key != "classes"} for name, score in of.items()
             }
@@ -126,11 +127,12 @@ class Evaluator:
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
         return inputs_of(x, self._fitted.preparation, next(self._module.parameters()).dtype)
 
-    def _scores(self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True) -> dict[str, Any]:
+    def _scores(
+        self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True, own: bool = True
+    ) -> dict[str, Any]:
         modules.load(self._module, tensors)
-        return evaluate(
-            self._module, inputs, y, self._loss, self._task, metrics=metrics, own=self._own, names=self._names
-        )
+        chosen = self._own if own else ()
+        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics, own=chosen, names=self._names)
 
 
 def slices(rows: int, models: int) -> list[slice]:
