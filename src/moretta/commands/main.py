@@ -84,8 +84,7 @@ def _call() -> None:
         _fail(misused(error), error.exit_code)
     except typer.Abort:
         _fail("interrupted", 1)
-    if isinstance(code, int) and code:
-        sys.exit(code)
+    sys.exit(code if isinstance(code, int) else 0)  # as the app does by itself
 
 
 def _fail(error: object, code: int) -> NoReturn:

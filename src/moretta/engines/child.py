@@ -33,7 +33,7 @@ SMALL = {
 }
 START = 120.0  # seconds to start and load its rows, whatever the deadline
 LONGEST = 600.0  # seconds to answer where no deadline is given, so that a process that hangs does not hang the run
-PATIENCE = 5.0  # seconds to end in, once its input has ended
+PATIENCE = 5.0  # seconds to end in, once its input has ended, and for an answer that waits to be read
 STDERR_TAIL = 4096  # bytes in which the last line is looked for
 
 
@@ -88,7 +88,7 @@ class ChildClient:
             self._start()
         self._ask(message)
         try:
-            reply: Message = yield Waiting(self)
+            reply: Message = yield Waiting(self, time.monotonic())
             return reply
         except GeneratorExit:  # nobody takes its answer, which must not be the next message's
             self.close()
@@ -192,8 +192,8 @@ class Waiting:
 
     least = 2
 
-    def __init__(self, client: ChildClient) -> None:
-        self._client = client
+    def __init__(self, client: ChildClient, asked: float) -> None:
+        self._client, self._asked = client, asked
 
     @property
     def key(self) -> Hashable:
@@ -201,8 +201,12 @@ class Waiting:
         return id(self._client)
 
     def alone(self) -> Message:
-        """Return the answer. Raises as `ChildClient.answer`."""
-        return self._client.reply()
+        """Return the answer. Raises as `ChildClient.answer`.
+
+        The deadline counts from when it was asked; an answer that lies there has `PATIENCE` to come through the pipe.
+        """
+        left = self._asked + self._client.deadline - time.monotonic()
+        return self._client.reply(max(left, min(PATIENCE, self._client.deadline)))
 
     def together(self, works: Sequence[Waiting]) -> Sequence[Message]:
         """Return the answers of several."""

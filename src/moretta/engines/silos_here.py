@@ -10,6 +10,7 @@ slots of them.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,6 +38,7 @@ from moretta.errors import Disconnected, MorettaError, ParameterError
 
 log = logging.getLogger("moretta")
 
+PROCESSORS = max(1, (os.cpu_count() or 1) - 1)  # for processes of silos; one is this process's own
 SLOT = 25  # silos at most; beyond, one call has no more to share
 
 
@@ -162,6 +164,8 @@ class SilosHere:
         self.between()
         turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
         for turn in turns:
+            if self._clients.get(turn.silo) in self._children:
+                self._make_room(turns)
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
             groups = defaultdict[Hashable, list[_Turn]](list)
@@ -171,6 +175,12 @@ class SilosHere:
             for group in groups.values():
                 _do(group)
         return {turn.silo: Answered(turn.answer, self._seconds(turn)) for turn in turns}
+
+    def _make_room(self, turns: Sequence[_Turn]) -> None:
+        """Wait for a process of a silo where as many work as there are processors: each has its own deadline."""
+        busy = [turn for turn in turns if isinstance(turn.work, Waiting)]
+        if len(busy) >= PROCESSORS:
+            _do(busy[:1])
 
     def _steps(self, silo: str, message: Message) -> Answering:
         client = self._clients.get(silo)
