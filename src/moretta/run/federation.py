@@ -143,6 +143,7 @@ class Federation:
         model_source: str = "",
     ) -> None:
         given.check_protocol(protocol)
+        given.check_kinds(aggregation, engine, metrics, out)
         given.check_settings(
             {
                 **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
@@ -300,6 +301,7 @@ class Federation:
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole.
         """
         rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
+        given.check_watchers(progress, on_round)
         folder = None if self.out is None else RunFolder(Path(self.out))
         checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
         place = (
