@@ -42,6 +42,8 @@ def compare(
     if given is None and (protocols or variant or overrides):
         raise ParameterError("--protocols, --variant and --set go with one run file, not with run folders")
     with needs_torch():
+        from moretta.run import comparison
+
         folders, home = runs, out
         if given is not None:
             if not protocols and not variant:
@@ -52,6 +54,8 @@ def compare(
             home = out or run_file.folder
             named = [name.strip() for name in protocols.split(",")] if protocols else []
             folders = _train_each(run_file, home, named, variant, audits)
+        elif home is not None:
+            comparison.refuse_a_run(home)
         if audits:
             _audit_each(folders, given is not None, allow_code)
         differences, page = _write_page(folders, home)
@@ -66,6 +70,7 @@ def _train_each(
 
     runs = comparison.variants(comparison.recording(run_file) if audits else run_file, protocols, variants)
     folders = [home / name for name in runs]
+    comparison.refuse_a_run(home)
     comparison.refuse_existing(folders)
     comparison.rehearse(list(runs.values()))
     for number, (changed, folder) in enumerate(zip(runs.values(), folders, strict=True)):
