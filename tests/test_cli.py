@@ -182,6 +182,17 @@ def test_runs_of_one_protocol_are_told_apart(runs: Path, tmp_path: Path) -> None
     assert told[str(runs / "pbpfl")] < 1e-5 < told[str(other)]
 
 
+def test_compare_leaves_a_run_its_report(runs: Path, here: Path) -> None:
+    before = sorted((runs / "fedsgd").iterdir())
+    for given in (["run.toml", "--protocols", "fedsgd"], [runs / "fedsgd", runs / "pbpfl"]):
+        done = call("compare", *given, "--out", runs / "fedsgd")
+        assert done.code == 2
+        assert done.err.endswith(
+            "fedsgd is the folder of a run, with a report of its own; name another folder by --out\n"
+        )
+    assert sorted((runs / "fedsgd").iterdir()) == before
+
+
 def test_compare_runs_each_protocol_with_its_own_settings_and_the_shared_ones(here: Path) -> None:
     wanted = ("--protocols", "centralised,local,fedsgd,pbpfl", "--set", "protocol.rho=2")
     told = call("compare", "run.toml", *wanted, "--out", "all", "--json").told

@@ -57,6 +57,14 @@ class Pairs(Dataset[Any]):
         return self.rows[place]
 
 
+class Broken(nn.Linear):
+    """A model whose weights are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        nn.init.constant_(self.weight, float("nan"))
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(zip(X, Y, strict=True))
@@ -101,6 +109,20 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "an unknown key of load": (lambda: moretta.load(".", trust=True), r"load: trust is not known; known are folder, "),
     # values
     "words for a number": (lambda: FedSGD(learning_rate="fast"), r"FedSGD: learning_rate: .*, got \"fast\""),
+    "a comma for a point": (lambda: FedSGD(learning_rate="0,1"), r'learning_rate: expected a number, got "0,1"'),
+    "workers in words": (lambda: Engine(workers="two"), r'Engine: workers: expected a whole number, got "two"'),
+    "a word for masks": (
+        lambda: make(aggregation="pairwise"),
+        r"aggregation: expected .*SecureAggregation\(\.\.\).*a str",
+    ),
+    "a word for an engine": (
+        lambda: make(engine="fast"),
+        r"engine: expected settings, Engine\(\.\.\), or None; got a str",
+    ),
+    "a word for metrics": (lambda: make(metrics="auc"), r"metrics: expected a list of functions, .*got a str"),
+    "a number for a folder": (lambda: make(out=3), r"out: expected the path of a folder, or None; got a int"),
+    "a word for a callback": (lambda: make().train(1, on_round="print"), r'on_round = "print": expected a function'),
+    "a word for a display": (lambda: make().train(1, progress="yes"), r'progress = "yes": expected true, false or a'),
     "a rate below zero": (lambda: PBPFL(learning_rate=-1), r"PBPFL: learning_rate: expected more than 0, got -1"),
     "a misspelt loss": (
         lambda: FedAvg(loss="crossentropy"),
@@ -129,6 +151,8 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         r"Federation: early_stopping: expected 1 or more, got 0",
     ),
     "names in one word": (lambda: make(feature_names="age"), r'feature_names = "age": expected a list of names'),
+    "too few names": (lambda: make(feature_names=["age"]), r"feature_names: expected 4 names, .*`north`; got 1"),
+    "a name twice": (lambda: make(feature_names=list("aabc")), r"feature_names: 'a' is there twice; give each column"),
     # models and protocols
     "a class for a model": (
         lambda: make(model=nn.Linear),
@@ -144,12 +168,16 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         r'no argument "hiden"; did you mean "hidden"\?',
     ),
     "a model without parameters": (lambda: make(model=Frozen()), r"model: expected one with parameters to train"),
+    "a model of no numbers": (lambda: make(model=Broken()), r"model: `weight`: expected finite numbers, got NaN"),
     "a model of other rows": (lambda: make(model=nn.Linear(7, 3)), r"the model cannot take rows of shape \[4\]"),
     "a model that gives pairs": (
         lambda: make(model=nn.LSTM(4, 3)),
         r"expected a model with outputs of shape \[rows, out",
     ),
-    "a protocol's name": (lambda: make(protocol="fedsgd"), r"expected the settings of a protocol \(fedsgd.*got str"),
+    "a protocol's name": (
+        lambda: make(protocol="fedsgd"),
+        r"protocol: expected the settings of a protocol \(fedsgd.*got a str",
+    ),
     "a protocol's class": (
         lambda: make(protocol=FedSGD),
         r"protocol: expected settings, got the class FedSGD; .*FedSGD\(\)",
@@ -415,3 +443,14 @@ def test_frames_agree_on_the_order_of_columns() -> None:
         Silo("a", twice, y)
     absent = Silo("a", frame.assign(a=pandas.array([None, *X[1:, 0]], dtype="Float64")), y)
     assert np.isnan(absent.x[0, 0])
+
+
+def test_targets_in_another_order_than_their_rows_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame, y = pandas.DataFrame(X, columns=list("abcd")), pandas.Series(Y)
+    kept = frame["a"] > 0
+    assert (Silo("a", frame[kept], y[kept]).y == Y[kept.to_numpy()]).all()
+    with pytest.raises(ParameterError, match=r"silo `a`: the indices of x and y differ, .*give y\.to_numpy\(\)"):
+        Silo("a", frame, y[::-1])
+    with pytest.raises(ParameterError, match=r"test: the indices of x and y differ"):
+        make(silos=[Silo("a", frame, y), Silo("b", frame, y)], test=(frame, y[::-1]))

@@ -58,6 +58,8 @@ def compare(
             "--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders"
         )
     with needs_torch():
+        from moretta.run import comparison
+
         folders, home = runs, out
         if given is not None:
             if not protocols and not variant and not seeds:
@@ -73,11 +75,14 @@ def compare(
             if not named and not variant:
                 named = [run_file.protocol.name]
             chosen = sweep.seeds_of(seeds, run_file.run.seed) if seeds else None
+            comparison.refuse_a_run(home)
             cells = _cells(run_file, home, named, variant, audits, chosen)
             _train_each(cells, resume)
             if chosen is not None:
                 return _print_sweep(cells, home, as_json)
             folders = [cell.folder for cell in cells]
+        elif home is not None:
+            comparison.refuse_a_run(home)
         if audits:
             _audit_each(folders, given is not None, allow_code)
         differences, page = _write_page(folders, home)

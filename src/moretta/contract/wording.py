@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 _EXPECTED: Mapping[str, str] = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",
+    "bool_parsing": "true or false",
     "string_type": "a string in quotes",
     "string_too_short": "a string that is not empty",
     "path_type": "a path in quotes",

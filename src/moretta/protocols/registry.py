@@ -33,7 +33,8 @@ def entry_of(protocol: Training) -> Entry:
     name: str = getattr(protocol, "name", "")
     if name not in ENTRIES:
         raise ParameterError(
-            f"expected the settings of a protocol ({', '.join(ENTRIES)}), got {type(protocol).__name__}"
+            f"protocol: expected the settings of a protocol ({', '.join(ENTRIES)}), such as FedAvg(); got a "
+            f"{type(protocol).__name__}"
         )
     return ENTRIES[name]
 

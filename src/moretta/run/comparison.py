@@ -116,6 +116,12 @@ def refuse_existing(folders: Sequence[Path]) -> None:
             raise ParameterError(f"{folder} exists and is not empty; name another folder by --out")
 
 
+def refuse_a_run(home: Path) -> None:
+    """Raise `moretta.errors.ParameterError` if a comparison would be written over a run's own report."""
+    if (home / "run.toml").exists() or (home / "result.json").exists():
+        raise ParameterError(f"{home} is the folder of a run, with a report of its own; name another folder by --out")
+
+
 def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
     """Return the largest relative difference of each run's weights from FedSGD's, where both are there.
 

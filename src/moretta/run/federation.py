@@ -143,6 +143,7 @@ class Federation:
         model_source: str = "",
     ) -> None:
         given.check_protocol(protocol)
+        given.check_kinds(aggregation, engine, metrics, out)
         given.check_settings(
             {
                 **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
@@ -301,6 +302,7 @@ class Federation:
         `moretta.errors.ParameterError` where another process writes the folder.
         """
         rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
+        given.check_watchers(progress, on_round)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
             if folder is not None and resume and folder.path.is_dir():

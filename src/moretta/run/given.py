@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from moretta.config.specification import Specification
 from moretta.contract.wording import check_choice, nearest, shown
 from moretta.data import given
 from moretta.data.silo import Silo, layout_of, row_shape
+from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.settings import SecureAggregation
 
 OF_TRAIN = ("rounds", "seed", "resume", "progress", "on_round")
 OF_PROTOCOL = "a setting of the protocol, such as FedSGD({}=..)"
@@ -83,6 +86,27 @@ def check_protocol(protocol: object) -> None:
         raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
 
 
+def check_kinds(aggregation: object, engine: object, metrics: object, out: object) -> None:
+    """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes."""
+    for name, one, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
+        if one is not None and not isinstance(one, kind):
+            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {_kind(one)}")
+    if isinstance(metrics, str) or not hasattr(metrics, "__iter__"):
+        raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {_kind(metrics)}")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ParameterError(f"out: expected the path of a folder, or None; got {_kind(out)}")
+
+
+def check_watchers(progress: object, on_round: object) -> None:
+    """Raise `moretta.errors.ParameterError` for what is to be called after each round and cannot be called."""
+    if not isinstance(progress, bool) and not callable(progress):
+        raise ParameterError(f"progress = {shown(progress)}: expected true, false or a function")
+    if on_round is not None and not callable(on_round):
+        raise ParameterError(
+            f"on_round = {shown(on_round)}: expected a function of what is told after a round, or None"
+        )
+
+
 def listed(silos: object) -> list[Silo]:
     """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else than silos."""
     if isinstance(silos, Silo | str | Mapping) or not hasattr(silos, "__iter__"):
@@ -113,6 +137,7 @@ def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Si
         raise ParameterError(f'feature_names = "{names}": expected a list of names, one a column')
     framed = [silo for silo in silos if silo.names]
     if not framed:
+        _check_count(names, silos[0])
         return list(silos), names
     bare = next((silo for silo in silos if not silo.names and not silo.remote), None)
     if bare is not None:
@@ -122,6 +147,18 @@ def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Si
         )
     wanted, owner = (tuple(names), "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
     return [_ordered(silo, wanted, owner) for silo in silos], wanted
+
+
+def _check_count(names: Sequence[str], silo: Silo) -> None:
+    """Check that names are one a column, each once, where rows are arrays without names of their own."""
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise ParameterError(f"feature_names: {twice!r} is there twice; give each column its own name")
+    whole = silo.x.ndim == 2 and silo.layout is None and not silo.columns
+    if names and whole and len(names) != silo.x.shape[1]:
+        raise ParameterError(
+            f"feature_names: expected {silo.x.shape[1]} names, one a column of silo `{silo.name}`; got {len(names)}"
+        )
 
 
 def _ordered(silo: Silo, wanted: Sequence[str], owner: str) -> Silo:
@@ -172,6 +209,9 @@ def built(
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ParameterError("model: expected one with parameters to train; this has none that require a gradient")
+    for name, value in model.named_parameters():
+        if not value.isfinite().all():
+            raise ParameterError(f"model: `{name}`: expected finite numbers, got NaN or infinity; start it anew")
     return model, made
 
 

@@ -187,7 +187,9 @@ class _Images:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise ParameterError(f"there is no folder {folder} of images; a relative path starts at the run file's folder")
+        raise ParameterError(
+            f"there is no folder {folder} of images; a relative path in a run file starts at its folder"
+        )
 
 
 def _files(folder: Path, names: Sequence[str], said: Sequence[str]) -> list[Path]:

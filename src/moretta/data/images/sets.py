@@ -170,7 +170,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
-        raise ParameterError(f"there is no file {path}; a relative path starts at the run file's folder") from None
+        raise ParameterError(f"there is no file {path}; a relative path in a run file starts at its folder") from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ParameterError(
             f"{path} is not an .npz file of plain arrays ({error}); save it with numpy.savez"

@@ -116,7 +116,7 @@ def read_bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.name.endswith(".gz") else data
     except FileNotFoundError:
-        raise ParameterError(f"there is no file {path}; a relative path starts at the run file's folder") from None
+        raise ParameterError(f"there is no file {path}; a relative path in a run file starts at its folder") from None
     except (OSError, EOFError, zlib.error) as error:
         raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
 

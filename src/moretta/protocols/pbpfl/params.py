@@ -46,7 +46,7 @@ class PBPFL(Training):
         if self.own_loss is not None:
             raise ParameterError(
                 "own-loss: pbpfl trains exactly by identities of the squared error and of cross-entropy, which another "
-                "loss has not; remove it, or choose another protocol"
+                "loss does not have; remove it, or choose another protocol"
             )
         if self.exchange == "ratios" and (self.loss != "cross-entropy" or self.variant != "paper"):
             raise ParameterError(
