@@ -50,8 +50,8 @@ def rows_and_targets(x: Any, y: Any, where: str) -> tuple[Samples, NDArray[np.ge
 def _check_index(x: Any, y: Any, where: str) -> None:
     """Check that rows and targets of pandas stand in one order, where both say by an index which row is which."""
     equals = getattr(getattr(x, "index", None), "equals", None)
-    both = is_frame(x) and equals is not None and hasattr(y, "index") and hasattr(y, "to_numpy") and len(x) == len(y)
-    if both and not equals(y.index):
+    alike = is_frame(x) and hasattr(y, "index") and hasattr(y, "to_numpy") and len(x) == len(y)
+    if alike and equals is not None and not equals(y.index):
         raise ParameterError(
             f"{where}: the indices of x and y differ, so a target may stand beside another row; bring both into one "
             "order, or where they are in order already give y.to_numpy()"
