@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from test_cli import call
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import moretta
 from moretta import BAFFLE, CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Schema, Silo, read_table
@@ -117,6 +119,7 @@ def test_a_graph_becomes_an_onnx_graph(tmp_path: Path) -> None:
 
 NETS = """
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 def build(hidden=8):
     return nn.Sequential(nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2))
@@ -309,6 +312,37 @@ def test_a_graph_computes_what_the_model_does(name: str, tmp_path: Path) -> None
         x = torch.rand(count, *shape) if dtype.is_floating_point else torch.randint(0, 11, (count, *shape))
         with torch.no_grad():
             assert torch.allclose(found(x), model(x), atol=1e-6)
+
+
+class Alive(TorchDispatchMode):
+    """Counts how many results of operations are there at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refs, self.most = list[weakref.ref[Any]](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.refs.append(weakref.ref(out))
+        self.most = max(self.most, sum(ref() is not None for ref in self.refs))
+        return out
+
+
+def test_a_graph_keeps_no_result_that_nothing_reads_any_more(tmp_path: Path) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(8)], nn.Linear(4, 2))
+    found = drawn(model, (4,), torch.float32, tmp_path / "graph.safetensors")
+    with Alive() as alive, torch.no_grad():
+        found(torch.zeros(3, 4))
+    assert len(alive.refs) > 16
+    assert alive.most <= 4
+
+
+@pytest.mark.parametrize("name", ["_steps", "constant_0", "_done"])
+def test_a_tensor_whose_name_a_graph_has_for_itself_is_refused(name: str) -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer(name, torch.ones(2))
+    with pytest.raises(ParameterError, match=f"a graph has the name `{name}` for itself"):
+        graph.written(model, (3,), torch.float32)
 
 
 class Branching(nn.Module):

@@ -54,6 +54,9 @@ _UNSAFE = ("empty", "empty_strided", "_embedding_bag", "_fft_c2r")
 _NORMS = ("_native_batch_norm_legit", "_native_batch_norm_legit_no_training")  # they trust their tensors' lengths
 
 
+OWN_NAMES = ("_told", "_steps", "_done", "_value")
+
+
 class Graph(nn.Module):
     """A model that was read from a graph: it takes rows and returns outputs, as in evaluation.
 
@@ -63,7 +66,6 @@ class Graph(nn.Module):
     def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._told = dict(told)
-        self._names = list(tensors)
         for name, kind in told["tensors"].items():
             one = tensors[name]
             if kind["same_as"] is not None:
@@ -73,13 +75,20 @@ class Graph(nn.Module):
         for name, value in constants.items():
             self.register_buffer(f"constant_{name}", value, persistent=False)
         self._steps = [(_operation(node["does"]), node["reads"], node["by_name"]) for node in told["nodes"]]
+        last = {place: at for at, (_, *read) in enumerate(self._steps) for place in _places(read)}
+        self._done = [
+            [place for place in last if last[place] == at and place not in _places(told["output"])]
+            for at in range(len(self._steps))
+        ]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
         values: list[Any] = []
-        for does, reads, by_name in self._steps:
+        for (does, reads, by_name), done in zip(self._steps, self._done, strict=True):
             given = [self._value(one, x, values) for one in reads]
             values.append(does(*given, **{name: self._value(one, x, values) for name, one in by_name.items()}))
+            for place in done:  # nothing reads it any more
+                values[place] = None
         outputs: Tensor = self._value(self._told["output"], x, values)
         return outputs
 
@@ -102,6 +111,18 @@ class Graph(nn.Module):
         return told
 
 
+def _places(told: Any) -> set[int]:
+    """Return which operations' values are read."""
+    match told:
+        case {"node": int(place)}:
+            return {place}
+        case dict():
+            return set[int]().union(*map(_places, told.values()))
+        case list() | tuple():
+            return set[int]().union(*map(_places, told))
+    return set()
+
+
 def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes:
     """Return a model as the bytes of a file; the model, which is read in evaluation mode, is left as it was.
 
@@ -116,6 +137,7 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
         with quietly(), torch.no_grad():
             program = torch.export.export(blank, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
             program = program.run_decompositions()
+        _refuse_own_names(blank)
         told, constants = _told(program, blank)
     except Exception as error:  # noqa: BLE001  # whatever a model of somebody's does while it is followed
         said = str(error) if isinstance(error, ParameterError) else f"{type(error).__name__}: {error}"
@@ -190,6 +212,14 @@ def _told(program: torch.export.ExportedProgram, model: nn.Module) -> tuple[dict
             nodes.append({"does": _name(node.target), "reads": _plain(node.args, places), "by_name": by_name})
             places[node] = {"node": len(nodes) - 1}
     return {"format": FORMAT, "tensors": tensors, "nodes": nodes, "output": output}, constants
+
+
+def _refuse_own_names(model: nn.Module) -> None:
+    """Refuse tensors that a `Graph` could not hold, as it has attributes of these names."""
+    for name in model.state_dict():
+        first = name.partition(".")[0]
+        if first in OWN_NAMES or first.startswith("constant_"):
+            raise ParameterError(f"a graph has the name `{first}` for itself; give the model's attribute another one")
 
 
 def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:

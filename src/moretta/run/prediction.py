@@ -22,7 +22,7 @@ from moretta.data.tables.files import Format, is_table, read_columns
 from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import write_atomically
-from moretta.errors import ParameterError
+from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.predicted import probabilities
@@ -80,7 +80,9 @@ def outputs_of_rows(model: FinishedModel, x: Array, where: str) -> NDArray[Any]:
         # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
         # depend on who else is in the file, not in its last digit either.
         found = outputs_of(model.module, inputs, 1) if x.ndim == 2 else outputs_of(model.module, inputs)
-    except (RuntimeError, IndexError, TypeError) as error:
+    except MorettaError:
+        raise
+    except Exception as error:  # whatever somebody's model does with rows that it cannot take
         said = str(error).strip().partition("\n")[0]
         raise ParameterError(
             f"{where}: the model cannot take these rows of {x.dtype} ({said}); save numbers as floats, and "

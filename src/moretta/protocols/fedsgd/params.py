@@ -50,6 +50,10 @@ class FedAvg(Epochs):
 class FedProx(Epochs):
     """Federated averaging whose silos are held near the model that they were sent: Li et al. 2020, Algorithm 2.
 
+    Differs from the paper: every silo takes the same number of epochs, and differences are averaged by rows, as in
+    federated averaging, where the paper draws devices by their rows and averages evenly, and bounds how inexactly each
+    solves its problem.
+
     mu: of the proximal term mu / 2 |w - W|^2 in each silo's loss, W being what it was sent; 0 is federated averaging.
     """
 
