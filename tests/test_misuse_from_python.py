@@ -120,7 +120,7 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         r"engine: expected settings, Engine\(\.\.\), or None; got a str",
     ),
     "a word for metrics": (lambda: make(metrics="auc"), r"metrics: expected a list of functions, .*got a str"),
-    "a number for a folder": (lambda: make(out=3), r"out: expected the path of a folder, or None; got a int"),
+    "a number for a folder": (lambda: make(out=3), r"out: expected the path of a folder, or None; got an int"),
     "a word for a callback": (lambda: make().train(1, on_round="print"), r'on_round = "print": expected a function'),
     "a word for a display": (lambda: make().train(1, progress="yes"), r'progress = "yes": expected true, false or a'),
     "a rate below zero": (lambda: PBPFL(learning_rate=-1), r"PBPFL: learning_rate: expected more than 0, got -1"),
@@ -160,12 +160,16 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "a number for a model": (
         lambda: make(model=3),
-        r"model: expected a torch\.nn\.Module, a built-in name .*got a int",
+        r"model: expected a torch\.nn\.Module, a built-in name .*got an int",
     ),
     "a misspelt model": (lambda: make(model="mpl"), r'"mpl" is neither built in nor .*did you mean "mlp"\?'),
     "a model's unknown key": (
         lambda: make(model={"source": "mlp", "hiden": [3]}),
         r'no argument "hiden"; did you mean "hidden"\?',
+    ),
+    "a model's argument that no file can have": (
+        lambda: make(model={"source": "mlp", "hidden": np.array([3])}),
+        r"model: hidden = .*: expected what a run file may have",
     ),
     "a model without parameters": (lambda: make(model=Frozen()), r"model: expected one with parameters to train"),
     "a model of no numbers": (lambda: make(model=Broken()), r"model: `weight`: expected finite numbers, got NaN"),

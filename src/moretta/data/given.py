@@ -99,7 +99,7 @@ def pair(
     if is_dataset(rows):
         rows = (rows, None)
     if not isinstance(rows, tuple | list) or len(rows) != 2:
-        raise ParameterError(f"{where}: expected inputs and targets, (x, y), or a Dataset; got {_kind(rows)}")
+        raise ParameterError(f"{where}: expected inputs and targets, (x, y), or a Dataset; got {kind_of(rows)}")
     x, y = rows
     return rows_and_targets(in_order(x, names, where, owner) if names and is_frame(x) else x, y, where)
 
@@ -157,15 +157,15 @@ def _array(given: Any, where: str) -> NDArray[Any]:
         return np.asarray(given.to_numpy() if _is_series(given) else given)
     except (ValueError, TypeError, RuntimeError):
         raise ParameterError(
-            f"{where}: expected numbers, with as many in each row; got {_kind(given)} that is no such array"
+            f"{where}: expected numbers, with as many in each row; got {kind_of(given)} that is no such array"
         ) from None
 
 
 def _refuse_streams(x: Any, where: str) -> None:
     if hasattr(x, "dataset") and hasattr(x, "__iter__") and not hasattr(x, "__getitem__"):
-        raise ParameterError(f"{where}: got {_kind(x)}; give its dataset, as the protocol draws batches by itself")
+        raise ParameterError(f"{where}: got {kind_of(x)}; give its dataset, as the protocol draws batches by itself")
     if isinstance(x, Iterable) and not hasattr(x, "__len__"):
-        raise ParameterError(f"{where}: got {_kind(x)}, whose rows have no number; give a list, an array or a Dataset")
+        raise ParameterError(f"{where}: got {kind_of(x)}, whose rows have no number; give a list, array or Dataset")
 
 
 def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:
@@ -196,5 +196,7 @@ def _is_series(given: object) -> bool:
     return hasattr(given, "to_numpy")
 
 
-def _kind(given: object) -> str:
-    return f"a {type(given).__name__}"
+def kind_of(given: object) -> str:
+    """Return an object's type with its article, as "a list" or "an int"."""
+    name = type(given).__name__
+    return f"{'an' if name.lower().startswith(tuple('aeiou')) or name == 'ndarray' else 'a'} {name}"

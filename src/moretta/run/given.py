@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,11 +91,11 @@ def check_kinds(aggregation: object, engine: object, metrics: object, out: objec
     """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes."""
     for name, one, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
         if one is not None and not isinstance(one, kind):
-            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {_kind(one)}")
+            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {given.kind_of(one)}")
     if isinstance(metrics, str) or not hasattr(metrics, "__iter__"):
-        raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {_kind(metrics)}")
+        raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {given.kind_of(metrics)}")
     if out is not None and not isinstance(out, str | os.PathLike):
-        raise ParameterError(f"out: expected the path of a folder, or None; got {_kind(out)}")
+        raise ParameterError(f"out: expected the path of a folder, or None; got {given.kind_of(out)}")
 
 
 def check_watchers(progress: object, on_round: object) -> None:
@@ -110,13 +111,13 @@ def check_watchers(progress: object, on_round: object) -> None:
 def listed(silos: object) -> list[Silo]:
     """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else than silos."""
     if isinstance(silos, Silo | str | Mapping) or not hasattr(silos, "__iter__"):
-        raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {_kind(silos)}')
+        raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {given.kind_of(silos)}')
     found = list(silos)
     if not found:
         raise ParameterError("a federation needs at least one silo; got none")
     for one in found:
         if not isinstance(one, Silo):
-            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {_kind(one)}")
+            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {given.kind_of(one)}")
         if not isinstance(one.name, str):
             raise ParameterError(f"silo name {shown(one.name)}: expected text, 1 to 64 letters and digits")
         if one.x.ndim < 2:
@@ -193,12 +194,13 @@ def built(
     if not isinstance(model, str | Mapping | nn.Module):
         raise ParameterError(
             f"model: expected a torch.nn.Module, a built-in name ({', '.join(catalogue.BUILT_IN)}) or "
-            f'"module:function"; got {_kind(model)}'
+            f'"module:function"; got {given.kind_of(model)}'
         )
     made = Made()
     if not isinstance(model, nn.Module):
         arguments: dict[str, Any] = {"source": model} if isinstance(model, str) else dict(model)
         made = Made(str(arguments.pop("source", "")), arguments)
+        _check_plain(arguments)
         model = catalogue.build(
             made.source,
             inputs=row_shape(silos),
@@ -215,6 +217,18 @@ def built(
     return model, made
 
 
+def _check_plain(arguments: Mapping[str, Any]) -> None:
+    """Check that a model's arguments can be kept beside it, as it is built from them again."""
+    for name, value in arguments.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ParameterError(
+                f"model: {name} = {shown(value)}: expected what a run file may have, text, numbers and lists of them; "
+                "give another kind as a module that is built already"
+            ) from None
+
+
 def _outputs(silos: Sequence[Silo], loss: str, task: str, class_names: Sequence[str]) -> int:
     """Return how many outputs a built-in model needs, as a run file's has."""
     targets: list[NDArray[np.generic]] = [silo.y for silo in silos if len(silo.y)]
@@ -225,7 +239,3 @@ def _outputs(silos: Sequence[Silo], loss: str, task: str, class_names: Sequence[
         return 1
     classes = max(len(class_names), 2, *(int(y.max()) + 1 for y in targets if y.dtype.kind in "iub"))
     return 1 if loss == "mse" and classes == 2 else classes
-
-
-def _kind(what: object) -> str:
-    return f"a {type(what).__name__}"
