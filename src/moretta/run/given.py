@@ -100,7 +100,7 @@ def check_kinds(aggregation: object, engine: object, metrics: object, out: objec
 
 def check_watchers(progress: object, on_round: object) -> None:
     """Raise `moretta.errors.ParameterError` for what is to be called after each round and cannot be called."""
-    if not isinstance(progress, bool) and not callable(progress):
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise ParameterError(f"progress = {shown(progress)}: expected true, false or a function")
     if on_round is not None and not callable(on_round):
         raise ParameterError(
