@@ -389,11 +389,11 @@ def test_a_damaged_checkpoint_is_named(here: Path, mine: Path) -> None:
         (("run.toml", "run.toml"), r"run\.toml is not a run folder"),
         (
             ("mine", "--protocols", "fedsgd"),
-            r"--protocols, --variant and --set go with one run file, not with run folders",
+            r"--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders",
         ),
         (
             ("mine", "--set", "run.rounds=3"),
-            r"--protocols, --variant and --set go with one run file, not with run folders",
+            r"--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders",
         ),
         (("mine", "nowhere"), r"nowhere is not a run folder"),
     ],
@@ -468,7 +468,7 @@ def test_rows_that_cannot_be_predicted(here: Path, mine: Path) -> None:
         "infinite.csv": r"column 'age' has something else than a number in 1 of 1 rows",
         "gaps.csv": r"column 'age' has no value in 2 of 60 rows",
         "latin.csv": r"is not utf-8 text \(byte 0\)",
-        "absent.csv": r"a relative path starts at",
+        "absent.csv": r"a relative path in a run file starts at",
         "rows.txt": r"expected rows to predict in a table",
         "text.npz": r"is not an \.npz file",
         "objects.npz": r"is not an \.npz file of plain arrays",

@@ -349,7 +349,7 @@ def test_what_a_join_that_was_killed_has_left_is_ended(here: Path, monkeypatch: 
     reaper.join(10)
     assert left.returncode == -signal.SIGKILL
     assert processes.family_of(left) == []
-    assert said[0].startswith("ended what an earlier join of this kit")
+    assert any(one.startswith("ended what an earlier join of this kit") for one in said)
 
 
 def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ KIT/startup/  KIT/local/                after the reply: a startup kit of FLARE'
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from datetime import datetime
@@ -132,4 +131,4 @@ def _replace(part: Path, target: Path) -> None:
     """Move a part of the kit to its place, also where a crash has left it there."""
     if target.is_dir():
         shutil.rmtree(target)
-    os.replace(part, target)
+    rename(part, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moretta.engines.files import rename
 from moretta.errors import ParameterError
 
 ROWS = {"north": 160, "south": 120, "east": 80}
@@ -152,7 +152,7 @@ def create(folder: Path) -> list[Path]:
     try:
         _write(made, name)
         made.chmod(0o755)
-        os.replace(made, folder)  # whole or not at all; an empty folder gives way
+        rename(made, folder)  # whole or not at all; an empty folder gives way
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise

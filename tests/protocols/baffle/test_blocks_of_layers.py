@@ -339,9 +339,9 @@ def test_a_table_that_does_not_fit_the_model_is_refused(table: dict[str, int], w
     [
         ({"linear": "activations"}, "linear is of blocks"),
         ({"k": {"*": 4}}, "a table for k is of blocks"),
-        ({"k": 1}, "greater than or equal to 2"),
+        ({"k": 1}, "k: expected 2 or more"),
         ({"perturb": "blocks", "k": {}}, "an empty table"),
-        ({"perturb": "blocks", "k": 0}, "greater than or equal to 2"),
+        ({"perturb": "blocks", "k": 0}, "k: expected 2 or more"),
         ({"perturb": "blocks", "k": {"0": "many"}}, "block `0`: expected 1 to .* got 'many'"),
         ({"perturb": "blocks", "form": "mean"}, 'use "base"'),
         ({"perturb": "blocks", "direction": "gaussian"}, "remove it"),

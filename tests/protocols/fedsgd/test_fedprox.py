@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from test_fedsgd import BATCH, CLEAR, SEED, SILOS, assert_same_bytes, network, silo, weights
 from torch import nn
 
 from moretta import Engine, FedAvg, Federation, FedProx, SecureAggregation, Silo
+from moretta.errors import ParameterError
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.first_weights import first_weights
@@ -81,5 +81,5 @@ def test_without_the_pull_it_is_fedavg_bit_for_bit(scheme: str, dtype: str, stri
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
 def test_the_pull_is_a_finite_number_from_zero_on(mu: float) -> None:
-    with pytest.raises(ValidationError, match="mu"):
+    with pytest.raises(ParameterError, match="FedProx: mu: expected"):
         FedProx(mu=mu)
