@@ -45,7 +45,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("trained")
-    recorded(home, run={"rounds": 4}, protocol={"name": "pbpfl"}, data={"source": "wdbc", "standardise": True})
+    recorded(home, run={"rounds": 16}, protocol={"name": "pbpfl"}, data={"source": "wdbc", "standardise": True})
     return home / "out"
 
 
