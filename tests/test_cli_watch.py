@@ -46,12 +46,19 @@ def heard(address: str) -> Iterator[tuple[str, object]]:
 def test_a_run_is_watched_to_its_end_and_json_is_alone_on_stdout(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     events: list[tuple[str, object]] = []
+    connected = threading.Event()
+
+    def listen() -> None:
+        for event in heard(ADDRESS.findall(told[0])[0]):
+            events.append(event)
+            connected.set()
 
     def tell(sentence: str) -> None:
         told.append(sentence)
         browser.start()
+        connected.wait(60)  # so short a run may end before a page was asked for
 
-    browser = threading.Thread(target=lambda: events.extend(heard(ADDRESS.findall(told[0])[0])))
+    browser = threading.Thread(target=listen)
     monkeypatch.setattr(watch, "tell", tell)
     done = call("train", "run.toml", "--out", "mine", "--watch", "--json")
     browser.join(60)
