@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from moretta.contract.wording import either, first_error, nearest, wrong_choice
+from moretta.contract.wording import enumerated, first_error, nearest, wrong_choice
 
 __all__ = ["first_error", "unknown_key", "unknown_section", "wrong_choice"]
 
@@ -34,9 +34,7 @@ def unknown_key(section: str, key: str, sections: Mapping[str, Iterable[str]], p
     if protocol:
         homes = [name for name in sections if name not in _SECTIONS and key.replace("_", "-") in sections[name]]
         if homes and protocol not in homes:
-            return (
-                f"[{section}] {key} is a key of {either(homes).replace(' or ', ' and ')}, not of {protocol}; remove it"
-            )
+            return f"[{section}] {key} is a key of {enumerated(homes)}, not of {protocol}; remove it"
     close = nearest(key, mine)
     home = next((name for name in sections if name != section and key in sections[name]), None)
     if home and close != key.replace("_", "-"):

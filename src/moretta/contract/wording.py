@@ -53,9 +53,18 @@ def shown(value: object) -> str:
 
 
 def either(choices: Iterable[str]) -> str:
-    """Return choices as a sentence lists them."""
-    *most, last = choices
-    return f"{', '.join(most)} or {last}" if most else last
+    """Return choices as a sentence lists them: a, b or c."""
+    return _listed(choices, "or")
+
+
+def enumerated(names: Iterable[str]) -> str:
+    """Return names as a sentence has them: a, b and c."""
+    return _listed(names, "and")
+
+
+def _listed(words: Iterable[str], joint: str) -> str:
+    *most, last = words
+    return f"{', '.join(most)} {joint} {last}" if most else last
 
 
 def unfit(value: object) -> str | None:

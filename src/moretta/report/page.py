@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moretta.contract.wording import enumerated
 from moretta.engines.files import write_atomically
 from moretta.errors import MissingExtra, ParameterError
 from moretta.report import audit, plots
@@ -22,7 +23,7 @@ from moretta.report.folder import TEST_ROWS, RunRecord, read_run
 from moretta.report.privacy import Statement, epsilon_note, privacy_statements, reading_notes
 from moretta.report.scales import meanings
 from moretta.report.spread import OverSeeds, spread_rows
-from moretta.report.summary import enumerated, insecure_runs, summary, title
+from moretta.report.summary import insecure_runs, summary, title
 from moretta.report.table import MISSING, SCORED, comparison_rows, labels, plain, silo_rows
 from moretta.report.verdict import verdicts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moretta.contract.wording import enumerated
 from moretta.report.folder import PlainScores, RunRecord, TestScores
 from moretta.report.table import human_bytes, human_seconds, label_of, labels, plain
 
@@ -27,11 +28,6 @@ def insecure_runs(records: Sequence[RunRecord]) -> str:
 def summary(records: Sequence[RunRecord]) -> str:
     """What was trained, what was sent, and who missed a round."""
     return _summary_of_one(records[0]) if len(records) == 1 else _summary_of_many(records)
-
-
-def enumerated(names: Sequence[str]) -> str:
-    """Names as a sentence has them: a, b and c."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _summary_of_one(record: RunRecord) -> str:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from moretta.contract.wording import enumerated
 from moretta.protocols.common.claims import MASKED, Claim, is_summed, scheme
 from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.audit import rounds_recorded, who_does
 from moretta.report.folder import Attacked, PlainScores, RunRecord, TestScores
 from moretta.report.scales import way
-from moretta.report.summary import enumerated, scored
+from moretta.report.summary import scored
 from moretta.report.table import label_of, labels, plain
 
 HEADINGS = ("How good", "What was hidden", "What attacks got")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moretta.contract.wording import enumerated
 from moretta.protocols.common.claims import has_roster
 from moretta.report.dossier.document import Sentence, pointer, sentence
 from moretta.report.dossier.evidence import Evidence
-from moretta.report.summary import enumerated
 from moretta.report.table import human_bytes, plain
 
 MOST_NAMES = 30  # silos or inputs that are listed by their names
