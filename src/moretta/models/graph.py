@@ -52,8 +52,6 @@ _PLAIN = (str, bool, int, type(None))
 # They show what was in memory before, or trust sizes and offsets that they are given.
 _UNSAFE = ("empty", "empty_strided", "_embedding_bag", "_fft_c2r")
 _NORMS = ("_native_batch_norm_legit", "_native_batch_norm_legit_no_training")  # they trust their tensors' lengths
-
-
 OWN_NAMES = ("_told", "_steps", "_done", "_value")
 
 
@@ -76,10 +74,9 @@ class Graph(nn.Module):
             self.register_buffer(f"constant_{name}", value, persistent=False)
         self._steps = [(_operation(node["does"]), node["reads"], node["by_name"]) for node in told["nodes"]]
         last = {place: at for at, (_, *read) in enumerate(self._steps) for place in _places(read)}
-        self._done = [
-            [place for place in last if last[place] == at and place not in _places(told["output"])]
-            for at in range(len(self._steps))
-        ]
+        self._done: list[list[int]] = [[] for _ in self._steps]  # by step, the results that nothing later reads
+        for place in last.keys() - _places(told["output"]):
+            self._done[last[place]].append(place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
@@ -87,7 +84,7 @@ class Graph(nn.Module):
         for (does, reads, by_name), done in zip(self._steps, self._done, strict=True):
             given = [self._value(one, x, values) for one in reads]
             values.append(does(*given, **{name: self._value(one, x, values) for name, one in by_name.items()}))
-            for place in done:  # nothing reads it any more
+            for place in done:
                 values[place] = None
         outputs: Tensor = self._value(self._told["output"], x, values)
         return outputs
@@ -269,9 +266,8 @@ def _may_be_in(found: torch._ops.OpOverload) -> bool:
 
 def _of_sizes(does: Callable[..., Any], *given: Any) -> Any:
     """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
-    known = [
-        one for one in given if not isinstance(one, torch.SymInt)
-    ]  # that is a size while a graph is exported again
+    # A SymInt is a size while a graph is exported again.
+    known = [one for one in given if not isinstance(one, torch.SymInt)]
     if not all(isinstance(one, int | float) and abs(one) < 1 << 63 for one in known):
         raise ParameterError("this graph reckons with what is no size; have the model saved again")
     return does(*given)
