@@ -70,25 +70,25 @@ def samples(x: Any, where: str) -> Samples:
         return {name: _array(one, f"{where}: x") if hasattr(one, "detach") else one for name, one in x.items()}
     if is_frame(x):
         return _of_frame(x, where)
-    found = _array(x, f"{where}: x")
-    if found.dtype.kind not in NUMBERS:
-        raise ParameterError(
-            f"{where}: x holds words or objects, and expected are numbers; for a table with words give a schema: "
-            "moretta.read_table(table, schema)"
-        )
-    return found
+    remedy = "numbers; for a table with words give a schema: moretta.read_table(table, schema)"
+    return _of_numbers(x, f"{where}: x", remedy)
 
 
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
     """Return targets as an array of numbers."""
     if is_frame(y):
         y = _of_frame(y, where)
-    found = _array(y, f"{where}: y")
+    remedy = (
+        "classes numbered from 0, or numbers; for example classes, y = numpy.unique(words, return_inverse=True), with "
+        "the same numbers at all silos"
+    )
+    return _of_numbers(y, f"{where}: y", remedy)
+
+
+def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
+    found = _array(given, where)
     if found.dtype.kind not in NUMBERS:
-        raise ParameterError(
-            f"{where}: y holds words or objects, and expected are classes numbered from 0, or numbers; for example "
-            "classes, y = numpy.unique(words, return_inverse=True), with the same numbers at all silos"
-        )
+        raise ParameterError(f"{where} holds words or objects, and expected are {expected}")
     return found
 
 
