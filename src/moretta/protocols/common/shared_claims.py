@@ -269,6 +269,9 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
     )
 
 
+HOLDS_THE_MODEL = Claim(
+    "server", "learns", "the true model", "Holds the model.", place="front", about="model", headline="held the model"
+)
 NOISE = Claim(
     "server",
     "bounded",

@@ -11,6 +11,7 @@ from moretta.protocols.common.shared_claims import (
     COUNTED_FIRST,
     DIFFERENCES_OF_TOTALS,
     FROM_THE_SUM,
+    HOLDS_THE_MODEL,
     LABELS_OF_OTHERS,
     LISTENERS,
     NOISE,
@@ -49,22 +50,10 @@ def _sums(upload: str) -> tuple[Claim, ...]:
     )
 
 
-HOLDS_THE_MODEL = (
-    Claim(
-        "server",
-        "learns",
-        "the true model",
-        "Holds the model.",
-        place="front",
-        about="model",
-        headline="held the model",
-    ),
-)
-
 CLAIMS = (
     *of(FEDSGD, _sums("gradient")),
     *of(AVERAGED, _sums("weight change")),
-    *of(FEDERATED, HOLDS_THE_MODEL),
+    *of(FEDERATED, (HOLDS_THE_MODEL,)),
     *of(FEDSGD, (NOISE,)),
     *of(
         FEDERATED,
