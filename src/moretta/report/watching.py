@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, cast
 
 from moretta.engines.run_folder import why
 from moretta.report.page_server import address_of, listening
@@ -58,8 +59,7 @@ def _started(folder: Path, descriptor: int, token: str) -> subprocess.Popen[byte
         )
     except OSError:
         return None
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
+    os.set_blocking(_input(process).fileno(), False)
     _write(process, f"{token}\n")
     return process
 
@@ -70,13 +70,15 @@ def _tell(process: subprocess.Popen[bytes], **said: str) -> None:
 
 def _write(process: subprocess.Popen[bytes], line: str) -> None:
     with suppress(OSError):  # it has died, or does not read: then the page lacks a sentence
-        assert process.stdin is not None
-        os.write(process.stdin.fileno(), line.encode())
+        os.write(_input(process).fileno(), line.encode())
+
+
+def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    return cast("IO[bytes]", process.stdin)  # `_started` asks for a pipe
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
+    _input(process).close()
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
