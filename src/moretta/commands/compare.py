@@ -58,31 +58,27 @@ def compare(
             "--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders"
         )
     with needs_torch():
-        from moretta.run import comparison
+        from moretta.config import run_files
+        from moretta.run import comparison, sweep
 
-        folders, home = runs, out
-        if given is not None:
-            if not protocols and not variant and not seeds:
-                raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
-            if seeds and audits:
-                raise ParameterError("--audit goes with one seed; leave out --seeds, or audit a run by moretta audit")
-            from moretta.config import run_files
-            from moretta.run import sweep
-
-            run_file = run_files.load(given, overrides)
-            home = out or run_file.folder
+        if given is not None and not protocols and not variant and not seeds:
+            raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
+        if seeds and audits:
+            raise ParameterError("--audit goes with one seed; leave out --seeds, or audit a run by moretta audit")
+        run_file = None if given is None else run_files.load(given, overrides)
+        folders, home = runs, out or (run_file.folder if run_file is not None else None)
+        if home is not None:
+            comparison.refuse_a_run(home)
+        if run_file is not None and home is not None:
             named = [name.strip() for name in protocols.split(",")] if protocols else []
             if not named and not variant:
                 named = [run_file.protocol.name]
             chosen = sweep.seeds_of(seeds, run_file.run.seed) if seeds else None
-            comparison.refuse_a_run(home)
             cells = _cells(run_file, home, named, variant, audits, chosen)
             _train_each(cells, resume)
             if chosen is not None:
                 return _print_sweep(cells, home, as_json)
             folders = [cell.folder for cell in cells]
-        elif home is not None:
-            comparison.refuse_a_run(home)
         if audits:
             _audit_each(folders, given is not None, allow_code)
         differences, page = _write_page(folders, home)
