@@ -25,7 +25,6 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from provenance import provenance
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 from rich.table import Table
 
@@ -254,12 +253,13 @@ class Reproduction:
         return run_file.model_copy(update={"data": run_file.data.model_copy(update={"path": path})})
 
     def train(self, cell: Cell, watch: Watch | None = None, folder: Path | None = None) -> dict[str, Any]:
-        """Train one cell and return its record: figures, settings, seconds, versions, commit.
+        """Train one cell and return its record: figures, settings, seconds, versions.
 
         folder: of its run, None for none. A cell that was stopped goes on there from its last checkpoint.
         """
         from moretta.run.assembly import federation_of
         from moretta.run.federation import Federation
+        from moretta.run.record import versions
 
         run_file, of = self.run_file(cell), self.experiment
         federation = federation_of(run_file, folder)
@@ -284,7 +284,7 @@ class Reproduction:
             "rounds": rounds,
             "epochs": round(rounds / epoch, 3),
             "parameters": sum(parameter.numel() for parameter in federation.model.parameters()),
-            **provenance(),
+            "versions": versions(),
         }
         began, done, played = time.perf_counter(), 0, 0.0
 
