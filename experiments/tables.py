@@ -1,4 +1,4 @@
-"""Write the tables of the pages from the records of experiments/*/results, and hold the figures of their sentences to them.
+"""Write the tables of the pages from the records of experiments, and hold figures of their sentences to the same.
 
     python experiments/tables.py            rewrites what stands between <!-- table NAME --> and <!-- end of NAME -->
     python experiments/tables.py --check    writes nothing; exits 1, and says where, if a page and the records differ
@@ -55,7 +55,7 @@ def evaluated(text: str, records: Records) -> float | None:
         text = text.replace(reference, name)
     if not re.fullmatch(r"(?:_?\d+(?:\.\d+)?(?:e-?\d+)?|max|min|abs|[-+*/(), ])+", text):
         raise UnknownPlace(f"{text}: expected RECORD[PLACE], numbers, + - * / and max, min, abs")
-    return float(eval(text, {"__builtins__": {}, "max": max, "min": min, "abs": abs}, names))  # noqa: S307  # our own
+    return float(eval(text, {"__builtins__": {}, "max": max, "min": min, "abs": abs}, names))  # our own
 
 
 def cells(row: str, records: Records) -> str:

@@ -201,9 +201,7 @@ TABLES = {
     ),
     "baffle-directions": Table(
         " | LeNet",
-        grid("baffle-directions-quick", {row: () for row in (
-            "Rademacher, mean", "Gaussian, mean", "orthogonal, mean", "Rademacher, mean, 100 of a pool of 200",
-            "Gaussian, twice-forward, K = 50")}, ("LeNet",), ".2f"),
+        grid("baffle-directions-quick", dict.fromkeys(("Rademacher, mean", "Gaussian, mean", "orthogonal, mean", "Rademacher, mean, 100 of a pool of 200", "Gaussian, twice-forward, K = 50"), ()), ("LeNet",), ".2f"),
     ),
     "baffle-sigma": Table(
         " | 1e-5 | 1e-4 | 1e-3 | 1e-2 | 1e-1",
@@ -229,8 +227,7 @@ TABLES = {
     ),
     "baffle-epoch-level": Table(
         " | accuracy, %",
-        grid("baffle-epoch-level", {row: () for row in (
-            "Adam at each silo", "Adam at each silo, own directions", "SGD at each silo")}, ("2 rounds of one epoch",), ".2f"),
+        grid("baffle-epoch-level", dict.fromkeys(("Adam at each silo", "Adam at each silo, own directions", "SGD at each silo"), ()), ("2 rounds of one epoch",), ".2f"),
     ),
     "baffle-dp": Table(
         " | accuracy | epsilon",
@@ -242,7 +239,7 @@ TABLES = {
     ),
     "baffle-3": Table(
         " | plain | rotated | blurred | recoloured | mean",
-        grid("baffle-domains-quick", {row: () for row in ("K = 20", "K = 50", "K = 100", "K = 200", "K = 500", "BP baseline")},
+        grid("baffle-domains-quick", dict.fromkeys(("K = 20", "K = 50", "K = 100", "K = 200", "K = 500", "BP baseline"), ()),
              ("plain", "rotated", "blurred", "recoloured", "mean"), ".2f", "; "),
     ),
     "baffle-4": Table(
