@@ -68,10 +68,11 @@ def offsets(sigma: float, dtype: torch.dtype) -> tuple[Floats, Floats]:
     return found.mean(axis=1) - along @ slope_and_curvature()[0], along
 
 
-def test_at_sigma_1e_4_what_twice_forward_has_of_curvature_is_a_tenth_and_next_to_nothing() -> None:
+def test_at_sigma_1e_4_twice_forward_has_next_to_nothing_of_curvature() -> None:
     """x_k = d'g + sigma d'Hd / 2, whose mean, sigma tr(H) / 2, the form "mean" takes out.
 
-    Its price is a factor 1 + (that / |g|)^2 on the squared error. float32 rounds the difference of two losses, which at 1e-4 is still far below what the slope has.
+    Its price is a factor 1 + (that / |g|)^2 on the squared error. float32 rounds the difference of two losses, which at
+    1e-4 is still far below what the slope has.
     """
     slope, curvature = slope_and_curvature()
     size, cost = float(np.linalg.norm(slope)), {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +35,11 @@ def test_one_sign_wins_the_game_of_lemma_6() -> None:
     """W_0 has no negative weight below the head, W_1 has one: keys are positive, so W^ tells which of them it is of."""
     random, positive = np.random.default_rng(1), mlp([INPUTS, HIDDEN, OUTPUTS], False, torch.float64)
     with torch.no_grad():
-        positive[0].weight.abs_()
+        next(positive.parameters()).abs_()
     other = mlp([INPUTS, HIDDEN, OUTPUTS], False, torch.float64)
     other.load_state_dict(positive.state_dict())
     with torch.no_grad():
-        other[0].weight[3, 2] *= -1.0
+        next(other.parameters())[3, 2] *= -1.0
     perturbation = perturbation_of(positive, 2, "squared-error")
     for game in range(50):
         b = int(random.integers(2))
@@ -180,8 +181,8 @@ def test_no_figure_of_the_first_table_2_is_above_the_share_of_the_largest_class(
 
 
 def test_what_the_traffic_counts_is_numbers_and_not_megabytes() -> None:
-    settings = run_files.load(EXPERIMENTS / "pbpfl" / "authors-ldc.toml").model
-    model = catalogue.build("resnet", inputs=(3, 64, 64), outputs=7, **{**settings.arguments, "depth": 56})
+    arguments: dict[str, Any] = {**run_files.load(EXPERIMENTS / "pbpfl" / "authors-ldc.toml").model.arguments}
+    model = catalogue.build("resnet", inputs=(3, 64, 64), outputs=7, **arguments | {"depth": 56})
     assert round(modules.size(model) / 1e6, 2) == 0.85
     assert round(4 * modules.size(model) / 1e6, 1) == 3.4  # float32
 
