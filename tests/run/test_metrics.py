@@ -30,7 +30,11 @@ def worst_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def federation(**settings: Any) -> Federation:
     held = silos()
-    chosen = {"protocol": FedSGD(loss="cross-entropy"), "test": (held[1].x, held[1].y), "silos": held} | settings
+    chosen: dict[str, Any] = {
+        "protocol": FedSGD(loss="cross-entropy"),
+        "test": (held[1].x, held[1].y),
+        "silos": held,
+    } | settings
     return Federation(network(), **chosen)
 
 
