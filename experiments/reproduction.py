@@ -15,8 +15,10 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import shutil
 import statistics
+import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +40,7 @@ from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
+    from moretta.run.rounds import FinishedRound
 
 FORMAT = 1
 TABLES = "tables.toml"
@@ -54,12 +57,13 @@ Watch = Callable[[str, int, int], None]
 
 
 class Level(Section):
-    """One level of an axis: its name in the table, the keys that it sets, and its own run file and rounds, if any."""
+    """One level of an axis: its name in the table, the keys that it sets, its own run file, rounds and seeds, if any."""
 
     name: str
     set: tuple[str, ...] = ()
     run: str | None = None
     rounds: PositiveInt | None = None
+    seeds: tuple[Seed, ...] = ()
 
 
 class Axis(Section):
@@ -150,11 +154,9 @@ class Experiment(Section):
         for axis in self.axes:
             kept = tuple(level for level in axis.levels if level.name in quick.keep)
             shorter = {"rounds": None} if quick.epochs or quick.rounds else {}
-            axes.append(
-                axis.model_copy(
-                    update={"levels": tuple(level.model_copy(update=shorter) for level in kept or axis.levels)}
-                )
-            )
+            fewer = {"seeds": ()} if quick.seeds else {}
+            levels = tuple(level.model_copy(update={**shorter, **fewer}) for level in kept or axis.levels)
+            axes.append(axis.model_copy(update={"levels": levels}))
         length = {"epochs": quick.epochs, "rounds": quick.rounds} if quick.epochs or quick.rounds else {}
         form = {"axes": tuple(axes), "seeds": quick.seeds or self.seeds, "set": (*self.set, *quick.set)}
         return self.model_copy(update={**form, **length})
@@ -211,8 +213,9 @@ class Reproduction:
             overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
             (run,) = {level.run for level in levels if level.run} or {of.run}
             (rounds,) = {level.rounds for level in levels if level.rounds} or {None}
+            (seeds,) = {level.seeds for level in levels if level.seeds} or {of.seeds}
             names = tuple(level.name for level in levels)
-            found += [Cell(names, overrides, seed, run, rounds) for seed in of.seeds]
+            found += [Cell(names, overrides, seed, run, rounds) for seed in seeds]
         return found
 
     def settings(self, cell: Cell) -> dict[str, Any]:
@@ -285,20 +288,23 @@ class Reproduction:
             "epochs": round(rounds / epoch, 3),
             "parameters": sum(parameter.numel() for parameter in federation.model.parameters()),
             "versions": versions(),
+            "commit": commit_of(self.home),
         }
         began, done, played = time.perf_counter(), 0, 0.0
 
         def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
             nonlocal done, played
             done, played = number, played + line["seconds_total"]
+
+        def finished(told: FinishedRound) -> None:
             if watch is not None:
-                watch(cell.label, number, rounds)
+                watch(cell.label, told.number, told.rounds)  # what it raises leaves a checkpoint of that round
 
         stopped = folder is not None and bool(rounds_kept(folder / "checkpoint"))
         if folder is not None and not stopped:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before it had begun
         try:
-            result = federation.train(rounds, cell.seed, resume=stopped, progress=progress)
+            result = federation.train(rounds, cell.seed, resume=stopped, progress=progress, on_round=finished)
         except MorettaError as error:
             if not done:
                 raise
@@ -326,7 +332,7 @@ class Reproduction:
         for number, cell in enumerate(cells, 1):
             if cell not in done:
                 folder = self._folder(out, cell)
-                done[cell] = record = self.train(cell, watch, folder)
+                done[cell] = record = self._timed(cell, watch, folder)
                 _write(path, self.results([done[cell] for cell in cells if cell in done]))
                 shutil.rmtree(folder, ignore_errors=True)
                 figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
@@ -338,6 +344,18 @@ class Reproduction:
             path.with_suffix(".svg").write_text(_drawn(results), encoding="utf-8")
             say(f"curves: {path.with_suffix('.svg')}")
         return results
+
+    def _timed(self, cell: Cell, watch: Watch | None, folder: Path) -> dict[str, Any]:
+        """Train one cell; its record has the processor's seconds too, those before it was stopped included."""
+        kept, began = folder / "processor-seconds.txt", sum(os.times()[:4])
+        before = float(kept.read_text()) if kept.exists() else 0.0
+        try:
+            record = self.train(cell, watch, folder)
+        except BaseException:
+            if folder.is_dir():
+                kept.write_text(str(before + sum(os.times()[:4]) - began))
+            raise
+        return record | {"core_seconds": round(before + sum(os.times()[:4]) - began, 1)}
 
     def _key(self, cell: Cell) -> tuple[list[str], dict[str, Any]]:
         return list(cell.levels), self.settings(cell)
@@ -516,6 +534,15 @@ def _drawn(results: Mapping[str, Any]) -> str:
         text = StringIO()
         canvas.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
+
+
+def commit_of(folder: Path) -> str | None:
+    """Return the commit that a folder is checked out from, with "-dirty" where files differ; None where there is none."""
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _since(began: float) -> float:
