@@ -57,7 +57,7 @@ Watch = Callable[[str, int, int], None]
 
 
 class Level(Section):
-    """One level of an axis: its name in the table, the keys that it sets, its own run file, rounds and seeds, if any."""
+    """One level of an axis: its name in the table, the keys that it sets, and its own run file, rounds and seeds."""
 
     name: str
     set: tuple[str, ...] = ()
@@ -153,9 +153,8 @@ class Experiment(Section):
         quick, axes = self.quick, []
         for axis in self.axes:
             kept = tuple(level for level in axis.levels if level.name in quick.keep)
-            shorter = {"rounds": None} if quick.epochs or quick.rounds else {}
-            fewer = {"seeds": ()} if quick.seeds else {}
-            levels = tuple(level.model_copy(update={**shorter, **fewer}) for level in kept or axis.levels)
+            shorter = {"seeds": ()} | ({"rounds": None} if quick.epochs or quick.rounds else {})
+            levels = tuple(level.model_copy(update=shorter) for level in kept or axis.levels)
             axes.append(axis.model_copy(update={"levels": levels}))
         length = {"epochs": quick.epochs, "rounds": quick.rounds} if quick.epochs or quick.rounds else {}
         form = {"axes": tuple(axes), "seeds": quick.seeds or self.seeds, "set": (*self.set, *quick.set)}
@@ -186,7 +185,8 @@ class Reproduction:
     """An experiment in the form that is to be run.
 
     whole: the experiment as written; quick: whether its quick form is meant. home: the folder of its run file.
-    data: the folder of data sets, if one was named. overrides: of every cell, after its own.
+    data: the folder of data sets, if one was named. overrides: of every cell, after its own. only: the levels of which
+    cells are trained, of an axis without any of them all; what is kept of other cells stays.
     """
 
     name: str
@@ -195,6 +195,7 @@ class Reproduction:
     data: Path | None = None
     quick: bool = False
     overrides: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def experiment(self) -> Experiment:
@@ -217,6 +218,20 @@ class Reproduction:
             names = tuple(level.name for level in levels)
             found += [Cell(names, overrides, seed, run, rounds) for seed in seeds]
         return found
+
+    def is_wanted(self, cell: Cell) -> bool:
+        """Return whether a cell is one of those that are to be trained."""
+        axes = [{level.name for level in axis.levels} for axis in self.experiment.axes]
+        return all(
+            name in self.only or axis.isdisjoint(self.only) for name, axis in zip(cell.levels, axes, strict=True)
+        )
+
+    def done(self, *folders: Path) -> dict[Cell, dict[str, Any]]:
+        """Return the records of cells that have been trained, of the first of these folders that has one."""
+        records = [record for folder in folders for record in _kept(self.path(folder))]
+        kept = [(record["levels"], _without_device(record["settings"])) for record in records]
+        found = ((cell, self._key(cell)) for cell in self.cells())
+        return {cell: records[kept.index(key)] for cell, key in found if key in kept}
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """Return what a cell's figures depend on, as far as the experiment and its run file say it."""
@@ -321,26 +336,22 @@ class Reproduction:
 
         Raises `moretta.errors.ParameterError`, before anything is trained, where a cell cannot be: no data, a bad key.
         """
-        path, cells = self.path(out), self.cells()
-        records = _kept(path)
-        kept = [(old["levels"], old["settings"]) for old in records]
-        done = {cell: records[kept.index(key)] for cell in cells if (key := self._key(cell)) in kept}
-        for cell in cells:
-            if cell not in done:
-                self.run_file(cell)
-        say(f"{self.name}: {len(cells)} cells, {len(cells) - len(done)} to train; results in {path}")
-        for number, cell in enumerate(cells, 1):
-            if cell not in done:
-                folder = self._folder(out, cell)
-                done[cell] = record = self._timed(cell, watch, folder)
-                _write(path, self.results([done[cell] for cell in cells if cell in done]))
-                shutil.rmtree(folder, ignore_errors=True)
-                figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
-                told = figures or f"failed: {record['failed']}"
-                say(f"{number}/{len(cells)} {cell.label}: {told}  ({record['wall_seconds']:.0f} s)")
-        results = self.results([done[cell] for cell in cells])
+        path, cells, done = self.path(out), self.cells(), self.done(out)
+        left = [cell for cell in cells if cell not in done and self.is_wanted(cell)]
+        for cell in left:
+            self.run_file(cell)
+        say(f"{self.name}: {len(cells)} cells, {len(left)} to train; results in {path}")
+        for cell in left:
+            folder = self._folder(out, cell)
+            done[cell] = record = self._timed(cell, watch, folder)
+            _write(path, self.results([done[cell] for cell in cells if cell in done]))
+            shutil.rmtree(folder, ignore_errors=True)
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
+            told = figures or f"failed: {record['failed']}"
+            say(f"{cells.index(cell) + 1}/{len(cells)} {cell.label}: {told}  ({record['wall_seconds']:.0f} s)")
+        results = self.results([done[cell] for cell in cells if cell in done])
         _write(path, results)
-        if self.whole.curve is not None:
+        if any(record.get("curve") for record in results["cells"]):
             path.with_suffix(".svg").write_text(_drawn(results), encoding="utf-8")
             say(f"curves: {path.with_suffix('.svg')}")
         return results
@@ -358,11 +369,11 @@ class Reproduction:
         return record | {"core_seconds": round(before + sum(os.times()[:4]) - began, 1)}
 
     def _key(self, cell: Cell) -> tuple[list[str], dict[str, Any]]:
-        return list(cell.levels), self.settings(cell)
+        return list(cell.levels), _without_device(self.settings(cell))
 
     def _folder(self, out: Path, cell: Cell) -> Path:
         """Return where a cell trains until its record is kept: of its settings, so that others do not go on there."""
-        settings = json.dumps(self._key(cell), sort_keys=True).encode()
+        settings = json.dumps((list(cell.levels), self.settings(cell)), sort_keys=True).encode()
         return out / "unfinished" / f"{self.path(out).stem}-{hashlib.sha256(settings).hexdigest()[:16]}"
 
     def path(self, out: Path) -> Path:
@@ -445,9 +456,11 @@ def choose(
     quick: bool = False,
     epochs: int | None = None,
     overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> Reproduction:
     """Return the experiment of that name, with other epochs if given, and overrides for all its cells.
 
+    only: the levels of which cells are trained; without any, all.
     Raises `moretta.errors.ParameterError`, naming the nearest, for a name that is not there.
     """
     found = find(folder)
@@ -460,7 +473,12 @@ def choose(
             raise ParameterError(f"--epochs {epochs}: {why}")
         shorter = experiment.quick.model_copy(update={"epochs": epochs})
         experiment = experiment.model_copy(update={"epochs": epochs, "quick": shorter})
-    return Reproduction(name, experiment, home, data, quick, tuple(overrides))
+    chosen = Reproduction(name, experiment, home, data, quick, tuple(overrides), tuple(only))
+    levels = [level.name for axis in chosen.experiment.axes for level in axis.levels]
+    for level in only:
+        if level not in levels:
+            raise ParameterError(f'no level of {name} is called "{level}"; {did_you_mean(level, levels)}')
+    return chosen
 
 
 def listing(folder: Path) -> list[dict[str, Any]]:
@@ -537,7 +555,7 @@ def _drawn(results: Mapping[str, Any]) -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit that a folder is checked out from, with "-dirty" where files differ; None where there is none."""
+    """Return the commit that a folder is checked out from, with "-dirty" where files differ; None without one."""
     words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -558,6 +576,12 @@ def _batches(federation: Federation) -> int:
     """Return the rounds of an epoch of the silo with most rows."""
     rows = max(len(silo.x) for silo in federation.silos)
     return math.ceil(rows / federation.spec.batch_size) if federation.spec.batch_size else 1
+
+
+def _without_device(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the device, on which no figures depend but seconds."""
+    timed = any(" seconds." in figure for figure in settings["figures"].values())
+    return {key: value for key, value in settings.items() if timed or key != "run.device"}
 
 
 def _read(record: Mapping[str, Any], path: str) -> float:

@@ -1,0 +1,306 @@
+"""Play the rows of the papers' tables in the order of `rows.toml`, unattended, a piece of under ten minutes at a time.
+
+    until python experiments/play.py --data DIR; do sleep 1; done     # until nothing is left; each call is one piece
+    python experiments/play.py --data DIR --device cuda --seconds 0   # in one piece, on a GPU
+    python experiments/play.py "PBPFL V, 224 x 224" --data DIR        # these rows alone
+    python experiments/play.py --plan                                 # per row: cells, done, core-hours, the command
+    python experiments/play.py --time --data DIR                      # times a few rounds of what was never timed
+
+A piece ends after the round in which its seconds are over, with a checkpoint of it, and a minute later at the latest,
+with the last checkpoint there is; the next piece goes on there, as it does after a kill. It ends with 0 if nothing is
+left, with 3 if another piece is to follow, with 2 where no row that is left can be played (no data, a wrong name).
+
+Core-hours are processor time. What was played has it in its records. What is left is estimated: one round of such a
+cell, timed by --time on one thread and kept in `seconds.json`, times its rounds, without tests along the way. Directions
+of all parameters at once are timed with TIMED of them, and cost as many times as there are more. Scripts are not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from reproduction import DATA, Cell, Reproduction, choose  # noqa: E402
+
+from moretta.contract.wording import did_you_mean  # noqa: E402
+from moretta.engines.files import write_atomically  # noqa: E402
+from moretta.errors import MorettaError, ParameterError  # noqa: E402
+
+sys.path.remove(str(HERE))
+ROWS, SECONDS = HERE / "rows.toml", HERE / "seconds.json"
+LEFT, FAILED, GRACE, TIMED = 3, 2, 50, 8
+SAME_COST = {  # keys that a round takes as long with, whatever they are
+    *("length", "seed", "on", "curve", "figures", "run.evaluate-every", "run.device", "run.insecure-secret-seed"),
+    *(
+        f"protocol.{key}"
+        for key in ("k", "ema", "ema-each", "epoch-rounds", "delta", "learning-rate", "mu", "dp-noise")
+    ),
+    *("model.activation", "data.alpha"),
+}
+
+
+class TimeIsUp(BaseException):
+    """Raised where a piece ends, past everything that keeps a run going."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of `rows.toml`: an experiment, or a command that leaves a record with so many rows."""
+
+    table: str
+    reproduce: str = ""
+    only: tuple[str, ...] = ()
+    run: str = ""
+    record: str = ""
+    cells: int = 1
+
+    def chosen(self, data: Path | None = None, overrides: Sequence[str] = ()) -> Reproduction:
+        """Return the row's experiment."""
+        return choose(self.reproduce, HERE, data, overrides=overrides, only=self.only)
+
+    @property
+    def command(self) -> str:
+        """The command that plays the row alone."""
+        only = "".join(f" --only {shlex.quote(level)}" for level in self.only)
+        return self.run.format(data="DIR", out="OUT") or f"moretta reproduce {self.reproduce}{only} --data DIR"
+
+    def counted(self, out: Path) -> tuple[int, int, float, float | None]:
+        """Return cells, cells done, their processor's seconds, and those of the rest; None where they are not known."""
+        if self.run:
+            found = [path for path in (out / self.record, *HERE.glob(f"*/{self.record}"), *_results(self.record))]
+            rows = max((_rows(path) for path in found if path.is_file()), default=0)
+            return self.cells, min(rows, self.cells), 0.0, 0.0 if rows >= self.cells else None
+        chosen = self.chosen()
+        done, wanted = (
+            chosen.done(out, chosen.home / "results"),
+            [one for one in chosen.cells() if chosen.is_wanted(one)],
+        )
+        spent = sum(done[cell].get("core_seconds", done[cell]["wall_seconds"]) for cell in wanted if cell in done)
+        left = [estimated(chosen, cell) for cell in wanted if cell not in done]
+        rest = None if None in left else sum(seconds for seconds in left if seconds is not None)
+        return len(wanted), sum(cell in done for cell in wanted), spent, rest
+
+
+def rows(names: Sequence[str] = (), path: Path = ROWS) -> list[Row]:
+    """Return the rows of those names, or all, in the file's order. Raises `ParameterError` for a wrong name."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))["row"]
+    found = [Row(**{key: tuple(value) if key == "only" else value for key, value in table.items()}) for table in tables]
+    for name in names:
+        if name not in [row.table for row in found]:
+            raise ParameterError(f'no row is called "{name}"; {did_you_mean(name, [row.table for row in found])}')
+    return [row for row in found if not names or row.table in names]
+
+
+def play(chosen: Sequence[Row], out: Path, data: Path | None, device: str | None, seconds: float) -> int:
+    """Play what is left of these rows for so many seconds (0: until all is played); return how the piece ended."""
+    began, failed, overrides = time.monotonic(), 0, [f"run.device={device}"] if device else []
+
+    def watch(cell: str, number: int, of: int) -> None:
+        if seconds and time.monotonic() - began > seconds:
+            raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, _time_is_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds + GRACE if seconds else 0)
+    try:
+        for row in chosen:
+            cells, done, *_ = row.counted(out)
+            if done < cells:
+                failed += not _played(row, out, data, overrides, watch)
+    except TimeIsUp:
+        say(f"stopped after {time.monotonic() - began:.0f} s; the same command goes on")
+        return LEFT
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return FAILED if failed else 0
+
+
+def _played(row: Row, out: Path, data: Path | None, overrides: Sequence[str], watch: Callable[..., None]) -> bool:
+    try:
+        if row.run:
+            return _ran(row, out, data)
+        reproduction = row.chosen(data, overrides)
+        kept = reproduction.home / "results" / reproduction.path(out).name
+        if kept.is_file() and not reproduction.path(out).exists():
+            out.mkdir(parents=True, exist_ok=True)
+            shutil.copy(kept, reproduction.path(out))  # cells that were played before
+        reproduction.run(out, say, watch)
+    except MorettaError as error:
+        say(f"{row.table}: {error}")
+        return False
+    return True
+
+
+def _ran(row: Row, out: Path, data: Path | None) -> bool:
+    """Run a row's command until it ends or the piece does, and it with it."""
+    words = shlex.split(row.run.format(data=data or f"${DATA}", out=out.absolute()))
+    words[:1] = [sys.executable, "-m", "moretta"] if words[0] == "moretta" else [sys.executable]
+    if ((out / row.record).parent / "checkpoint").is_dir():
+        words.append("--resume")
+    say(f"{row.table}: {row.command}")
+    child = subprocess.Popen(words, cwd=HERE.parent)
+    try:
+        return child.wait() == 0
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def estimated(chosen: Reproduction, cell: Cell) -> float | None:
+    """Return the processor's seconds that a cell takes, or None where nothing like it has been timed."""
+    told = _timed().get(cost(chosen, cell))
+    if told is None:
+        return None
+    of = chosen.experiment
+    rounds = cell.rounds or of.rounds or told["epoch"] * (of.epochs or 1)
+    return float(told["beside"] + rounds * told["round"] * _more(chosen, cell))
+
+
+def cost(chosen: Reproduction, cell: Cell) -> str:
+    """Return what a round's cost depends on, as text: cells that agree in it take as long a round."""
+    keys = {key: value for key, value in chosen.settings(cell).items() if key not in SAME_COST}
+    if _by_blocks(keys):
+        keys["protocol.k"] = chosen.settings(cell).get("protocol.k", "")
+    return "; ".join(f"{key} = {value}" for key, value in sorted(keys.items()))
+
+
+def _by_blocks(keys: dict[str, Any]) -> bool:
+    return keys.get("protocol.perturb") == "blocks"
+
+
+def _more(chosen: Reproduction, cell: Cell) -> float:
+    """Return how many times more directions a cell has than it is timed with."""
+    keys = chosen.settings(cell)
+    timed = keys.get("protocol.name") == "baffle" and not _by_blocks(keys)
+    return max(1.0, int(keys.get("protocol.k", 100)) / TIMED) if timed else 1.0
+
+
+def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:
+    """Play a cell's first rounds, for some seconds; return the processor's seconds of one, and of what was before."""
+    marks: list[float] = []
+    began, total = _processor(), 0
+
+    def watch(label: str, number: int, of: int) -> None:
+        nonlocal total
+        total = of
+        marks.append(_processor())
+        if number == of or (number > 1 and marks[-1] - marks[0] > 3):
+            raise TimeIsUp
+
+    fewer = [f"protocol.k={TIMED}"] if _more(chosen, cell) > 1 else []
+    quiet = (*cell.overrides, *fewer, "run.evaluate-every=100000")
+    try:
+        chosen.train(replace(cell, overrides=quiet), watch)
+    except TimeIsUp:
+        pass
+    epochs = chosen.experiment.epochs
+    epoch = None if cell.rounds or epochs is None else total // epochs
+    each = (marks[-1] - marks[0]) / max(1, len(marks) - 1)
+    return {
+        "of": f"{chosen.name}: {cell.label}",
+        "epoch": epoch,
+        "round": round(each, 5),
+        "beside": round(marks[0] - began),
+    }
+
+
+def time_all(chosen: Sequence[Row], data: Path | None) -> None:
+    """Time a few rounds of every kind of cell that was never timed, and keep them."""
+    for reproduction in (row.chosen(data) for row in chosen if row.reproduce):
+        for cell in filter(reproduction.is_wanted, reproduction.cells()):
+            if cost(reproduction, cell) not in _timed():
+                try:
+                    told = take_time(reproduction, cell)
+                except ParameterError as error:
+                    say(f"{reproduction.name}: {error}")
+                    break
+                write_atomically(
+                    SECONDS, json.dumps(_timed() | {cost(reproduction, cell): told}, indent=1).encode() + b"\n"
+                )
+                say(f"{told['of']}: {told['round']:.4g} s a round")
+
+
+def plan(chosen: Sequence[Row], out: Path) -> str:
+    """Return a table of the rows: cells, cells done, core-hours played and left, the command."""
+    lines = ["| row | cells | done | core-hours played | left | command |", "|---|---|---|---|---|---|"]
+    for row in chosen:
+        cells, done, spent, left = row.counted(out)
+        hours = "not timed" if left is None else f"{left / 3600:.1f}" if left else ""
+        lines.append(
+            f"| {row.table} | {cells} | {done} | {f'{spent / 3600:.2f}' if spent else ''} | {hours} | `{row.command}` |"
+        )
+    return "\n".join(lines)
+
+
+def say(line: str) -> None:
+    """Tell what happens, as it does."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _time_is_up(number: int, frame: FrameType | None) -> None:
+    raise TimeIsUp
+
+
+def _timed() -> dict[str, dict[str, Any]]:
+    return dict(json.loads(SECONDS.read_text(encoding="utf-8"))) if SECONDS.exists() else {}
+
+
+def _processor() -> float:
+    return sum(os.times()[:4])
+
+
+def _results(record: str) -> list[Path]:
+    return sorted(HERE.glob(f"*/results/{record}"))
+
+
+def _rows(path: Path) -> int:
+    """Return how many rows a script's record has; a file of another kind counts as one."""
+    return len(json.loads(path.read_text(encoding="utf-8")).get("rows", [0])) if path.suffix == ".json" else 1
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Play the rows of the papers' tables, a piece at a time.")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="rows by their names in rows.toml; left out: all")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get(DATA), metavar="DIR", help="the folder of data sets"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="runs/reproduce by default")
+    parser.add_argument("--seconds", type=float, default=500, help="of a piece; 500 by default, 0 for no end")
+    parser.add_argument("--device", help="such as cuda; that of the run files by default")
+    parser.add_argument("--plan", action="store_true", help="print what there is to play, and play nothing")
+    parser.add_argument("--time", action="store_true", help="time a few rounds of each cell, and play nothing")
+    given = parser.parse_args(words)
+    data = None if given.data is None else Path(given.data)
+    try:
+        chosen = rows(given.rows)
+        if given.plan:
+            print(plan(chosen, given.out))
+        elif given.time:
+            time_all(chosen, data)
+        else:
+            return play(chosen, given.out, data, given.device, given.seconds)
+    except MorettaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
