@@ -10,9 +10,10 @@ A piece ends after the round in which its seconds are over, with a checkpoint of
 with the last checkpoint there is; the next piece goes on there, as it does after a kill. It ends with 0 if nothing is
 left, with 3 if another piece is to follow, with 2 where no row that is left can be played (no data, a wrong name).
 
-Core-hours are processor time. What was played has it in its records. What is left is estimated: one round of such a
-cell, timed by --time on one thread and kept in `seconds.json`, times its rounds, without tests along the way. Directions
-of all parameters at once are timed with TIMED of them, and cost as many times as there are more. Scripts are not timed.
+Core-hours are processor time. What was played has it in its records, older ones the clock's. What is left is estimated:
+one round of such a cell, timed by --time on one thread and kept in `seconds.json`, times its rounds, without tests
+along the way. Directions of all parameters at once are timed with TIMED of them, and cost as many times as there are
+more. Scripts are not timed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -43,7 +45,7 @@ from moretta.engines.files import write_atomically  # noqa: E402
 from moretta.errors import MorettaError, ParameterError  # noqa: E402
 
 sys.path.remove(str(HERE))
-ROWS, SECONDS = HERE / "rows.toml", HERE / "seconds.json"
+clock = time.monotonic
 LEFT, FAILED, GRACE, TIMED = 3, 2, 50, 8
 SAME_COST = {  # keys that a round takes as long with, whatever they are
     *("length", "seed", "on", "curve", "figures", "run.evaluate-every", "run.device", "run.insecure-secret-seed"),
@@ -83,23 +85,29 @@ class Row:
     def counted(self, out: Path) -> tuple[int, int, float, float | None]:
         """Return cells, cells done, their processor's seconds, and those of the rest; None where they are not known."""
         if self.run:
-            found = [path for path in (out / self.record, *HERE.glob(f"*/{self.record}"), *_results(self.record))]
+            found = [out / self.record, *HERE.glob(f"*/{self.record}"), *_results(self.record)]
             rows = max((_rows(path) for path in found if path.is_file()), default=0)
             return self.cells, min(rows, self.cells), 0.0, 0.0 if rows >= self.cells else None
         chosen = self.chosen()
-        done, wanted = (
-            chosen.done(out, chosen.home / "results"),
-            [one for one in chosen.cells() if chosen.is_wanted(one)],
-        )
-        spent = sum(done[cell].get("core_seconds", done[cell]["wall_seconds"]) for cell in wanted if cell in done)
-        left = [estimated(chosen, cell) for cell in wanted if cell not in done]
-        rest = None if None in left else sum(seconds for seconds in left if seconds is not None)
-        return len(wanted), sum(cell in done for cell in wanted), spent, rest
+        wanted, left = [cell for cell in chosen.cells() if chosen.is_wanted(cell)], self.left(chosen, out)
+        records = [record for cell, record in self.done(chosen, out).items() if cell in wanted]
+        spent = sum(record.get("core_seconds", record["wall_seconds"]) for record in records)
+        rest = [estimated(chosen, cell) for cell in left]
+        return len(wanted), len(records), spent, None if None in rest else sum(filter(None, rest))
+
+    def done(self, chosen: Reproduction, out: Path) -> dict[Cell, dict[str, Any]]:
+        """Return the records of cells of the row's experiment, of OUT or of `results/`."""
+        return chosen.done(out, chosen.home / "results")
+
+    def left(self, chosen: Reproduction, out: Path) -> list[Cell]:
+        """Return the cells of the row that are to be played."""
+        done = self.done(chosen, out)
+        return [cell for cell in chosen.cells() if chosen.is_wanted(cell) and cell not in done]
 
 
-def rows(names: Sequence[str] = (), path: Path = ROWS) -> list[Row]:
+def rows(names: Sequence[str] = ()) -> list[Row]:
     """Return the rows of those names, or all, in the file's order. Raises `ParameterError` for a wrong name."""
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))["row"]
+    tables = tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))["row"]
     found = [Row(**{key: tuple(value) if key == "only" else value for key, value in table.items()}) for table in tables]
     for name in names:
         if name not in [row.table for row in found]:
@@ -109,10 +117,10 @@ def rows(names: Sequence[str] = (), path: Path = ROWS) -> list[Row]:
 
 def play(chosen: Sequence[Row], out: Path, data: Path | None, device: str | None, seconds: float) -> int:
     """Play what is left of these rows for so many seconds (0: until all is played); return how the piece ended."""
-    began, failed, overrides = time.monotonic(), 0, [f"run.device={device}"] if device else []
+    began, failed, overrides = clock(), 0, [f"run.device={device}"] if device else []
 
     def watch(cell: str, number: int, of: int) -> None:
-        if seconds and time.monotonic() - began > seconds:
+        if seconds and clock() - began > seconds:
             raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, _time_is_up)
@@ -123,7 +131,7 @@ def play(chosen: Sequence[Row], out: Path, data: Path | None, device: str | None
             if done < cells:
                 failed += not _played(row, out, data, overrides, watch)
     except TimeIsUp:
-        say(f"stopped after {time.monotonic() - began:.0f} s; the same command goes on")
+        say(f"stopped after {clock() - began:.0f} s; the same command goes on")
         return LEFT
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -200,15 +208,13 @@ def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:
         nonlocal total
         total = of
         marks.append(_processor())
-        if number == of or (number > 1 and marks[-1] - marks[0] > 3):
+        if number == of or (number > 1 and marks[-1] - marks[0] > 1):
             raise TimeIsUp
 
     fewer = [f"protocol.k={TIMED}"] if _more(chosen, cell) > 1 else []
     quiet = (*cell.overrides, *fewer, "run.evaluate-every=100000")
-    try:
+    with suppress(TimeIsUp):
         chosen.train(replace(cell, overrides=quiet), watch)
-    except TimeIsUp:
-        pass
     epochs = chosen.experiment.epochs
     epoch = None if cell.rounds or epochs is None else total // epochs
     each = (marks[-1] - marks[0]) / max(1, len(marks) - 1)
@@ -220,10 +226,11 @@ def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:
     }
 
 
-def time_all(chosen: Sequence[Row], data: Path | None) -> None:
-    """Time a few rounds of every kind of cell that was never timed, and keep them."""
-    for reproduction in (row.chosen(data) for row in chosen if row.reproduce):
-        for cell in filter(reproduction.is_wanted, reproduction.cells()):
+def time_all(chosen: Sequence[Row], out: Path, data: Path | None) -> None:
+    """Time a few rounds of every kind of cell that is left and was never timed, and keep them."""
+    for row in (row for row in chosen if row.reproduce):
+        reproduction = row.chosen(data)
+        for cell in row.left(reproduction, out):
             if cost(reproduction, cell) not in _timed():
                 try:
                     told = take_time(reproduction, cell)
@@ -231,7 +238,8 @@ def time_all(chosen: Sequence[Row], data: Path | None) -> None:
                     say(f"{reproduction.name}: {error}")
                     break
                 write_atomically(
-                    SECONDS, json.dumps(_timed() | {cost(reproduction, cell): told}, indent=1).encode() + b"\n"
+                    HERE / "seconds.json",
+                    json.dumps(_timed() | {cost(reproduction, cell): told}, indent=1).encode() + b"\n",
                 )
                 say(f"{told['of']}: {told['round']:.4g} s a round")
 
@@ -258,7 +266,8 @@ def _time_is_up(number: int, frame: FrameType | None) -> None:
 
 
 def _timed() -> dict[str, dict[str, Any]]:
-    return dict(json.loads(SECONDS.read_text(encoding="utf-8"))) if SECONDS.exists() else {}
+    path = HERE / "seconds.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def _processor() -> float:
@@ -293,7 +302,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if given.plan:
             print(plan(chosen, given.out))
         elif given.time:
-            time_all(chosen, data)
+            time_all(chosen, given.out, data)
         else:
             return play(chosen, given.out, data, given.device, given.seconds)
     except MorettaError as error:

@@ -23,6 +23,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -427,17 +428,7 @@ def find(folder: Path) -> dict[str, tuple[Path, Experiment]]:
     """
     found: dict[str, tuple[Path, Experiment]] = {}
     for path in sorted(folder.glob(f"*/{TABLES}")):
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ParameterError(f"{path} is not TOML: {error}") from None
-        for name, table in tables.items():
-            try:  # by way of JSON, which takes lists for tuples
-                experiment = Experiment.model_validate_json(json.dumps(table))
-            except ValidationError as error:
-                first = error.errors()[0]
-                place = ".".join(map(str, first["loc"]))
-                raise ParameterError(f"{path}: [{name}] {place}: {first['msg']}") from None
+        for name, experiment in _experiments(path, path.stat().st_mtime_ns).items():
             if name in found:
                 raise ParameterError(f"{path}: {name} is already in {found[name][0]}; give it another name")
             found[name] = (path.parent, experiment)
@@ -446,6 +437,24 @@ def find(folder: Path) -> dict[str, tuple[Path, Experiment]]:
             f"no experiments in {folder}: expected {folder}/PROTOCOL/{TABLES}; stand in a checkout of Moretta, or name "
             "its experiments folder by --experiments"
         )
+    return found
+
+
+@cache
+def _experiments(path: Path, changed: int) -> dict[str, Experiment]:
+    """Return the experiments of a file. changed: when, so that a file that has changed is read again."""
+    found = {}
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ParameterError(f"{path} is not TOML: {error}") from None
+    for name, table in tables.items():
+        try:  # by way of JSON, which takes lists for tuples
+            found[name] = Experiment.model_validate_json(json.dumps(table))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ParameterError(f"{path}: [{name}] {place}: {first['msg']}") from None
     return found
 
 
