@@ -1,7 +1,7 @@
 """Play the rows of the papers' tables in the order of `rows.toml`, unattended, a piece of under ten minutes at a time.
 
     until python experiments/play.py --data DIR; do sleep 1; done     # until nothing is left; each call is one piece
-    python experiments/play.py --data DIR --device cuda --seconds 0   # in one piece, on a GPU
+    python experiments/play.py --data DIR --set run.device=cuda       # on a GPU
     python experiments/play.py "PBPFL V, 224 x 224" --data DIR        # these rows alone
     python experiments/play.py --plan                                 # per row: cells, done, core-hours, the command
     python experiments/play.py --time --data DIR                      # times a few rounds of what was never timed
@@ -11,9 +11,9 @@ with the last checkpoint there is; the next piece goes on there, as it does afte
 left, with 3 if another piece is to follow, with 2 where no row that is left can be played (no data, a wrong name).
 
 Core-hours are processor time. What was played has it in its records, older ones the clock's. What is left is estimated:
-one round of such a cell, timed by --time on one thread and kept in `seconds.json`, times its rounds, without tests
+one round of such a cell, timed by --time in one process and kept in `seconds.json`, times its rounds, without tests
 along the way. Directions of all parameters at once are timed with TIMED of them, and cost as many times as there are
-more. Scripts are not timed.
+more; edge clients are timed as the others are; scripts are not timed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SAME_COST = {  # keys that a round takes as long with, whatever they are
         f"protocol.{key}"
         for key in ("k", "ema", "ema-each", "epoch-rounds", "delta", "learning-rate", "mu", "dp-noise")
     ),
-    *("model.activation", "data.alpha"),
+    *("model.activation", "data.partition", "data.alpha", "engine.edge"),
 }
 
 
@@ -115,9 +115,12 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     return [row for row in found if not names or row.table in names]
 
 
-def play(chosen: Sequence[Row], out: Path, data: Path | None, device: str | None, seconds: float) -> int:
-    """Play what is left of these rows for so many seconds (0: until all is played); return how the piece ended."""
-    began, failed, overrides = clock(), 0, [f"run.device={device}"] if device else []
+def play(chosen: Sequence[Row], out: Path, data: Path | None, overrides: Sequence[str], seconds: float) -> int:
+    """Play what is left of these rows for so many seconds (0: until all is played); return how the piece ended.
+
+    overrides: keys of all cells, such as run.device, which makes no other cells of them.
+    """
+    began, failed = clock(), 0
 
     def watch(cell: str, number: int, of: int) -> None:
         if seconds and clock() - began > seconds:
@@ -212,7 +215,7 @@ def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:
             raise TimeIsUp
 
     fewer = [f"protocol.k={TIMED}"] if _more(chosen, cell) > 1 else []
-    quiet = (*cell.overrides, *fewer, "run.evaluate-every=100000")
+    quiet = (*cell.overrides, *fewer, "run.evaluate-every=100000", "engine.workers=1", "engine.edge=[]")
     with suppress(TimeIsUp):
         chosen.train(replace(cell, overrides=quiet), watch)
     epochs = chosen.experiment.epochs
@@ -292,7 +295,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="runs/reproduce by default")
     parser.add_argument("--seconds", type=float, default=500, help="of a piece; 500 by default, 0 for no end")
-    parser.add_argument("--device", help="such as cuda; that of the run files by default")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="such as run.device=cuda"
+    )
     parser.add_argument("--plan", action="store_true", help="print what there is to play, and play nothing")
     parser.add_argument("--time", action="store_true", help="time a few rounds of each cell, and play nothing")
     given = parser.parse_args(words)
@@ -304,7 +309,7 @@ def main(words: Sequence[str] | None = None) -> int:
         elif given.time:
             time_all(chosen, given.out, data)
         else:
-            return play(chosen, given.out, data, given.device, given.seconds)
+            return play(chosen, given.out, data, given.set, given.seconds)
     except MorettaError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED

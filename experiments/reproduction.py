@@ -242,7 +242,7 @@ class Reproduction:
         for override in cell.overrides:
             place, _, value = override.partition("=")
             keys[place.strip()] = value.strip()
-        for idle in ("run.rounds", "run.seed", "run.name", "run.checkpoint-every"):
+        for idle in ("run.rounds", "run.seed", "run.name", "run.checkpoint-every", "engine.workers"):
             keys.pop(idle, None)
         figures = {figure.name: f"{figure.times:g} {figure.path}" for figure in of.figures}
         return {
