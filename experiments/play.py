@@ -1,10 +1,10 @@
 """Play the rows of the papers' tables in the order of `rows.toml`, unattended, a piece of under ten minutes at a time.
 
-    until python experiments/play.py --data DIR; do sleep 1; done     # until nothing is left; each call is one piece
-    python experiments/play.py --data DIR --set run.device=cuda       # on a GPU
-    python experiments/play.py "PBPFL V, 224 x 224" --data DIR        # these rows alone
-    python experiments/play.py --plan                                 # per row: cells, done, core-hours, the command
-    python experiments/play.py --time --data DIR                      # times a few rounds of what was never timed
+    while python experiments/play.py --data DIR; [ $? = 3 ]; do :; done   # until nothing is left, a piece a call
+    python experiments/play.py --data DIR --set run.device=cuda           # on a GPU
+    python experiments/play.py "PBPFL V, 224 x 224" --data DIR            # these rows alone
+    python experiments/play.py --plan                                     # per row: cells, done, core-hours, command
+    python experiments/play.py --time --data DIR                          # times a few rounds of what was never timed
 
 A piece ends after the round in which its seconds are over, with a checkpoint of it, and a minute later at the latest,
 with the last checkpoint there is; the next piece goes on there, as it does after a kill. It ends with 0 if nothing is
@@ -12,13 +12,14 @@ left, with 3 if another piece is to follow, with 2 where no row that is left can
 
 Core-hours are processor time. What was played has it in its records, older ones the clock's. What is left is estimated:
 one round of such a cell, timed by --time in one process and kept in `seconds.json`, times its rounds, without tests
-along the way. Directions of all parameters at once are timed with TIMED of them, and cost as many times as there are
-more; edge clients are timed as the others are; scripts are not timed.
+along the way; or a round of a record, where one has the same work. Directions of all parameters at once are timed
+with TIMED of them, and cost as many times as there are more; edge clients as the others; scripts are not timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -28,9 +29,10 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -96,8 +98,9 @@ class Row:
         return len(wanted), len(records), spent, None if None in rest else sum(filter(None, rest))
 
     def done(self, chosen: Reproduction, out: Path) -> dict[Cell, dict[str, Any]]:
-        """Return the records of cells of the row's experiment, of OUT or of `results/`."""
-        return chosen.done(out, chosen.home / "results")
+        """Return the records of cells of the row's experiment, of OUT, of `results/` or of a folder in it."""
+        results = chosen.home / "results"
+        return chosen.done(out, results, *filter(Path.is_dir, sorted(results.glob("*"))))
 
     def left(self, chosen: Reproduction, out: Path) -> list[Cell]:
         """Return the cells of the row that are to be played."""
@@ -106,13 +109,14 @@ class Row:
 
 
 def rows(names: Sequence[str] = ()) -> list[Row]:
-    """Return the rows of those names, or all, in the file's order. Raises `ParameterError` for a wrong name."""
+    """Return the rows of those names, or all in the file's order. Raises `ParameterError` for a wrong name."""
     tables = tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))["row"]
-    found = [Row(**{key: tuple(value) if key == "only" else value for key, value in table.items()}) for table in tables]
+    every = [Row(**{key: tuple(value) if key == "only" else value for key, value in table.items()}) for table in tables]
+    found = {row.table: row for row in every}
     for name in names:
-        if name not in [row.table for row in found]:
-            raise ParameterError(f'no row is called "{name}"; {did_you_mean(name, [row.table for row in found])}')
-    return [row for row in found if not names or row.table in names]
+        if name not in found:
+            raise ParameterError(f'no row is called "{name}"; {did_you_mean(name, found)}')
+    return [found[name] for name in names] or every
 
 
 def play(chosen: Sequence[Row], out: Path, data: Path | None, overrides: Sequence[str], seconds: float) -> int:
@@ -174,77 +178,88 @@ def _ran(row: Row, out: Path, data: Path | None) -> bool:
 
 
 def estimated(chosen: Reproduction, cell: Cell) -> float | None:
-    """Return the processor's seconds that a cell takes, or None where nothing like it has been timed."""
-    told = _timed().get(cost(chosen, cell))
+    """Return the processor's seconds that a cell takes, or None where nothing like it was timed or played."""
+    of, settings = chosen.experiment, chosen.settings(cell)
+    told = _timed().get(cost(settings)) or _played_before().get(cost(settings))
     if told is None:
         return None
-    of = chosen.experiment
     rounds = cell.rounds or of.rounds or told["epoch"] * (of.epochs or 1)
-    return float(told["beside"] + rounds * told["round"] * _more(chosen, cell))
+    return float(told["beside"] + rounds * told["round"] * _more(settings))
 
 
-def cost(chosen: Reproduction, cell: Cell) -> str:
-    """Return what a round's cost depends on, as text: cells that agree in it take as long a round."""
-    keys = {key: value for key, value in chosen.settings(cell).items() if key not in SAME_COST}
-    if _by_blocks(keys):
-        keys["protocol.k"] = chosen.settings(cell).get("protocol.k", "")
+def cost(settings: Mapping[str, Any]) -> str:
+    """Return what a round's cost depends on, as text; an epoch's where lengths are in epochs, for any number of silos.
+
+    Cells that agree in it take as long.
+    """
+    keys = {key: value for key, value in settings.items() if key not in SAME_COST}
+    if "epochs" in settings["length"]:
+        keys.pop("data.silos", None)  # they share the rows of an epoch
+    if settings.get("protocol.perturb") == "blocks":
+        keys["protocol.k"] = settings.get("protocol.k", "")
     return "; ".join(f"{key} = {value}" for key, value in sorted(keys.items()))
 
 
-def _by_blocks(keys: dict[str, Any]) -> bool:
-    return keys.get("protocol.perturb") == "blocks"
-
-
-def _more(chosen: Reproduction, cell: Cell) -> float:
+def _more(settings: Mapping[str, Any]) -> float:
     """Return how many times more directions a cell has than it is timed with."""
-    keys = chosen.settings(cell)
-    timed = keys.get("protocol.name") == "baffle" and not _by_blocks(keys)
-    return max(1.0, int(keys.get("protocol.k", 100)) / TIMED) if timed else 1.0
+    timed = settings.get("protocol.name") == "baffle" and settings.get("protocol.perturb") != "blocks"
+    return max(1.0, int(settings.get("protocol.k", 100)) / TIMED) if timed else 1.0
+
+
+@cache
+def _played_before() -> dict[str, dict[str, Any]]:
+    """Return the same of cells whose records are in `results/`, of all forms, with the clock's seconds if need be."""
+    found = {}
+    for path in HERE.glob("*/results/**/*.json"):
+        for record in json.loads(path.read_text(encoding="utf-8")).get("cells", []):
+            seconds = record.get("core_seconds", record["wall_seconds"]) / record["rounds"]
+            epoch = round(record["rounds"] / record["epochs"])
+            settings = record["settings"]
+            found[cost(settings)] = {"epoch": epoch, "round": seconds / _more(settings), "beside": 0}
+    return found
 
 
 def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:
-    """Play a cell's first rounds, for some seconds; return the processor's seconds of one, and of what was before."""
+    """Play a cell's first rounds, for some seconds; return the processor's seconds of one, and of what was before.
+
+    Of rounds the quickest counts, as it has waited least for whatever else the machine was doing.
+    """
     marks: list[float] = []
-    began, total = _processor(), 0
+    began, total = time.process_time(), 0
 
     def watch(label: str, number: int, of: int) -> None:
         nonlocal total
         total = of
-        marks.append(_processor())
+        marks.append(time.process_time())
         if number == of or (number > 1 and marks[-1] - marks[0] > 1):
             raise TimeIsUp
 
-    fewer = [f"protocol.k={TIMED}"] if _more(chosen, cell) > 1 else []
+    fewer = [f"protocol.k={TIMED}"] if _more(chosen.settings(cell)) > 1 else []
     quiet = (*cell.overrides, *fewer, "run.evaluate-every=100000", "engine.workers=1", "engine.edge=[]")
     with suppress(TimeIsUp):
         chosen.train(replace(cell, overrides=quiet), watch)
     epochs = chosen.experiment.epochs
     epoch = None if cell.rounds or epochs is None else total // epochs
-    each = (marks[-1] - marks[0]) / max(1, len(marks) - 1)
-    return {
-        "of": f"{chosen.name}: {cell.label}",
-        "epoch": epoch,
-        "round": round(each, 5),
-        "beside": round(marks[0] - began),
-    }
+    each = min((after - before for before, after in itertools.pairwise(marks)), default=marks[0] - began)
+    of = f"{chosen.name}: {cell.label}"
+    return {"of": of, "epoch": epoch, "round": round(each, 5), "beside": round(marks[0] - began)}
 
 
 def time_all(chosen: Sequence[Row], out: Path, data: Path | None) -> None:
-    """Time a few rounds of every kind of cell that is left and was never timed, and keep them."""
+    """Time a few rounds of every kind of cell that is left and was never timed or played, and keep them."""
     for row in (row for row in chosen if row.reproduce):
         reproduction = row.chosen(data)
         for cell in row.left(reproduction, out):
-            if cost(reproduction, cell) not in _timed():
-                try:
-                    told = take_time(reproduction, cell)
-                except ParameterError as error:
-                    say(f"{reproduction.name}: {error}")
-                    break
-                write_atomically(
-                    HERE / "seconds.json",
-                    json.dumps(_timed() | {cost(reproduction, cell): told}, indent=1).encode() + b"\n",
-                )
-                say(f"{told['of']}: {told['round']:.4g} s a round")
+            kind = cost(reproduction.settings(cell))
+            if kind in _timed() or kind in _played_before():
+                continue
+            try:
+                told = take_time(reproduction, cell)
+            except MorettaError as error:
+                say(f"{row.table}: {error}")
+                break
+            write_atomically(HERE / "seconds.json", (json.dumps(_timed() | {kind: told}, indent=1) + "\n").encode())
+            say(f"{told['of']}: {told['round']:.4g} s a round")
 
 
 def plan(chosen: Sequence[Row], out: Path) -> str:
@@ -271,10 +286,6 @@ def _time_is_up(number: int, frame: FrameType | None) -> None:
 def _timed() -> dict[str, dict[str, Any]]:
     path = HERE / "seconds.json"
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def _processor() -> float:
-    return sum(os.times()[:4])
 
 
 def _results(record: str) -> list[Path]:
