@@ -31,7 +31,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -42,6 +42,7 @@ sys.path.insert(0, str(HERE))
 
 from reproduction import DATA, Cell, Reproduction, choose  # noqa: E402
 
+from moretta.contract.settings import Section  # noqa: E402
 from moretta.contract.wording import did_you_mean  # noqa: E402
 from moretta.engines.files import write_atomically  # noqa: E402
 from moretta.errors import MorettaError, ParameterError  # noqa: E402
@@ -63,8 +64,7 @@ class TimeIsUp(BaseException):
     """Raised where a piece ends, past everything that keeps a run going."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Section):
     """A row of `rows.toml`: an experiment, or a command that leaves a record with so many rows."""
 
     table: str
@@ -111,7 +111,7 @@ class Row:
 def rows(names: Sequence[str] = ()) -> list[Row]:
     """Return the rows of those names, or all in the file's order. Raises `ParameterError` for a wrong name."""
     tables = tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))["row"]
-    every = [Row(**{key: tuple(value) if key == "only" else value for key, value in table.items()}) for table in tables]
+    every = [Row.model_validate_json(json.dumps(table)) for table in tables]
     found = {row.table: row for row in every}
     for name in names:
         if name not in found:
@@ -235,7 +235,8 @@ def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:
             raise TimeIsUp
 
     fewer = [f"protocol.k={TIMED}"] if _more(chosen.settings(cell)) > 1 else []
-    quiet = (*cell.overrides, *fewer, "run.evaluate-every=100000", "engine.workers=1", "engine.edge=[]")
+    here = [] if chosen.settings(cell).get("engine.name") == "fused" else ["engine.workers=1", "engine.edge=[]"]
+    quiet = (*cell.overrides, *fewer, *here, "run.evaluate-every=100000")
     with suppress(TimeIsUp):
         chosen.train(replace(cell, overrides=quiet), watch)
     epochs = chosen.experiment.epochs

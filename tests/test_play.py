@@ -87,7 +87,7 @@ def test_a_piece_ends_after_its_seconds_and_the_next_goes_on(
 ) -> None:
     ticks = itertools.count()
     monkeypatch.setattr(play, "clock", lambda: next(ticks))  # a second a round
-    out, ends, rounds = tmp_path / "out", [], []
+    out, ends, rounds = tmp_path / "out", list[int](), list[int]()
     while 0 not in ends and len(ends) < 9:
         ends.append(play.main(["--out", str(out), "--seconds", "10"]))
         rounds.append(checkpoint(out))
@@ -161,6 +161,8 @@ def test_hours_are_of_timed_rounds(home: Path, tmp_path: Path) -> None:
     assert "not timed" not in play.plan(play.rows(), tmp_path)
     chosen = choose("mine", home)
     short, long = (play.estimated(chosen, cell) for cell in chosen.cells())
+    assert short is not None
+    assert long is not None
     assert long - short == pytest.approx(27 * told["round"])
 
 
