@@ -214,8 +214,8 @@ class Reproduction:
         for levels in itertools.product(*(axis.levels for axis in of.axes)):
             overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
             (run,) = {level.run for level in levels if level.run} or {of.run}
-            (rounds,) = {level.rounds for level in levels if level.rounds} or {None}
-            (seeds,) = {level.seeds for level in levels if level.seeds} or {of.seeds}
+            rounds = next((level.rounds for level in levels if level.rounds), None)
+            seeds = next((level.seeds for level in levels if level.seeds), of.seeds)
             names = tuple(level.name for level in levels)
             found += [Cell(names, overrides, seed, run, rounds) for seed in seeds]
         return found

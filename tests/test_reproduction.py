@@ -42,6 +42,8 @@ def test_listing_names_every_table_of_the_papers() -> None:
     assert {*tables, "pbpfl-first-table-2", *of_cgd} <= set(told)
     assert told["pbpfl-table-1"]["cells"] == 18
     assert told["pbpfl-table-1"]["quick_cells"] < 18
+    assert told["baffle-table-1-mnist"]["cells"] == 16  # three seeds of four of eight levels
+    assert told["baffle-table-1-mnist"]["quick_cells"] == 7
 
 
 @pytest.mark.parametrize("name", NAMES)
