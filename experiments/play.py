@@ -13,7 +13,7 @@ left, with 3 if another piece is to follow, with 2 where no row that is left can
 Core-hours are processor time. What was played has it in its records, older ones the clock's. What is left is estimated:
 one round of such a cell, timed by --time in one process and kept in `seconds.json`, times its rounds, without tests
 along the way; or a round of a record, where one has the same work. Directions of all parameters at once are timed
-with TIMED of them, and cost as many times as there are more; edge clients as the others; scripts are not timed.
+with TIMED of them, and cost as many times as there are more; edge clients as the others. Scripts' are in `rows.toml`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Row(Section):
     run: str = ""
     record: str = ""
     cells: int = 1
+    hours: float | None = None
 
     def chosen(self, data: Path | None = None, overrides: Sequence[str] = ()) -> Reproduction:
         """Return the row's experiment."""
@@ -84,18 +85,18 @@ class Row(Section):
         only = "".join(f" --only {shlex.quote(level)}" for level in self.only)
         return self.run.format(data="DIR", out="OUT") or f"moretta reproduce {self.reproduce}{only} --data DIR"
 
-    def counted(self, out: Path) -> tuple[int, int, float, float | None]:
-        """Return cells, cells done, their processor's seconds, and those of the rest; None where they are not known."""
+    def counted(self, out: Path) -> tuple[int, int, float, list[float | None]]:
+        """Return cells, cells done, their processor's seconds, and those of each that is left, None if not known."""
         if self.run:
             found = [out / self.record, *HERE.glob(f"*/{self.record}"), *_results(self.record)]
             rows = max((_rows(path) for path in found if path.is_file()), default=0)
-            return self.cells, min(rows, self.cells), 0.0, 0.0 if rows >= self.cells else None
+            each = None if self.hours is None else self.hours * 3600 / self.cells
+            return self.cells, min(rows, self.cells), 0.0, [each] * (self.cells - min(rows, self.cells))
         chosen = self.chosen()
         wanted, left = [cell for cell in chosen.cells() if chosen.is_wanted(cell)], self.left(chosen, out)
         records = [record for cell, record in self.done(chosen, out).items() if cell in wanted]
         spent = sum(record.get("core_seconds", record["wall_seconds"]) for record in records)
-        rest = [estimated(chosen, cell) for cell in left]
-        return len(wanted), len(records), spent, None if None in rest else sum(filter(None, rest))
+        return len(wanted), len(records), spent, [estimated(chosen, cell) for cell in left]
 
     def done(self, chosen: Reproduction, out: Path) -> dict[Cell, dict[str, Any]]:
         """Return the records of cells of the row's experiment, of OUT, of `results/` or of a folder in it."""
@@ -268,10 +269,11 @@ def plan(chosen: Sequence[Row], out: Path) -> str:
     lines = ["| row | cells | done | core-hours played | left | command |", "|---|---|---|---|---|---|"]
     for row in chosen:
         cells, done, spent, left = row.counted(out)
-        hours = "not timed" if left is None else f"{left / 3600:.1f}" if left else ""
-        lines.append(
-            f"| {row.table} | {cells} | {done} | {f'{spent / 3600:.2f}' if spent else ''} | {hours} | `{row.command}` |"
-        )
+        unknown, played = left.count(None), f"{spent / 3600:.2f}" if spent else ""
+        known = sum(filter(None, left)) / 3600
+        hours = [f"{known:.1f}" if known >= 1 else f"{known:.2g}"] if len(left) > unknown else []
+        rest = " and ".join([*hours, *([f"{unknown} not timed"] if unknown else [])])
+        lines.append(f"| {row.table} | {cells} | {done} | {played} | {rest} | `{row.command}` |")
     return "\n".join(lines)
 
 
