@@ -21,6 +21,9 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.", envvar="MORETTA_DATA")] = None,
     out: Annotated[Path, typer.Option(help="Where results are kept, and gone on from.")] = Path("runs/reproduce"),
     epochs: Annotated[int | None, typer.Option(help="Train so long instead.")] = None,
+    only: Annotated[
+        list[str], typer.Option(metavar="LEVEL", help="Train only cells of this level; may be repeated.")
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
@@ -36,7 +39,7 @@ def reproduce(
             found = listing(experiments)
             say({"experiments": found}, as_json, lambda: _print_experiments(found))
             return
-        chosen = choose(name, experiments, data, quick, epochs, overrides)
+        chosen = choose(name, experiments, data, quick, epochs, overrides, only)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=screen, transient=True) as bar:
             task = bar.add_task(name, total=None)
