@@ -198,7 +198,8 @@ class Data(Section):
     test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none. Of
         files whose silos hold different columns, a table of whole rows.
     score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
-        of its silo.toml), and sum their scores in secret; see `moretta.protocols.common.scoring`.
+        of its silo.toml), and sum their scores in secret; see `moretta.protocols.common.scoring`. "classes": also how
+        many rows of each class are predicted as which, and how sure predictions are, of three silos or more together.
     """
 
     source: Words
@@ -242,7 +243,7 @@ class Data(Section):
     outputs: PositiveInt | None = None
     least_rows: Annotated[PositiveInt | None, ROWS] = None
     test: Annotated[Words | None, SERVER] = None
-    score_at_silos: bool = False
+    score_at_silos: bool | Literal["classes"] = False
     look: bool = False
 
     @property

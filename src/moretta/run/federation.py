@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
-from moretta.protocols.common.setting import Setting, check_look, check_scores
+from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run import given, saving
@@ -138,7 +138,7 @@ class Federation:
         class_names: Sequence[str] = (),
         table: Schema | None = None,
         least_rows: int | None = None,
-        score_at_silos: bool = False,
+        score_at_silos: bool | Literal["classes"] = False,
         look: bool = False,
         model_source: str = "",
     ) -> None:
@@ -494,9 +494,16 @@ class Federation:
         if spec.augment not in ("", *CROPS, "turn"):
             raise ParameterError(f"augment = {spec.augment!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")
 
+    def _figures(self) -> tuple[str, ...]:
+        """Return what silos' scores are of; nothing where they are not asked for any."""
+        asked = self.spec.score_at_silos
+        return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
+
     def _check_scores(self) -> None:
         """Check that every silo here has rows to score models on, and that no score is of a single silo."""
         check_scores(self.spec.protocol, self.silos)
+        if self.spec.score_at_silos == TABLES_TOO:
+            check_tables(self.spec.aggregation, self.spec.task, self.outputs)
         for silo in self.silos:
             if not silo.remote:
                 self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
@@ -581,7 +588,7 @@ class Federation:
             roster=self._roster,
             engine=self.spec.engine,
             least_rows=self.spec.least_rows,
-            figures=figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.score_at_silos else (),
+            figures=self._figures(),
             playing=self.spec.playing([silo.name for silo in self.silos], seed),
             run=place.run if remote else "",
             helped=helped,

@@ -36,6 +36,7 @@ from moretta.protocols.common.claims import (
     scores_at_silos,
     setting,
     steps_plainly,
+    tabulates_at_silos,
     takes_all_rows,
 )
 
@@ -334,6 +335,31 @@ SCORES = Claim(
     about="statistics",
 )
 
+TABLES = (
+    Claim(
+        "server",
+        "learns",
+        "of the rows held back at all silos together, how many of each class are predicted as which, and how many of "
+        "each tenth of probabilities are right",
+        "Learns, at the end, how many of the rows held back at all silos together have which class and are predicted "
+        "as which, and how many are right by how probable they are said to be.",
+        (tabulates_at_silos,),
+        shared=True,
+        about="statistics",
+    ),
+    Claim(
+        "server and silos",
+        "not given",
+        "how many rows of a class one silo holds back: such counts are summed of one set of three silos or more",
+        "Are given no silo’s own counts of classes: one sum is opened, of three silos or more.",
+        (tabulates_at_silos,),
+        assumes="not all other silos put their own counts together with the server",
+        rests_on="attacks that `tests/test_tables_at_silos.py` plays",
+        shared=True,
+        about="statistics",
+    ),
+)
+
 ABSENT_VALUES = (
     Claim(
         "server",
@@ -533,6 +559,7 @@ SHARED = (
     DIFFERENCES_OF_TOTALS,
     COUNTED_FIRST,
     SCORES,
+    *TABLES,
     *ABSENT_VALUES,
     *TEST_ROWS,
     LABELS_OF_OTHERS,

@@ -24,6 +24,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_A_ROUND,
     SCORES,
     SILO_STATISTICS,
+    TABLES,
     TEST_ROWS,
     around_sums,
     by_whom,
@@ -408,6 +409,7 @@ SILO = (
 CLAIMS = (
     *SERVER,
     SCORES,
+    *TABLES,
     COUNTED_FIRST,
     *ABSENT_VALUES,
     *TEST_ROWS,
