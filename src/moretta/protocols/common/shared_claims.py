@@ -348,10 +348,10 @@ TABLES = (
         about="statistics",
     ),
     Claim(
-        "server and silos",
+        "server",
         "not given",
         "how many rows of a class one silo holds back: such counts are summed of one set of three silos or more",
-        "Are given no silo’s own counts of classes: one sum is opened, of three silos or more.",
+        "Is given no silo’s own counts of classes: one sum is opened, of three silos or more.",
         (tabulates_at_silos,),
         assumes="not all other silos put their own counts together with the server",
         rests_on="attacks that `tests/test_tables_at_silos.py` plays",

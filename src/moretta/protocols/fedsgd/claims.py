@@ -132,7 +132,7 @@ CLAIMS = (
         ),
     ),
     SCORES,
-    *TABLES,
+    *of(FEDERATED, TABLES),
     COUNTED_FIRST,
     *ABSENT_VALUES,
     *TEST_ROWS,
