@@ -301,10 +301,10 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     assert "this attack failed" in rows[6]["text"]
     brief = texts(written, "0")
     assert brief[1:5] == [
-        "Recovers rows: 1 of 2 attacks succeeded.",
-        "Recovers labels or properties: 0 of 1 attacks succeeded.",
-        "Tells members: 1 of 1 attacks succeeded.",
-        "Tells what the protocol gives anyway: 1 of 1 attacks succeeded.",
+        "1 of 2 attempts to recover rows succeeded.",
+        "The one attempt to recover labels or properties failed.",
+        "The one attempt to tell members succeeded.",
+        "The one attempt to tell what the protocol gives anyway succeeded.",
     ]
 
 

@@ -138,6 +138,8 @@ class Engine(Section):
                 )
         if len(set(self.sites)) < len(self.sites):
             raise ParameterError("[engine] sites has a name twice; give each site its own")
+        if len({site.casefold() for site in self.sites}) < len(self.sites):
+            raise ParameterError("[engine] sites: two names differ by capitals alone; give each site its own")
         if self.faults is not None:
             raise ParameterError('[engine.faults] are injected in-process; with name = "flare" remove them')
         if self.edge:

@@ -413,6 +413,7 @@ class Federation:
 
     def _check_silos(self) -> None:
         names = Counter(silo.name for silo in self.silos)
+        folded = Counter(name.casefold() for name in names)
         self._check_grid()
         for silo in self.silos:
             if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", silo.name) or silo.name == "server":
@@ -422,6 +423,10 @@ class Federation:
                 )
             if names[silo.name] > 1:
                 raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
+            if folded[silo.name.casefold()] > 1:  # their files would be one where a disk knows no capitals
+                raise ParameterError(
+                    f"silo `{silo.name}`: another silo's name differs from it by capitals alone; give each its own name"
+                )
             unlabelled = bool(silo.columns) and not len(silo.y)
             if silo.remote:
                 continue
