@@ -74,8 +74,7 @@ def _owners(kind: type[BaseModel], key: str) -> list[str]:
 
     Protocols that stand beside each other are loaded together; the sections of a run file share no base.
     """
-    family, found = kind.__mro__[kind.__mro__.index(Section) - 1], list[str]()
-    waiting = [family]
+    found, waiting = list[str](), list[type[BaseModel]]([kind.__mro__[kind.__mro__.index(Section) - 1]])
     while waiting:
         one = waiting.pop()
         waiting += one.__subclasses__()

@@ -245,7 +245,7 @@ def scores_at_silos(record: Record) -> bool:
 
 def tabulates_at_silos(record: Record) -> bool:
     """Whether classes are counted on rows that silos hold back (`score-at-silos = "classes"`)."""
-    return setting(record, "data", "score-at-silos") == "classes"
+    return bool(setting(record, "data", "score-at-silos") == "classes")
 
 
 def looks_first(record: Record) -> bool:
