@@ -345,7 +345,7 @@ def test_epsilon_comes_with_what_it_protects(run, make_run):
 @pytest.mark.parametrize(("kind", "says"), [
     ("centralised", "The rows of all silos were handed over to one party, which trained on them together."),
     ("local", "Each silo trained a model of its own from its own rows, and nothing was added up."),
-    ("baffle", "The updates were added up by the secure sum pairwise; section 2.2.a says who sees what of it."),
+    ("baffle", "The updates were added up by the secure sum called pairwise; section 2.2.a says who sees what of it."),
 ])  # fmt: skip
 def test_protocols_are_described_as_what_they_are(run, kind, says):
     assert says in texts(write_dossier(run(kind)), "1.2")

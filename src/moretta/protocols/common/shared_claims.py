@@ -190,8 +190,9 @@ def sum_only(upload: str) -> Claim:
 FROM_THE_SUM = Claim(
     "server",
     "learns",
-    "what follows from the sum, such as the balance of its rows’ labels, and few rows themselves",
-    "What follows from the sum is not hidden, such as the balance of its rows’ labels, and few rows themselves.",
+    "what follows from the sum, such as the balance of its rows’ labels, and, of few rows, the rows themselves",
+    "What follows from the sum is not hidden, such as the balance of its rows’ labels, and, of few rows, the rows "
+    "themselves.",
     (is_masked,),
     attacks=OF_A_SUM,
     shared=True,
