@@ -104,7 +104,10 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         lambda: FedSGD(learning_rat=0.1),  # type: ignore[call-arg]
         r"FedSGD: learning_rat is not known; did you mean learning_rate\?",
     ),
-    "another protocol's key": (lambda: FedSGD(local_epochs=2), r"FedSGD: local_epochs is not known; "),  # type: ignore[call-arg]
+    "another protocol's key": (
+        lambda: FedSGD(local_epochs=2),  # type: ignore[call-arg]
+        r"FedSGD: local_epochs is a keyword of .*FedProx, not of FedSGD; ",
+    ),
     "an unknown key of the engine": (lambda: Engine(worker=2), r"Engine: worker is not known; did you mean workers\?"),  # type: ignore[call-arg]
     "an unknown key of load": (lambda: moretta.load(".", trust=True), r"load: trust is not known; known are folder, "),  # type: ignore[call-arg]
     # values
@@ -191,7 +194,18 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "pairs for silos": (lambda: make(silos=[(X, Y)]), r"silos: expected each to be a Silo\(name, x, y\); got a tuple"),
     "silos by name": (lambda: make(silos={"a": (X, Y)}), r"silos: expected a list such as .*; got a dict"),
     "no silos": (lambda: make(silos=[]), r"a federation needs at least one silo; got none"),
-    "one name twice": (lambda: make(silos=[*silos(), Silo("north", X, Y)]), r"two silos are called `north`; give each"),
+    "one name twice but for capitals": (
+        lambda: make(silos=[*silos(), Silo("North", X, Y)]),
+        r"silo `north`: another silo's name differs from it by capitals alone; give each its own name",
+    ),
+    "a key of another protocol": (
+        lambda: FedAvg(mu=0.1),
+        r"FedAvg: mu is a keyword of (CGD and )?FedProx, not of FedAvg; remove it",
+    ),
+    "one name twice": (
+        lambda: make(silos=[*silos(), Silo("north", X, Y)]),
+        r"two silos are called `north`; give each",
+    ),
     "an empty silo": (
         lambda: make(silos=silos(east=(X[:0], Y[:0]))),
         r"silo `east`: expected .*at least one; got 0 rows",
@@ -359,6 +373,18 @@ def strange_dtype(folder: Path) -> None:
     (folder / "inputs.json").write_text(json.dumps(told | {"dtype": "object"}))
 
 
+def test_a_saved_folder_names_no_path_of_this_machine(run: tuple[Result, Path], tmp_path: Path) -> None:
+    for folder in (run[1], run[0].save(tmp_path / "saved")):
+        made = json.loads((folder / "model.json").read_text())
+        assert made["base"] == "."
+
+
+def vast_model(folder: Path) -> None:
+    made = {"format": 1, "source": "mlp", "arguments": {"hidden": [10**7, 10**7]}, "base": "."}
+    (folder / "model.json").write_text(json.dumps(made))
+    (folder / "graph.safetensors").unlink(missing_ok=True)
+
+
 def code(folder: Path) -> None:
     told = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(told | {"source": "os:system", "arguments": {"command": "true"}}))
@@ -371,6 +397,7 @@ TAMPERED: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "a file that was torn": (torn_json, r"inputs\.json: expected a file of a finished run"),
     "a file with less": (less_json, r"inputs\.json or model\.json is not as a run leaves it"),
     "a type that there is not": (strange_dtype, r"inputs\.json or model\.json is not as a run leaves it"),
+    "a model of any size": (vast_model, r"what it says of its model does not fit the weights beside it"),
     "code in the place of a model": (code, r"names code that would be run as you: system of os .*allow_code=True"),
 }
 

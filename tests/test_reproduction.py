@@ -224,6 +224,20 @@ def test_results_of_another_format_are_refused(bank: Path, tmp_path: Path) -> No
         choose("pbpfl-table-1-rate", EXPERIMENTS, bank, quick=True).run(tmp_path, quiet)
 
 
+def test_without_a_checkout_it_is_said_where_experiments_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # as where the wheel is installed
+    for words in ([], ["pbpfl-table-1", "--quick"]):
+        monkeypatch.setattr("sys.argv", ["moretta", "reproduce", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert said.startswith("moretta: experiments holds no experiments, which are in Moretta's repository")
+        assert len(said.splitlines()) == 1
+
+
 def _command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr("sys.argv", ["moretta", "reproduce", "--experiments", str(EXPERIMENTS), *words])
     with pytest.raises(SystemExit) as ended:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from moretta.commands.terminal import AsJson, Overrides, needs_torch, say, screen
-from moretta.errors import RunFailed
+from moretta.errors import ParameterError, RunFailed
 
 
 def reproduce(
@@ -33,6 +33,11 @@ def reproduce(
 
     from moretta.data.references import resolve
 
+    if not (experiments / "reproduction.py").is_file():
+        raise ParameterError(
+            f"{experiments} holds no experiments, which are in Moretta's repository and not in what pip installs; run "
+            "this in a checkout, or name its folder by --experiments"
+        )
     with needs_torch():
         listing, choose = (resolve(f"reproduction:{what}", experiments) for what in ("listing", "choose"))
         if name is None:

@@ -30,6 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, least_rows: int | None) -> None:
     """Check silos' names, and the rows of those that are here."""
     names = Counter(silo.name for silo in silos)
+    folded = Counter(name.casefold() for name in names)
     _check_grid(silos, protocol)
     for silo in silos:
         if not NAME.fullmatch(silo.name) or silo.name == "server":
@@ -39,6 +40,10 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, le
             )
         if names[silo.name] > 1:
             raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
+        if folded[silo.name.casefold()] > 1:  # their files would be one where a disk knows no capitals
+            raise ParameterError(
+                f"silo `{silo.name}`: another silo's name differs from it by capitals alone; give each its own name"
+            )
         if silo.remote:
             continue
         check_least(silo, least_rows)

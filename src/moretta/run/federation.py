@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
-from moretta.protocols.common.setting import Setting, check_look, check_scores
+from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build
 from moretta.run import checks, given, inputs, resuming, saving
@@ -126,7 +126,7 @@ class Federation:
         class_names: Sequence[str] = (),
         table: Schema | None = None,
         least_rows: int | None = None,
-        score_at_silos: bool = False,
+        score_at_silos: bool | Literal["classes"] = False,
         look: bool = False,
         model_source: str = "",
     ) -> None:
@@ -243,6 +243,8 @@ class Federation:
         labelled = [("test", self.test), ("validation", self.validation)]
         if spec.score_at_silos:
             check_scores(spec.protocol, silos)
+            if spec.score_at_silos == TABLES_TOO:
+                check_tables(spec.aggregation, spec.task, self.outputs)
             labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
         for part, own in labelled:
             if own is not None:
@@ -388,6 +390,11 @@ class Federation:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""
         self.players(rounds, seed)
 
+    def _figures(self) -> tuple[str, ...]:
+        """Return what silos' scores are of; nothing where they are not asked for any."""
+        asked = self.spec.score_at_silos
+        return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
+
     def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
         return None if given is None else (packed_as(given[0], self.layout, part), given[1])
 
@@ -421,7 +428,7 @@ class Federation:
             roster=self._roster,
             engine=self.spec.engine,
             least_rows=self.spec.least_rows,
-            figures=figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.score_at_silos else (),
+            figures=self._figures(),
             playing=self.spec.playing([silo.name for silo in self.silos], seed),
             run=place.run if remote else "",
             helped=helped,
