@@ -281,8 +281,8 @@ RECEIVED = (
         "and the order of channels stay hidden for a whole run, to within the spread of the start, and nothing of them "
         "from whoever knows the start",
         "Rows of weights of two rounds are matched by their direction, which gives the ratio of their scales. At best "
-        "one factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of the start, "
-        "and nothing of them from whoever knows the start.",
+        "one factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
+        "the start, and nothing of them from whoever knows the start.",
         (is_scaled,),
         place="brief",
         about="model",
