@@ -277,9 +277,9 @@ RECEIVED = (
     Claim(
         "silo",
         "learns",
-        "the ratio of the scales of two rounds, as rows of weights are matched by direction: at best one factor a hidden channel "
-        "and the order of channels stay hidden for a whole run, to within the spread of the start, and nothing of them "
-        "from whoever knows the start",
+        "the ratio of the scales of two rounds, as rows of weights are matched by direction: at best one factor a "
+        "hidden channel and the order of channels stay hidden for a whole run, to within the spread of the start, and "
+        "nothing of them from whoever knows the start",
         "Rows of weights of two rounds are matched by their direction, which gives the ratio of their scales. At best "
         "one factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
         "the start, and nothing of them from whoever knows the start.",
