@@ -210,7 +210,7 @@ class Reproduction:
         for levels in itertools.product(*(axis.levels for axis in of.axes)):
             overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
             (run,) = {level.run for level in levels if level.run} or {of.run}
-            (rounds,) = {level.rounds for level in levels if level.rounds} or {None}
+            (rounds,) = {level.rounds for level in levels if level.rounds} or {None}  # type: ignore[arg-type]
             names = tuple(level.name for level in levels)
             found += [Cell(names, overrides, seed, run, rounds) for seed in of.seeds]
         return found
