@@ -119,6 +119,9 @@ def of_grid(run_file: RunFile, grid: str, sample: int) -> dict[str, Any]:
 
 def run(name: str, grids: Sequence[str], sample: int, out: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Train samples of several grids' participants; keep and return the results."""
+    sys.path.append(str(HERE.parent))
+    from reproduction import commit_of
+
     path = out / f"cgd-local-{Path(name).stem}.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     rows = {row["row"]: row for row in kept}
@@ -136,7 +139,7 @@ def run(name: str, grids: Sequence[str], sample: int, out: Path, overrides: Sequ
         }
         if grid in rows and rows[grid]["settings"] == settings:
             continue
-        rows[grid] = {**of_grid(run_file, grid, sample), "settings": settings}
+        rows[grid] = {**of_grid(run_file, grid, sample), "settings": settings, "commit": commit_of(HERE)}
         accuracy, loss = PAPER.get(Path(name).stem, {}).get(grid, (None, None))
         rows[grid]["paper"] = {"accuracy": accuracy, "loss": loss}
         told = {"format": 1, "name": path.stem, "columns": list(COLUMNS), "rows": list(rows.values())}
