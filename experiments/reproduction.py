@@ -15,12 +15,15 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import shutil
 import statistics
+import subprocess
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -38,6 +41,7 @@ from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
+    from moretta.run.rounds import FinishedRound
 
 FORMAT = 1
 TABLES = "tables.toml"
@@ -54,12 +58,13 @@ Watch = Callable[[str, int, int], None]
 
 
 class Level(Section):
-    """One level of an axis: its name in the table, the keys that it sets, and its own run file and rounds, if any."""
+    """One level of an axis: its name in the table, the keys that it sets, and its own run file, rounds and seeds."""
 
     name: str
     set: tuple[str, ...] = ()
     run: str | None = None
     rounds: PositiveInt | None = None
+    seeds: tuple[Seed, ...] = ()
 
 
 class Axis(Section):
@@ -149,12 +154,9 @@ class Experiment(Section):
         quick, axes = self.quick, []
         for axis in self.axes:
             kept = tuple(level for level in axis.levels if level.name in quick.keep)
-            shorter = {"rounds": None} if quick.epochs or quick.rounds else {}
-            axes.append(
-                axis.model_copy(
-                    update={"levels": tuple(level.model_copy(update=shorter) for level in kept or axis.levels)}
-                )
-            )
+            shorter = {"seeds": ()} | ({"rounds": None} if quick.epochs or quick.rounds else {})
+            levels = tuple(level.model_copy(update=shorter) for level in kept or axis.levels)
+            axes.append(axis.model_copy(update={"levels": levels}))
         length = {"epochs": quick.epochs, "rounds": quick.rounds} if quick.epochs or quick.rounds else {}
         form = {"axes": tuple(axes), "seeds": quick.seeds or self.seeds, "set": (*self.set, *quick.set)}
         return self.model_copy(update={**form, **length})
@@ -184,7 +186,8 @@ class Reproduction:
     """An experiment in the form that is to be run.
 
     whole: the experiment as written; quick: whether its quick form is meant. home: the folder of its run file.
-    data: the folder of data sets, if one was named. overrides: of every cell, after its own.
+    data: the folder of data sets, if one was named. overrides: of every cell, after its own. only: the levels of which
+    cells are trained, of an axis without any of them all; what is kept of other cells stays.
     """
 
     name: str
@@ -193,6 +196,7 @@ class Reproduction:
     data: Path | None = None
     quick: bool = False
     overrides: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def experiment(self) -> Experiment:
@@ -210,10 +214,25 @@ class Reproduction:
         for levels in itertools.product(*(axis.levels for axis in of.axes)):
             overrides = (*of.set, *(text for level in levels for text in level.set), *self.overrides)
             (run,) = {level.run for level in levels if level.run} or {of.run}
-            (rounds,) = {level.rounds for level in levels if level.rounds} or {None}
+            rounds = next((level.rounds for level in levels if level.rounds), None)
+            seeds = next((level.seeds for level in levels if level.seeds), of.seeds)
             names = tuple(level.name for level in levels)
-            found += [Cell(names, overrides, seed, run, rounds) for seed in of.seeds]
+            found += [Cell(names, overrides, seed, run, rounds) for seed in seeds]
         return found
+
+    def is_wanted(self, cell: Cell) -> bool:
+        """Return whether a cell is one of those that are to be trained."""
+        axes = [{level.name for level in axis.levels} for axis in self.experiment.axes]
+        return all(
+            name in self.only or axis.isdisjoint(self.only) for name, axis in zip(cell.levels, axes, strict=True)
+        )
+
+    def done(self, *folders: Path) -> dict[Cell, dict[str, Any]]:
+        """Return the records of cells that have been trained, of the first of these folders that has one."""
+        records = [record for folder in folders for record in _kept(self.path(folder))]
+        kept = [(record["levels"], _without_device(record["settings"])) for record in records]
+        found = ((cell, self._key(cell)) for cell in self.cells())
+        return {cell: records[kept.index(key)] for cell, key in found if key in kept}
 
     def settings(self, cell: Cell) -> dict[str, Any]:
         """Return what a cell's figures depend on, as far as the experiment and its run file say it."""
@@ -223,7 +242,7 @@ class Reproduction:
         for override in cell.overrides:
             place, _, value = override.partition("=")
             keys[place.strip()] = value.strip()
-        for idle in ("run.rounds", "run.seed", "run.name", "run.checkpoint-every"):
+        for idle in ("run.rounds", "run.seed", "run.name", "run.checkpoint-every", "engine.workers"):
             keys.pop(idle, None)
         figures = {figure.name: f"{figure.times:g} {figure.path}" for figure in of.figures}
         return {
@@ -285,20 +304,23 @@ class Reproduction:
             "epochs": round(rounds / epoch, 3),
             "parameters": sum(parameter.numel() for parameter in federation.model.parameters()),
             "versions": versions(),
+            "commit": commit_of(self.home),
         }
         began, done, played = time.perf_counter(), 0, 0.0
 
         def progress(number: int, rounds: int, line: Mapping[str, Any]) -> None:
             nonlocal done, played
             done, played = number, played + line["seconds_total"]
+
+        def finished(told: FinishedRound) -> None:
             if watch is not None:
-                watch(cell.label, number, rounds)
+                watch(cell.label, told.number, told.rounds)  # what it raises leaves a checkpoint of that round
 
         stopped = folder is not None and bool(rounds_kept(folder / "checkpoint"))
         if folder is not None and not stopped:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before it had begun
         try:
-            result = federation.train(rounds, cell.seed, resume=stopped, progress=progress)
+            result = federation.train(rounds, cell.seed, resume=stopped, progress=progress, on_round=finished)
         except MorettaError as error:
             if not done:
                 raise
@@ -315,36 +337,44 @@ class Reproduction:
 
         Raises `moretta.errors.ParameterError`, before anything is trained, where a cell cannot be: no data, a bad key.
         """
-        path, cells = self.path(out), self.cells()
-        records = _kept(path)
-        kept = [(old["levels"], old["settings"]) for old in records]
-        done = {cell: records[kept.index(key)] for cell in cells if (key := self._key(cell)) in kept}
-        for cell in cells:
-            if cell not in done:
-                self.run_file(cell)
-        say(f"{self.name}: {len(cells)} cells, {len(cells) - len(done)} to train; results in {path}")
-        for number, cell in enumerate(cells, 1):
-            if cell not in done:
-                folder = self._folder(out, cell)
-                done[cell] = record = self.train(cell, watch, folder)
-                _write(path, self.results([done[cell] for cell in cells if cell in done]))
-                shutil.rmtree(folder, ignore_errors=True)
-                figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
-                told = figures or f"failed: {record['failed']}"
-                say(f"{number}/{len(cells)} {cell.label}: {told}  ({record['wall_seconds']:.0f} s)")
-        results = self.results([done[cell] for cell in cells])
+        path, cells, done = self.path(out), self.cells(), self.done(out)
+        left = [cell for cell in cells if cell not in done and self.is_wanted(cell)]
+        for cell in left:
+            self.run_file(cell)
+        say(f"{self.name}: {len(cells)} cells, {len(left)} to train; results in {path}")
+        for cell in left:
+            folder = self._folder(out, cell)
+            done[cell] = record = self._timed(cell, watch, folder)
+            _write(path, self.results([done[cell] for cell in cells if cell in done]))
+            shutil.rmtree(folder, ignore_errors=True)
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in record["figures"].items())
+            told = figures or f"failed: {record['failed']}"
+            say(f"{cells.index(cell) + 1}/{len(cells)} {cell.label}: {told}  ({record['wall_seconds']:.0f} s)")
+        results = self.results([done[cell] for cell in cells if cell in done])
         _write(path, results)
-        if self.whole.curve is not None:
+        if any(record.get("curve") for record in results["cells"]):
             path.with_suffix(".svg").write_text(_drawn(results), encoding="utf-8")
             say(f"curves: {path.with_suffix('.svg')}")
         return results
 
+    def _timed(self, cell: Cell, watch: Watch | None, folder: Path) -> dict[str, Any]:
+        """Train one cell; its record has the processor's seconds too, those before it was stopped included."""
+        kept, began = folder / "processor-seconds.txt", sum(os.times()[:4])
+        before = float(kept.read_text()) if kept.exists() else 0.0
+        try:
+            record = self.train(cell, watch, folder)
+        except BaseException:
+            if folder.is_dir():
+                kept.write_text(str(before + sum(os.times()[:4]) - began))
+            raise
+        return record | {"core_seconds": round(before + sum(os.times()[:4]) - began, 1)}
+
     def _key(self, cell: Cell) -> tuple[list[str], dict[str, Any]]:
-        return list(cell.levels), self.settings(cell)
+        return list(cell.levels), _without_device(self.settings(cell))
 
     def _folder(self, out: Path, cell: Cell) -> Path:
         """Return where a cell trains until its record is kept: of its settings, so that others do not go on there."""
-        settings = json.dumps(self._key(cell), sort_keys=True).encode()
+        settings = json.dumps((list(cell.levels), self.settings(cell)), sort_keys=True).encode()
         return out / "unfinished" / f"{self.path(out).stem}-{hashlib.sha256(settings).hexdigest()[:16]}"
 
     def path(self, out: Path) -> Path:
@@ -398,17 +428,7 @@ def find(folder: Path) -> dict[str, tuple[Path, Experiment]]:
     """
     found: dict[str, tuple[Path, Experiment]] = {}
     for path in sorted(folder.glob(f"*/{TABLES}")):
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ParameterError(f"{path} is not TOML: {error}") from None
-        for name, table in tables.items():
-            try:  # by way of JSON, which takes lists for tuples
-                experiment = Experiment.model_validate_json(json.dumps(table))
-            except ValidationError as error:
-                first = error.errors()[0]
-                place = ".".join(map(str, first["loc"]))
-                raise ParameterError(f"{path}: [{name}] {place}: {first['msg']}") from None
+        for name, experiment in _experiments(path, path.stat().st_mtime_ns).items():
             if name in found:
                 raise ParameterError(f"{path}: {name} is already in {found[name][0]}; give it another name")
             found[name] = (path.parent, experiment)
@@ -420,6 +440,24 @@ def find(folder: Path) -> dict[str, tuple[Path, Experiment]]:
     return found
 
 
+@cache
+def _experiments(path: Path, changed: int) -> dict[str, Experiment]:
+    """Return the experiments of a file. changed: when, so that a file that has changed is read again."""
+    found = {}
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ParameterError(f"{path} is not TOML: {error}") from None
+    for name, table in tables.items():
+        try:  # by way of JSON, which takes lists for tuples
+            found[name] = Experiment.model_validate_json(json.dumps(table))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ParameterError(f"{path}: [{name}] {place}: {first['msg']}") from None
+    return found
+
+
 def choose(
     name: str,
     folder: Path,
@@ -427,9 +465,11 @@ def choose(
     quick: bool = False,
     epochs: int | None = None,
     overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
 ) -> Reproduction:
     """Return the experiment of that name, with other epochs if given, and overrides for all its cells.
 
+    only: the levels of which cells are trained; without any, all.
     Raises `moretta.errors.ParameterError`, naming the nearest, for a name that is not there.
     """
     found = find(folder)
@@ -442,7 +482,12 @@ def choose(
             raise ParameterError(f"--epochs {epochs}: {why}")
         shorter = experiment.quick.model_copy(update={"epochs": epochs})
         experiment = experiment.model_copy(update={"epochs": epochs, "quick": shorter})
-    return Reproduction(name, experiment, home, data, quick, tuple(overrides))
+    chosen = Reproduction(name, experiment, home, data, quick, tuple(overrides), tuple(only))
+    levels = [level.name for axis in chosen.experiment.axes for level in axis.levels]
+    for level in only:
+        if level not in levels:
+            raise ParameterError(f'no level of {name} is called "{level}"; {did_you_mean(level, levels)}')
+    return chosen
 
 
 def listing(folder: Path) -> list[dict[str, Any]]:
@@ -518,6 +563,15 @@ def _drawn(results: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
+def commit_of(folder: Path) -> str | None:
+    """Return the commit that a folder is checked out from, with "-dirty" where files differ; None without one."""
+    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def _since(began: float) -> float:
     return round(time.perf_counter() - began, 1)
 
@@ -531,6 +585,12 @@ def _batches(federation: Federation) -> int:
     """Return the rounds of an epoch of the silo with most rows."""
     rows = max(len(silo.x) for silo in federation.silos)
     return math.ceil(rows / federation.spec.batch_size) if federation.spec.batch_size else 1
+
+
+def _without_device(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the device, on which no figures depend but seconds."""
+    timed = any(" seconds." in figure for figure in settings["figures"].values())
+    return {key: value for key, value in settings.items() if timed or key != "run.device"}
 
 
 def _read(record: Mapping[str, Any], path: str) -> float:

@@ -39,7 +39,7 @@ CELLS = {
 
 
 def size(run_file: RunFile, inputs: tuple[int, ...], outputs: int) -> int:
-    model = catalogue.build(run_file.model.source, inputs=inputs, outputs=outputs, **run_file.model.arguments)
+    model = catalogue.build(run_file.model.source, inputs=inputs, outputs=outputs, **run_file.model.arguments)  # type: ignore[arg-type]
     return modules.size(model)
 
 

@@ -70,7 +70,7 @@ def test_the_full_run_is_masked_on_ten_silos() -> None:
 
 def test_tables_cover_the_paper() -> None:
     one = {f"baffle-table-1-{net}{source}" for net in ("", "wrn-") for source in ("mnist", "cifar10", "cifar100")}
-    others = {"mnist", "table-2", "table-2-cifar100", "table-3", "sigma", "directions", "dp", "rate"}
+    others = {"mnist", "table-2", "table-2-cifar100", "table-3", "sigma", "directions", "forms", "dp", "rate"}
     others |= {"growing-k", "norm", "own", "epoch-level", "blocks-cifar10", "blocks-mnist"}
     authors = {f"{name}-authors" for name in (*one, "baffle-table-2")}
     assert one | {f"baffle-{name}" for name in others} | authors == set(NAMES)

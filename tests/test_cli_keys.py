@@ -69,6 +69,18 @@ def test_an_identity_is_not_overwritten(here: Path) -> None:
     assert {path.name: path.read_bytes() for path in (here / "keys").iterdir()} == before
 
 
+def test_a_key_is_made_in_a_folder_of_its_own(here: Path) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "result.json").write_text("{}")
+    done = call("keys", "new", "--out", "run")
+    assert (done.code, done.sentence) == (
+        2, "run is not empty, and a key lies in a folder of its own; name a new one"
+    )  # fmt: skip
+    assert [path.name for path in (here / "run").iterdir()] == ["result.json"]
+    (here / "none").mkdir()
+    assert call("keys", "new", "--out", "none").code == 0
+
+
 def test_bad_input_is_a_sentence_and_exit_code_2(here: Path) -> None:
     call("keys", "new", "--out", "keys")
     (here / "file").write_text("hello")
@@ -95,7 +107,8 @@ def test_bad_input_is_a_sentence_and_exit_code_2(here: Path) -> None:
 def test_bad_usage_is_exit_code_2(here: Path, words: list[str]) -> None:
     done = call("keys", *words)
     assert (done.code, done.out) == (2, "")
-    assert "Error" in done.err
+    assert done.err.endswith("--help says what there is\n")
+    assert len(done.err.splitlines()) == 1
     assert not list(here.iterdir())
 
 

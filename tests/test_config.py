@@ -413,6 +413,8 @@ BAD = [
      " together: where silos are on machines of their own, each one's silo.toml names its rows, and a run file never"
      ' does; got name = "flare" and source = "rows.csv"'),
     (["engine.name=flare", "engine.sites=['a', 'a']"], "[engine] sites has a name twice; give each site its own"),
+    (["engine.name=flare", "engine.sites=['a', 'A']"], "[engine] sites: two names differ by capitals alone; give each "
+     "site its own"),
     (["engine.name=flare", "engine.sites=['a b']"], '[engine] sites: "a b" cannot be the name of a site; expected 1 to'
      ' 63 letters, digits, dashes and underscores, and not "server" or "admin"'),
     (["engine.name=flare", "engine.sites=['a']", "engine.edge=['a']"], '[engine] edge: with name = "flare" a site says'

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+import moretta
 from moretta.config import run_files
 from moretta.errors import MissingExtra, ParameterError
 from moretta.run.assembly import federation_of
@@ -36,6 +38,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_file = run_files.load(folder / f"{protocol}.toml")
         federation_of(run_file, folder / protocol).train(run_file.run.rounds, run_file.run.seed)
     return folder
+
+
+def test_weights_that_the_run_did_not_write_are_not_given_on(runs: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(runs / "pbpfl", tmp_path / "mine")
+    model = load_file(mine / "released.safetensors")
+    save_file({name: tensor + 1 for name, tensor in model.items()}, mine / "released.safetensors")
+    for out in ("out.safetensors", "out.onnx"):
+        with pytest.raises(
+            ParameterError, match=r"released\.safetensors is not what the run wrote, .*; restore it"
+        ) as no:
+            export(mine, tmp_path / out)
+        assert len(str(no.value).splitlines()) == 1
+        assert not (tmp_path / out).exists()
+    export(mine, tmp_path / "true.safetensors", true_model=True)
+    with pytest.raises(ParameterError, match="not what the run wrote"):
+        moretta.load(mine)
+    (mine / "result.json").unlink()
+    export(mine, tmp_path / "out.safetensors")
 
 
 @pytest.mark.parametrize("true_model", [False, True])

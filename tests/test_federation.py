@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -294,3 +295,16 @@ def test_a_damaged_file_of_a_run_is_one_sentence(tmp_path: Path, content: str) -
     for read, name in ((read_json, "result.json"), (read_model, "model.safetensors"), (read_json, "none.json")):
         with pytest.raises(ParameterError, match=name):
             read(tmp_path / name)
+
+
+def test_a_file_of_a_run_is_no_link_and_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"format": 1, "what": "secret"}')
+    (tmp_path / "inputs.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(
+        ParameterError, match=r"inputs\.json: expected a file .*it is a link, which may lead out of"
+    ) as refused:
+        read_json(tmp_path / "inputs.json")
+    assert "secret" not in str(refused.value)
+    os.mkfifo(tmp_path / "result.json")
+    with pytest.raises(ParameterError, match=r"result\.json: expected a file of a finished run; it is no file"):
+        read_json(tmp_path / "result.json")

@@ -92,21 +92,24 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "a key of train": (lambda: make(rounds=3), r"Federation: rounds is an argument of train: .*train\(rounds=\.\.\)"),
     "an unknown key of train": (
-        lambda: make().train(3, sed=1),
+        lambda: make().train(3, sed=1),  # type: ignore[call-arg]
         r"Federation.train: sed is not known; did you mean seed",
     ),
     "a protocol's key for train": (
-        lambda: make().train(3, momentum=0.9),
+        lambda: make().train(3, momentum=0.9),  # type: ignore[call-arg]
         r"Federation.train: momentum is a setting of",
     ),
-    "an unknown key of a silo": (lambda: Silo("a", X, Y, id=Y), r"Silo: id is not known; did you mean ids\?"),
+    "an unknown key of a silo": (lambda: Silo("a", X, Y, id=Y), r"Silo: id is not known; did you mean ids\?"),  # type: ignore[call-arg]
     "an unknown key of a protocol": (
-        lambda: FedSGD(learning_rat=0.1),
+        lambda: FedSGD(learning_rat=0.1),  # type: ignore[call-arg]
         r"FedSGD: learning_rat is not known; did you mean learning_rate\?",
     ),
-    "another protocol's key": (lambda: FedSGD(local_epochs=2), r"FedSGD: local_epochs is not known; "),
-    "an unknown key of the engine": (lambda: Engine(worker=2), r"Engine: worker is not known; did you mean workers\?"),
-    "an unknown key of load": (lambda: moretta.load(".", trust=True), r"load: trust is not known; known are folder, "),
+    "another protocol's key": (
+        lambda: FedSGD(local_epochs=2),  # type: ignore[call-arg]
+        r"FedSGD: local_epochs is a keyword of .*FedProx, not of FedSGD; ",
+    ),
+    "an unknown key of the engine": (lambda: Engine(worker=2), r"Engine: worker is not known; did you mean workers\?"),  # type: ignore[call-arg]
+    "an unknown key of load": (lambda: moretta.load(".", trust=True), r"load: trust is not known; known are folder, "),  # type: ignore[call-arg]
     # values
     "words for a number": (lambda: FedSGD(learning_rate="fast"), r"FedSGD: learning_rate: .*, got \"fast\""),
     "a comma for a point": (lambda: FedSGD(learning_rate="0,1"), r'learning_rate: expected a number, got "0,1"'),
@@ -121,8 +124,8 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "a word for metrics": (lambda: make(metrics="auc"), r"metrics: expected a list of functions, .*got a str"),
     "a number for a folder": (lambda: make(out=3), r"out: expected the path of a folder, or None; got an int"),
-    "a word for a callback": (lambda: make().train(1, on_round="print"), r'on_round = "print": expected a function'),
-    "a word for a display": (lambda: make().train(1, progress="yes"), r'progress = "yes": expected true, false or a'),
+    "a word for a callback": (lambda: make().train(1, on_round="print"), r'on_round = "print": expected a function'),  # type: ignore[arg-type]
+    "a word for a display": (lambda: make().train(1, progress="yes"), r'progress = "yes": expected true, false or a'),  # type: ignore[arg-type]
     "a rate below zero": (lambda: PBPFL(learning_rate=-1), r"PBPFL: learning_rate: expected more than 0, got -1"),
     "a misspelt loss": (
         lambda: FedAvg(loss="crossentropy"),
@@ -143,9 +146,9 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "a misspelt treatment": (lambda: make(missing="men"), r'missing = "men" is unknown; did you mean "mean"\?'),
     "a treatment of tables": (lambda: make(missing="indicator"), r'missing = "indicator" is unknown; .*error, mean'),
     "no rounds": (lambda: make().train(0), r"rounds = 0: expected at least 1"),
-    "rounds in words": (lambda: make().train("10"), r'rounds = "10": expected a whole number'),
-    "half a round": (lambda: make().train(2.5), r"rounds = 2\.5: expected a whole number"),
-    "a seed in words": (lambda: make().train(1, seed="x"), r'seed = "x": expected a whole number'),
+    "rounds in words": (lambda: make().train("10"), r'rounds = "10": expected a whole number'),  # type: ignore[arg-type]
+    "half a round": (lambda: make().train(2.5), r"rounds = 2\.5: expected a whole number"),  # type: ignore[arg-type]
+    "a seed in words": (lambda: make().train(1, seed="x"), r'seed = "x": expected a whole number'),  # type: ignore[arg-type]
     "stopping after nothing": (
         lambda: make(early_stopping=0),
         r"Federation: early_stopping: expected 1 or more, got 0",
@@ -191,7 +194,18 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "pairs for silos": (lambda: make(silos=[(X, Y)]), r"silos: expected each to be a Silo\(name, x, y\); got a tuple"),
     "silos by name": (lambda: make(silos={"a": (X, Y)}), r"silos: expected a list such as .*; got a dict"),
     "no silos": (lambda: make(silos=[]), r"a federation needs at least one silo; got none"),
-    "one name twice": (lambda: make(silos=[*silos(), Silo("north", X, Y)]), r"two silos are called `north`; give each"),
+    "one name twice but for capitals": (
+        lambda: make(silos=[*silos(), Silo("North", X, Y)]),
+        r"silo `north`: another silo's name differs from it by capitals alone; give each its own name",
+    ),
+    "a key of another protocol": (
+        lambda: FedAvg(mu=0.1),
+        r"FedAvg: mu is a keyword of (CGD and )?FedProx, not of FedAvg; remove it",
+    ),
+    "one name twice": (
+        lambda: make(silos=[*silos(), Silo("north", X, Y)]),
+        r"two silos are called `north`; give each",
+    ),
     "an empty silo": (
         lambda: make(silos=silos(east=(X[:0], Y[:0]))),
         r"silo `east`: expected .*at least one; got 0 rows",
@@ -284,7 +298,7 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "a mark of blanks that there is not": (lambda: Number(blanks="men"), r'Number: blanks: expected .*got "men"; did'),
 }
-AGES = Schema(columns={"age": Number()})
+AGES: Schema = Schema(columns={"age": Number()})
 
 
 @pytest.mark.parametrize(("misuse", "said"), MISUSES.values(), ids=MISUSES.keys())
@@ -359,6 +373,18 @@ def strange_dtype(folder: Path) -> None:
     (folder / "inputs.json").write_text(json.dumps(told | {"dtype": "object"}))
 
 
+def test_a_saved_folder_names_no_path_of_this_machine(run: tuple[Result, Path], tmp_path: Path) -> None:
+    for folder in (run[1], run[0].save(tmp_path / "saved")):
+        made = json.loads((folder / "model.json").read_text())
+        assert made["base"] == "."
+
+
+def vast_model(folder: Path) -> None:
+    made = {"format": 1, "source": "mlp", "arguments": {"hidden": [10**7, 10**7]}, "base": "."}
+    (folder / "model.json").write_text(json.dumps(made))
+    (folder / "graph.safetensors").unlink(missing_ok=True)
+
+
 def code(folder: Path) -> None:
     told = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(told | {"source": "os:system", "arguments": {"command": "true"}}))
@@ -371,6 +397,7 @@ TAMPERED: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "a file that was torn": (torn_json, r"inputs\.json: expected a file of a finished run"),
     "a file with less": (less_json, r"inputs\.json or model\.json is not as a run leaves it"),
     "a type that there is not": (strange_dtype, r"inputs\.json or model\.json is not as a run leaves it"),
+    "a model of any size": (vast_model, r"what it says of its model does not fit the weights beside it"),
     "code in the place of a model": (code, r"names code that would be run as you: system of os .*allow_code=True"),
 }
 

@@ -49,7 +49,12 @@ def test_what_has_no_wheel_is_named(said: str, name: str, tmp_path: Path) -> Non
     look = resolve["without_wheels"]
     answers = iter([said, None])
     asked: list[list[str]] = []
-    look.__globals__["_ask_pip"] = lambda python, wanted, made: (asked.append(wanted), next(answers))[1]
+
+    def ask_pip(python: str, wanted: list[str], made: Path) -> str | None:
+        asked.append(wanted)
+        return next(answers)
+
+    look.__globals__["_ask_pip"] = ask_pip
     assert look("3.14", ["numpy>=1", f"{name}>=1", f"{name}script>=1"], tmp_path) == [name]
     assert asked[-1] == ["numpy>=1", f"{name}script>=1"]
 

@@ -42,7 +42,7 @@ def network() -> nn.Module:
 
 def federation(protocol: Any, **settings: Any) -> Federation:
     silos = [Silo("north", *rows(0, 60)), Silo("south", *rows(1, 50))]
-    chosen = {"model": network(), "standardise": True, "test": rows(2, 40)} | settings
+    chosen: dict[str, Any] = {"model": network(), "standardise": True, "test": rows(2, 40)} | settings
     return Federation(silos=silos, protocol=protocol, **chosen)
 
 

@@ -42,6 +42,8 @@ def test_listing_names_every_table_of_the_papers() -> None:
     assert {*tables, "pbpfl-first-table-2", *of_cgd} <= set(told)
     assert told["pbpfl-table-1"]["cells"] == 18
     assert told["pbpfl-table-1"]["quick_cells"] < 18
+    assert told["baffle-table-1-mnist"]["cells"] == 16  # three seeds of four of eight levels
+    assert told["baffle-table-1-mnist"]["quick_cells"] == 7
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,11 +151,12 @@ def test_a_cell_goes_on_from_its_last_checkpoint(bank: Path, tmp_path: Path) -> 
         chosen.run(tmp_path / "one", quiet, watch)
     assert len(list((tmp_path / "one" / "unfinished").iterdir())) == 1
     found = chosen.run(tmp_path / "one", quiet, watch)
-    assert played == [1, 2, 3, 4, 5, 5, 6, 7]
+    assert played == [1, 2, 3, 4, 5, 6, 7]  # what a watcher raises leaves a checkpoint of its round
     assert not list((tmp_path / "one" / "unfinished").iterdir())
     whole = chosen.run(tmp_path / "other", quiet)
     assert found["rows"] == whole["rows"]
     assert found["cells"][0]["wall_seconds"] > 0
+    assert found["cells"][0]["core_seconds"] > 0
 
 
 def test_curves_and_deviations_over_seeds(bank: Path, tmp_path: Path) -> None:
@@ -219,6 +222,20 @@ def test_results_of_another_format_are_refused(bank: Path, tmp_path: Path) -> No
     (tmp_path / "pbpfl-table-1-rate-quick.json").write_text('{"format": 99, "cells": []}')
     with pytest.raises(ParameterError, match="format 99"):
         choose("pbpfl-table-1-rate", EXPERIMENTS, bank, quick=True).run(tmp_path, quiet)
+
+
+def test_without_a_checkout_it_is_said_where_experiments_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # as where the wheel is installed
+    for words in ([], ["pbpfl-table-1", "--quick"]):
+        monkeypatch.setattr("sys.argv", ["moretta", "reproduce", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert said.startswith("moretta: experiments holds no experiments, which are in Moretta's repository")
+        assert len(said.splitlines()) == 1
 
 
 def _command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

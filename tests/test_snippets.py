@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import torch
 from blocks import Block, blocks
 from reference import BESIDE, RUN_FILE, SILO_FILE
 from test_cli import call
+from test_cli_watch import ADDRESS, COMMAND
 from test_readme import assert_known
 
 from moretta.config import run_files
@@ -184,12 +186,28 @@ def run_line(line: str, told: str, where: str) -> None:
     if not line.startswith("moretta "):
         subprocess.run(["sh", "-c", line], check=True)
         return
-    done = call(*shlex.split(line, comments=True)[1:])
+    words = shlex.split(line, comments=True)[1:]
+    if words[0] == "watch":
+        run_until_ctrl_c(words)
+        return
+    done = call(*words)
     if told.startswith("moretta: "):
         assert done.code in (1, 2), f"{where}: {line}"
         assert measured(done.err.strip().splitlines()[-1]) == measured(" ".join(told.split())), f"{where}: {line}"
     else:
         assert done.code == 0, f"{where}: {line}: {done.err}"
+
+
+def run_until_ctrl_c(words: Sequence[str]) -> None:
+    """Run a command that waits for somebody, until its page is there."""
+    with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert ADDRESS.search(process.stderr.readline())
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def measured(sentence: str) -> str:

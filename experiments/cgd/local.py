@@ -137,7 +137,7 @@ def run(name: str, grids: Sequence[str], sample: int, path: Path, overrides: Seq
         }
         if grid in rows and rows[grid]["settings"] == settings:
             continue
-        rows[grid] = {**of_grid(run_file, grid, sample), "settings": settings}
+        rows[grid] = {**of_grid(run_file, grid, sample), "settings": settings, "commit": provenance()["commit"]}
         accuracy, loss = PAPER.get(Path(name).stem, {}).get(grid, (None, None))
         rows[grid]["paper"] = {"accuracy": accuracy, "loss": loss}
         told = {"format": 1, "name": path.stem, "columns": list(COLUMNS), "rows": list(rows.values())}

@@ -184,16 +184,16 @@ def test_the_commands_lead_through_it(here: Path) -> None:
     assert not (here / "mine/north.reply").exists()
     signed = call(*words, "--fingerprint", asked["fingerprint"].upper().replace(" ", ""), "--json").told
     assert signed == {"name": "north", "fingerprint": asked["fingerprint"], "reply": "mine/north.reply"}
-    words = ("join", "north", "--silo", silo(), "--reply", "mine/north.reply")
-    assert "give what was read out as --fingerprint" in call(*words).sentence
-    assert "this may be another's reply" in call(*words, "--fingerprint", "00").sentence
+    join = ("join", "north", "--silo", silo(), "--reply", "mine/north.reply")
+    assert "give what was read out as --fingerprint" in call(*join).sentence
+    assert "this may be another's reply" in call(*join, "--fingerprint", "00").sentence
     assert not (here / "north/startup").exists()
-    called = call(*words, "--fingerprint", made["server-key"])
+    called = call(*join, "--fingerprint", made["server-key"])
     assert (called.code, called.err) == (0, "")
     assert called.out.startswith(f"north is complete, of the server {made['server-key']}")
-    assert "holds no request of north" in call(*words, "--fingerprint", made["server-key"]).sentence
+    assert "holds no request of north" in call(*join, "--fingerprint", made["server-key"]).sentence
     assert "a key is never overwritten" in call("join", "north", "--silo", silo(), "--request").sentence
-    assert "give one of them" in call(*words, "--request").sentence
+    assert "give one of them" in call(*join, "--request").sentence
     assert kit_checks.private_key(Path("north")) == "is closed to others"
 
 
@@ -215,7 +215,7 @@ class Forged:
     made: bytes | None = f"moretta-request-1 {NOW:%Y-%m-%dT%H:%M:%SZ}".encode()
     role: str = ""
     extension: x509.ExtensionType | None = None
-    algorithm: type[hashes.HashAlgorithm] = hashes.SHA256
+    algorithm: type[hashes.SHA256 | hashes.SHA512] = hashes.SHA256
 
     def by(self, key: Any) -> bytes:
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, self.name)]
@@ -441,8 +441,13 @@ def test_a_reply_of_another_server_is_found_by_its_key(here: Path) -> None:
     reply = sign(ask(), "others")
     theirs = Identity.load(here / "others").public_key
     seen: list[bytes] = []
+
+    def denied(found: bytes) -> bool:
+        seen.append(found)
+        return False
+
     with refused("not completed: the fingerprint", here / "north"):
-        own_kit.complete(Path("north"), silo_file.load(silo()), reply, lambda found: seen.append(found) is not None)
+        own_kit.complete(Path("north"), silo_file.load(silo()), reply, denied)
     assert seen == [theirs]
     line = public_line(Identity.load(here / "kits").public_key)
     pins = silo_file.load(silo(more=f'server-key = "{line}"'))

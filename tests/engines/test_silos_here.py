@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ class Stepping:
         return Said(stamp=message.stamp, number=doubled)
 
 
-def clients_of(keys: Sequence[Hashable | None], calls: list[list[str]]) -> dict[str, Stepping]:
+def clients_of(keys: Sequence[Hashable | None], calls: list[list[str]]) -> dict[str, Any]:  # `Stepping` without state
     return {f"s{n}": Stepping(f"s{n}", n, key, calls) for n, key in enumerate(keys)}
 
 

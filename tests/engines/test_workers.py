@@ -297,7 +297,7 @@ def test_where_the_second_process_cannot_start_the_first_ends(monkeypatch: pytes
 
     monkeypatch.setattr(os, "fork", once)
     with pytest.raises(ParameterError, match=r"cannot play in other processes here .*temporarily unavailable.*; use 1"):
-        InProcess(toys(), Codec(SCHEMA), workers=2)
+        InProcess(toys(), Codec(SCHEMA), workers=2)  # type: ignore[arg-type]
     assert not alive(started[0])
 
 
@@ -311,7 +311,7 @@ def test_whatever_goes_wrong_in_a_worker_never_runs_on_as_the_first_process(
     owner = os.getpid()
     monkeypatch.setattr(SilosHere, "close", wrong)
     with pytest.raises(ParameterError):
-        InProcess(toys(), Codec(SCHEMA), workers=2, prepare=lambda: 1 / 0)
+        InProcess(toys(), Codec(SCHEMA), workers=2, prepare=lambda: 1 / 0)  # type: ignore[arg-type]
     assert os.getpid() == owner
     assert "an end that fails" in capfd.readouterr().err
     assert len(say(engine).answers) == 5
@@ -320,7 +320,7 @@ def test_whatever_goes_wrong_in_a_worker_never_runs_on_as_the_first_process(
 def test_silos_that_compute_together_play_in_one_process(make: Make) -> None:
     class Together(ToyClient):
         @InSteps
-        def answer(self, message: Message) -> Answering:
+        def answer(self, message: Message) -> Answering:  # type: ignore[override]
             yield from ()
             return Said(stamp=message.stamp, number=self.number)
 
@@ -346,7 +346,7 @@ def test_a_worker_ends_with_the_process_that_it_belongs_to(make: Make) -> None:
     if not (owner := os.fork()):  # a process that is killed while its workers compute
         clients = toys()
         clients["d"].faults["toy/say", 1] = lambda message: time.sleep(0.2)
-        engine = InProcess(clients, Codec(SCHEMA), workers=2)
+        engine = InProcess(clients, Codec(SCHEMA), workers=2)  # type: ignore[arg-type]
         os.write(write, b" ".join(str(process).encode() for process in of(engine)) + b"\n")
         try:
             say(engine)

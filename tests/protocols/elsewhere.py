@@ -21,30 +21,30 @@ aten = torch.ops.aten
 class There(Tensor):
     """A tensor on the device."""
 
-    inner: Tensor
+    held: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> There:
+    def __new__(cls, held: Tensor) -> There:
         made: There = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             device=DEVICE,
         )  # fmt: skip
-        made.inner = inner
+        made.held = held
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"There({list(self.shape)})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {})
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def _on_cpu(given: Any) -> Any:
     """Return arguments with what is on the device in the CPU's own tensors, and no device named."""
-    given = tree_map_only(There, lambda one: one.inner, given)
+    given = tree_map_only(There, lambda one: one.held, given)
     return tree_map_only(torch.device, lambda one: torch.device("cpu"), given)
 
 
@@ -62,7 +62,7 @@ class Elsewhere(TorchDispatchMode):
         super().__init__()
         self.copies: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         tensors = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         there = [one for one in tensors if isinstance(one, There)]
@@ -76,11 +76,11 @@ class Elsewhere(TorchDispatchMode):
             return There(made.clone() if made is inner_args[0] else made) if target else made
         if func is aten.copy_.default and len(there) == 1:
             self.copies["there" if isinstance(args[0], There) else "back"] += 1
-            args[0].inner.copy_(args[1]) if isinstance(args[0], There) else args[0].copy_(args[1].inner)
+            args[0].held.copy_(args[1]) if isinstance(args[0], There) else args[0].copy_(args[1].held)
             return args[0]
         if func is aten._local_scalar_dense.default and there:
             self.copies["numbers"] += 1
-            return func(there[0].inner)
+            return func(there[0].held)
         mixed = [one for one in tensors if not isinstance(one, There) and one.dim()]
         if there and mixed:
             raise RuntimeError(f"{func}: expected all tensors on one device, got some of the CPU and some elsewhere")

@@ -67,7 +67,7 @@ RECORDS = [
     record(silos=2, facts={"free_scales": 6.0}, protocol={"scales": "powers-of-two"}),
     record(protocol={"loss": "cross-entropy", "variant": "paper"}),
     record(protocol={"loss": "cross-entropy", "variant": "paper", "exchange": "ratios"}, facts={"outputs": 2.0}),
-    record(data={"score-at-silos": True}, protocol={"blind": False}),
+    record(data={"score-at-silos": "classes"}, protocol={"blind": False}),
     record(dropped=LATE, protocol={"blind": False, "local-epochs": 1}),
     record(silos=2, protocol={"local-epochs": 1}),
     record(secure={"scheme": "none"}, protocol={"local-epochs": 1}),

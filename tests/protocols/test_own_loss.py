@@ -82,7 +82,9 @@ def test_a_step_is_along_its_gradient() -> None:
     value = focal(model(torch.tensor(one[0].x, dtype=torch.float64)), torch.tensor(one[0].y)).mean()
     value.backward()
     assert result.history[0]["loss"] == pytest.approx(float(value.detach()), rel=1e-12)
+    assert result.model is not None
     for (name, parameter), ours in zip(model.named_parameters(), result.model.state_dict().values(), strict=True):
+        assert parameter.grad is not None
         torch.testing.assert_close(ours, (parameter - 0.5 * parameter.grad).detach(), rtol=0, atol=1e-12, msg=name)
 
 

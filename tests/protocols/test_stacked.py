@@ -61,6 +61,8 @@ class Attentive(nn.Module):
 
 
 class Counting(nn.Module):
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
@@ -240,7 +242,12 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
 
 
 def trained(protocol: Training, *, strict: bool, sizes: Sequence[int] = (20,) * SILOS, **settings: Any) -> Any:
-    chosen = {"model": model_of(STACKED["mlp"]), "batch_size": 8, "dtype": "float64", "insecure_secret_seed": 1}
+    chosen: dict[str, Any] = {
+        "model": model_of(STACKED["mlp"]),
+        "batch_size": 8,
+        "dtype": "float64",
+        "insecure_secret_seed": 1,
+    }
     return Federation(silos=silos(sizes), protocol=protocol, engine=Engine(strict=strict), **(chosen | settings)).train(
         2
     )

@@ -301,10 +301,10 @@ def test_attacks_stand_by_severity_the_gravest_first(run):
     assert "this attack failed" in rows[6]["text"]
     brief = texts(written, "0")
     assert brief[1:5] == [
-        "Recovers rows: 1 of 2 attacks succeeded.",
-        "Recovers labels or properties: 0 of 1 attacks succeeded.",
-        "Tells members: 1 of 1 attacks succeeded.",
-        "Tells what the protocol gives anyway: 1 of 1 attacks succeeded.",
+        "1 of 2 attempts to recover rows succeeded.",
+        "The one attempt to recover labels or properties failed.",
+        "The one attempt to tell members succeeded.",
+        "The one attempt to tell what the protocol gives anyway succeeded.",
     ]
 
 
@@ -345,7 +345,7 @@ def test_epsilon_comes_with_what_it_protects(run, make_run):
 @pytest.mark.parametrize(("kind", "says"), [
     ("centralised", "The rows of all silos were handed over to one party, which trained on them together."),
     ("local", "Each silo trained a model of its own from its own rows, and nothing was added up."),
-    ("baffle", "The updates were added up by the secure sum pairwise; section 2.2.a says who sees what of it."),
+    ("baffle", "The updates were added up by the secure sum called pairwise; section 2.2.a says who sees what of it."),
 ])  # fmt: skip
 def test_protocols_are_described_as_what_they_are(run, kind, says):
     assert says in texts(write_dossier(run(kind)), "1.2")

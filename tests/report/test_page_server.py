@@ -56,7 +56,9 @@ class Stream:
     """News as a browser hears them."""
 
     def __init__(self, address, after=""):
-        port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]+)/", address).groups()
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]+)/", address)
+        assert found is not None
+        port, token = found.groups()
         self._there = socket.create_connection(("127.0.0.1", int(port)), timeout=10)
         head = f"GET /{token}/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         self._there.sendall((head + (f"Last-Event-ID: {after}\r\n" if after else "") + "\r\n").encode())
@@ -125,7 +127,12 @@ def test_without_the_token_or_a_name_that_is_there_nothing_is_found(server, path
 
 def test_tokens_are_compared_in_constant_time(server, monkeypatch):
     compared = []
-    monkeypatch.setattr(page_server.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+
+    def compare(one, other):
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr(page_server.hmac, "compare_digest", compare)
     assert ask(server, "/wrong/")[0] == 404
     assert ask(server)[0] == 200
     assert compared == [(b"wrong", TOKEN.encode()), (TOKEN.encode(), TOKEN.encode())]
@@ -215,7 +222,8 @@ def test_a_port_in_use_is_one_sentence():
 
 
 def test_beside_a_run_the_page_hears_how_it_ended(run):
-    told, streams = [], []
+    told: list[str] = []
+    streams: list[Stream] = []
 
     def play():
         with page_beside(run.path, 0, told.append) as note:
@@ -240,8 +248,13 @@ def test_beside_a_run_the_page_hears_how_it_ended(run):
 def test_every_run_has_a_token_of_its_own_which_no_argument_shows(run, monkeypatch):
     found = []
     started = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda words, **more: found.append(words) or started(words, **more))
-    told = []
+
+    def start(words, **more):
+        found.append(words)
+        return started(words, **more)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    told: list[str] = []
     for _ in range(2):
         with page_beside(run.path, 0, told.append):
             pass
@@ -252,7 +265,7 @@ def test_every_run_has_a_token_of_its_own_which_no_argument_shows(run, monkeypat
 
 
 def test_a_run_goes_on_without_its_page(run, monkeypatch):
-    told = []
+    told: list[str] = []
     with page_beside(run.path, 0, told.append) as note:
         pid = page()
         os.kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from moretta.report.page import write_report
 from moretta.report.privacy import epsilon_note
 from moretta.report.scales import METRICS, UNKNOWN, ZEROS, ends, meanings, way
 from moretta.report.table import SCORED, comparison_rows
-from moretta.report.verdict import HEADINGS, verdict_text, verdicts
+from moretta.report.verdict import HEADINGS, remarks, verdict_text, verdicts
 
 PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
@@ -53,6 +53,24 @@ def test_a_page_begins_with_them_and_sets_attacks_names_small(make_run, tmp_path
     assert "a silo works out &lt;the&gt; offset <small><code>(gamma-least-squares)</code></small>, 99.7 %" in text
     assert "<section><h2>PBPFL</h2>" in text
     assert "No audit ran, so what attacks would get is not known" in text
+
+
+def test_runs_on_one_page_say_once_what_holds_of_all(make_run, tmp_path):
+    folders = [audited(make_run("pbpfl")), make_run("fedsgd"), make_run("local")]
+    text = " ".join(write_report(folders, tmp_path / "a.html").read_text().split())
+    shared = (
+        "100 % is perfect; to name the commonest class always gets that class’s part of the rows. "
+        "One process played all roles, so the owner of its machine saw everything; what was hidden is said of "
+        "the roles. "
+        "That an attack failed does not show that none can succeed."
+    )
+    head = text[: text.index("<h2>Comparison")]
+    assert remarks([read_run(folder) for folder in folders]) == tuple(f"{one}." for one in shared[:-1].split(". "))
+    assert shared in head
+    assert head.count("100 % is perfect") == head.count("One process played") == 1
+    assert head.count("the model reaches an accuracy of 97.4 %") == 2
+    insecure = make_run("fedavg", insecure_secret_seed=True)
+    assert not any("One process" in one for one in remarks([read_run(one) for one in (folders[0], insecure)]))
 
 
 def test_the_sentences_of_one_run(make_run):

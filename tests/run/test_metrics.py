@@ -30,7 +30,11 @@ def worst_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def federation(**settings: Any) -> Federation:
     held = silos()
-    chosen = {"protocol": FedSGD(loss="cross-entropy"), "test": (held[1].x, held[1].y), "silos": held} | settings
+    chosen: dict[str, Any] = {
+        "protocol": FedSGD(loss="cross-entropy"),
+        "test": (held[1].x, held[1].y),
+        "silos": held,
+    } | settings
     return Federation(network(), **chosen)
 
 
@@ -72,7 +76,10 @@ def test_a_figure_that_is_not_finite_is_none_in_the_folder(tmp_path: Path) -> No
     def empty(outputs: Tensor, targets: Tensor) -> float:
         return float("nan")
 
-    federation(metrics=[empty], out=tmp_path / "run").train(1, progress=False)
+    federation(metrics=[empty], out=tmp_path / "run").train(2, progress=False)
+    said = [one for one in (tmp_path / "run" / "log.txt").read_text().splitlines() if "metric" in one]
+    assert len(said) == 1
+    assert said[0].endswith("metric `empty` was no finite number on 33 rows; its figure is left empty there")
     assert read_json(tmp_path / "run" / "result.json")["test"]["metrics"]["empty"] is None
 
 

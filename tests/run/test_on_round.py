@@ -26,8 +26,8 @@ def told_of(name: str, rounds: int = 3, **settings: Any) -> tuple[list[FinishedR
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_told_what_the_history_has(name: str) -> None:
-    one = silos_of(name)[0]
-    test = None if one.columns else (one.x, one.y)
+    held = silos_of(name)[0]
+    test = None if held.columns else (held.x, held.y)
     told, result = told_of(name, test=test)
     assert [one.number for one in told] == [1, 2, 3]
     for one, line in zip(told, result.history, strict=True):

@@ -15,14 +15,14 @@ keys = typer.Typer(no_args_is_help=True, help="Make and show long-lived identiti
 
 @keys.command("new")
 def new_key(
-    out: Annotated[Path, typer.Option(help="The folder for identity.key, which stays there, and identity.pub.")],
+    out: Annotated[Path, typer.Option(help="A new folder for identity.key, which stays there, and identity.pub.")],
     as_json: AsJson = False,
 ) -> None:
     """Make an identity: its private key for this silo alone, its public key for everybody's roster."""
     from moretta.secure_aggregation.identity import Identity
 
     identity = Identity.fresh()
-    identity.save(out)
+    identity.save(out, alone=True)
     _say_key(identity.public_key, {"out": str(out)}, as_json)
 
 

@@ -8,6 +8,7 @@ stdout too.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, NoReturn
@@ -32,7 +33,7 @@ from moretta.commands import (
     watch,
 )
 from moretta.commands.every import UsageError, add_quiet, misused
-from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, unhush, wants_json
+from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, unhush
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
@@ -75,13 +76,15 @@ def main() -> None:
 
 
 def _call() -> None:
-    if not wants_json():
-        app()
-        return
     try:
         code = app(standalone_mode=False)
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # it has shown the help of its group
+            sys.exit(error.exit_code)
         _fail(misused(error), error.exit_code)
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except typer.Abort:
         _fail("interrupted", 1)
     sys.exit(code if isinstance(code, int) else 0)  # as the app does by itself

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from moretta.commands.terminal import AsJson, Overrides, needs_torch, say, screen
-from moretta.errors import RunFailed
+from moretta.errors import ParameterError, RunFailed
 
 
 def reproduce(
@@ -21,6 +21,9 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.", envvar="MORETTA_DATA")] = None,
     out: Annotated[Path, typer.Option(help="Where results are kept, and gone on from.")] = Path("runs/reproduce"),
     epochs: Annotated[int | None, typer.Option(help="Train so long instead.")] = None,
+    only: Annotated[
+        list[str], typer.Option(metavar="LEVEL", help="Train only cells of this level; may be repeated.")
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
@@ -30,13 +33,18 @@ def reproduce(
 
     from moretta.data.references import resolve
 
+    if not (experiments / "reproduction.py").is_file():
+        raise ParameterError(
+            f"{experiments} holds no experiments, which are in Moretta's repository and not in what pip installs; run "
+            "this in a checkout, or name its folder by --experiments"
+        )
     with needs_torch():
         listing, choose = (resolve(f"reproduction:{what}", experiments) for what in ("listing", "choose"))
         if name is None:
             found = listing(experiments)
             say({"experiments": found}, as_json, lambda: _print_experiments(found))
             return
-        chosen = choose(name, experiments, data, quick, epochs, overrides)
+        chosen = choose(name, experiments, data, quick, epochs, overrides, only)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=screen, transient=True) as bar:
             task = bar.add_task(name, total=None)

@@ -41,8 +41,7 @@ def watch(
 
     check_run_folder(folder)
     found, token = listening(port), secrets.token_urlsafe(32)
-    with PageServer(found, token, folder, Said()).serving():
+    with PageServer(found, token, folder, Said()).serving(), suppress(KeyboardInterrupt):
         tell(f"the run's page is at {address_of(found, token)} until ctrl-c")
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()
     say({"format": 1, "folder": str(folder), **state_of(folder, Said())}, as_json, lambda: None)

@@ -21,8 +21,6 @@ import functools
 import hashlib
 import json
 import operator
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -31,7 +29,9 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from moretta.config import wording
+from moretta.config.fitting import check_fit
 from moretta.config.sections import Data, FileOfRows, Model, Run
+from moretta.config.toml_files import override, parse_toml, read_toml
 from moretta.contract.settings import Section, kebab
 from moretta.contract.wording import either, shown, unfit
 from moretta.data.tables import schema
@@ -39,8 +39,8 @@ from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Delay, Engine, Fault, Faults
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import ENTRIES, entry_of
-from moretta.secure_aggregation.settings import ROSTER_AND_IDENTITY, SecureAggregation
+from moretta.protocols.registry import ENTRIES
+from moretta.secure_aggregation.settings import SecureAggregation
 
 __all__ = [
     "PROTOCOLS",
@@ -58,8 +58,6 @@ __all__ = [
     "dumps",
     "load",
     "loads",
-    "parse_toml",
-    "read_toml",
     "section",
 ]
 
@@ -97,136 +95,8 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        protocol, secure, entry = self.protocol, self.secure_aggregation, entry_of(self.protocol)
-        if self.engine.simulates and self.engine.name not in entry.simulations:
-            raise ParameterError(
-                f'[engine] name = "{self.engine.name}" simulates cgd alone; {protocol.name} needs "in-process"'
-            )
-        if self.data.partition == "same-rows" and protocol.privacy is not None:
-            raise ParameterError(
-                '[data] partition = "same-rows" gives every silo the same rows, and epsilon is of rows that one silo '
-                "has; remove it, or dp-noise and dp-clip"
-            )
-        self._check_sites()
-        self._check_shape()
-        if self.engine.edge and not entry.edge:
-            raise ParameterError(
-                f"[engine] edge: edge clients only run models forward, as baffle has it, and {protocol.name} has not; "
-                "remove it"
-            )
-        if _lacks_validation(self):
-            raise ParameterError(
-                "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for example 0.1"
-            )
-        faults = self.engine.faults
-        for fault in () if faults is None else (*faults.drop, *faults.delay, *faults.corrupt):
-            if fault.round > self.run.rounds + 1:
-                raise ParameterError(
-                    f"[engine.faults] round = {fault.round} never comes: [run] rounds is {self.run.rounds}, and the "
-                    "release is one more"
-                )
-        if secure.least > self.data.silos > 1:
-            raise ParameterError(
-                f"[secure-aggregation] min-survivors = {secure.least}, and [data] silos is {self.data.silos}; "
-                "give at most as many"
-            )
-        if not entry.summed or secure.scheme == "none" or self.engine.simulates:
-            return self  # nothing is summed in secret, so nothing below can go wrong
-        if self.data.silos == 1:
-            raise ParameterError(
-                f'[secure-aggregation] scheme = "{secure.scheme}" needs two silos or more, and [data] silos is 1; '
-                'one silo needs scheme = "none"'
-            )
-        if secure.ring_bits < entry.ring_bits:
-            raise ParameterError(
-                f"[secure-aggregation] ring-bits = {secure.ring_bits} is too coarse for {entry.name}, whose "
-                f"corrections multiply the rounding; use ring-bits = {entry.ring_bits}"
-            )
+        check_fit(self.run, self.data, self.protocol, self.secure_aggregation, self.engine, self.table)
         return self
-
-    def _check_sites(self) -> None:
-        """Raise ParameterError unless rows at sites and the engine that reaches them come together."""
-        flare, data = self.engine.name == "flare", self.data
-        if flare != data.at_sites:
-            raise ParameterError(
-                '[engine] name = "flare" and [data] source = "sites" belong together: where silos are on machines of '
-                f"their own, each one's silo.toml names its rows, and a run file never does; got name = "
-                f'"{self.engine.name}" and source = {shown(data.source)}'
-            )
-        secure = self.secure_aggregation
-        if secure.roster is not None and (secure.identity is None) != flare:
-            raise ParameterError(
-                "[secure-aggregation] identity is each site's own, in its silo.toml; remove it here"
-                if flare
-                else ROSTER_AND_IDENTITY
-            )
-        if not flare:
-            return
-        if not entry_of(self.protocol).many_machines:
-            raise ParameterError(
-                f"[protocol] {self.protocol.name} is a baseline for one machine, with nothing to do for many; choose "
-                f"{either(name for name, entry in ENTRIES.items() if entry.many_machines)}"
-            )
-        if self.run.early_stopping is not None:
-            raise ParameterError("[run] early-stopping goes back to the best round, which sites do not keep; remove it")
-        if len(self.engine.sites) != data.silos:
-            raise ParameterError(
-                f"[engine] sites names {len(self.engine.sites)} silos and [data] silos is {data.silos}; make them alike"
-            )
-
-    def _check_shape(self) -> None:
-        """Raise ParameterError unless what the rows at sites are like is said once: by a schema, or by shapes."""
-        data = self.data
-        if self.table is not None and self.table.name_of("file") is not None and data.at_sites:
-            return self._check_images()
-        for name in ("window", "spacing", "channel_mean") if data.at_sites else ():
-            if getattr(data, name) is not None:
-                raise ParameterError(
-                    f"[data] {kebab(name)} is for images, which a schema names in a column of files; remove it"
-                )
-        if self.table is not None:
-            if data.inputs or data.classes or data.outputs or data.missing != "error":
-                raise ParameterError(
-                    "[data] inputs, classes, outputs and missing follow from the schema of the table; remove them"
-                )
-            return
-        if data.in_files:
-            raise ParameterError(
-                '[data] source = "files" needs schema, which says what the columns of all files mean (moretta schema '
-                "init FILE proposes one)"
-            )
-        if data.at_sites and (data.inputs is None or (data.classes is None) == (data.outputs is None)):
-            raise ParameterError(
-                '[data] source = "sites" needs schema, which says what a table\'s columns mean, or for arrays inputs, '
-                "the shape of a sample, and either classes or outputs, for example inputs = [30] and classes = 2"
-            )
-        if data.at_sites and data.missing not in ("error", "mean"):
-            raise ParameterError(
-                f'[data] missing = "{data.missing}" of rows at sites needs a schema, which says of which columns; give '
-                'schema, or missing = "mean"'
-            )
-
-    def _check_images(self) -> None:
-        """Raise ParameterError unless what images at sites become is said, and said once."""
-        data = self.data
-        inputs = () if data.inputs is None or isinstance(data.inputs, dict) else data.inputs
-        if len(inputs) != 3 or inputs[0] not in (1, 3) or inputs[1] != inputs[2]:
-            raise ParameterError(
-                "[data] inputs: expected the shape that images become, [1 or 3, size, size], as the schema names files "
-                "of images; for example inputs = [1, 224, 224]"
-            )
-        if data.classes or data.outputs or data.tokens or data.missing != "error" or data.partition != "iid":
-            raise ParameterError(
-                "[data] classes, outputs, tokens, missing and partition are not for images whose classes the schema "
-                "lists; remove them"
-            )
-
-
-def _lacks_validation(run_file: RunFile) -> bool:
-    """Return whether early stopping is asked for without rows to judge by; bank-marketing brings its own."""
-    data = run_file.data
-    brings = data.source == "bank-marketing" and data.validation_fraction is None
-    return run_file.run.early_stopping is not None and not data.validation_fraction and not brings
 
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -260,7 +130,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
     path = Path(path)
     tables = read_toml(path, "the run file")
     for text in overrides:
-        _override(tables, text)
+        override(tables, text)
     return _checked(tables, path)
 
 
@@ -334,55 +204,6 @@ def _sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
     sections["model"] |= {kebab(name): value for name, value in arguments.items()}
     sections |= sections.pop("table", {})  # its one key is `columns`
     return sections
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Return the tables of a TOML file. what: its name in errors. Raises ParameterError if it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ParameterError(f"{what} {path} does not exist; give the path of a TOML file") from None
-    except OSError as error:
-        raise ParameterError(f"{what} {path} cannot be read ({error.strerror}); give a TOML file") from None
-    except UnicodeDecodeError:
-        raise ParameterError(f"{path} is not text in UTF-8; save {what} as UTF-8") from None
-    return parse_toml(text, path)
-
-
-def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """Return the tables of TOML text. path: where it is from."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ParameterError(f"{path} is nested too deeply for a run file; write flat lists") from None
-    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
-        said = re.sub(r" \(at .*\)$", "", str(error))
-        line = re.search(r"\(at (line \d+|end of document)", str(error))
-        where = f", {line[1].replace('end of document', 'at its end')}" if line else ""
-        raise ParameterError(f"{path}{where}: this is not TOML: {said[:1].lower()}{said[1:]}") from None
-
-
-def _override(tables: dict[str, Any], text: str) -> None:
-    place, equals, value = text.partition("=")
-    parts = [part.strip() for part in place.split(".")]
-    if not equals or len(parts) < 2 or not all(parts):
-        raise ParameterError(f"--set: expected section.key=value, got {shown(text)}")
-    table = tables
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ParameterError(f"--set {place}: {part} is a value and not a section; give section.key=value")
-    table[parts[-1]] = _value(value.strip())
-
-
-def _value(text: str) -> object:
-    try:
-        tables = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    value = tables["value"]
-    # A date is taken as text, since no key takes a date; so is text that only looks like more TOML.
-    return value if len(tables) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
 
 
 def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:

@@ -39,15 +39,15 @@ ROUNDS, ROWS = Unit("rounds"), Unit("rows")
 class Run(Section):
     """How long, how exact, and where the results go.
 
-    name: of the run; a file that leaves it out is named by its stem.
-    rounds: how many are played; in each of them the model steps once.
-    seed: of what is random in training and not secret: initial weights, splits, batches.
-    out: the run folder; None leaves the choice to the caller, which in the shell is --out, or runs/NAME.
-    dtype: of the model and of the silos' arithmetic.
-    device: on which the model is trained and evaluated.
-    checkpoint_every: rounds from one checkpoint to the next.
-    evaluate_every: rounds from one evaluation on the test rows to the next, and always after the last round; with
-        early stopping also that on the validation rows. None: about 50 in a run.
+    name: what the run is called; left out, it is the file's name without its ending.
+    rounds: how many rounds are played; in each of them the model steps once.
+    seed: what follows from it is random in training and not secret: initial weights, splits, batches.
+    out: the run folder; left out, the shell takes that of --out, or runs/NAME.
+    dtype: what the model and the silos compute in.
+    device: where the model is trained and evaluated.
+    checkpoint_every: how many rounds there are from one checkpoint to the next.
+    evaluate_every: how many rounds there are from one evaluation on the test rows to the next, and with early stopping
+        on the validation rows too; the last round is always evaluated. None: about 50 evaluations in a run.
     metrics: functions of the model's outputs and the targets, as "module:function", whose figures on test rows stand
         beside the built-in ones under the functions' names (`moretta.run.metrics`).
     record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
@@ -107,9 +107,10 @@ class FileOfRows(Section):
     """A silo's file, and how a .csv file is written (`moretta.data.tables.files.Format`).
 
     source: the file, from the run file's folder.
-    separator: between cells; None: found out from the first line, among a comma, a semicolon and a tab.
-    decimal: what stands before a fraction.
-    file_encoding: of the text, any that Python knows, such as "latin-1".
+    separator: what stands between cells; None: it is found out from the first line, among a comma, a semicolon and a
+        tab.
+    decimal: what stands before the fraction of a number.
+    file_encoding: how the text is encoded: any name that Python knows, such as "latin-1".
     absent: words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
     alignment: a file of `moretta align`, where another silo holds other columns of these rows.
     """
@@ -152,53 +153,55 @@ class Data(Section):
     domains: makes several domains out of one source of images. Every row, test rows too, is dealt to one of these, and
         its image is changed accordingly (`moretta.data.domains`). None keeps the images and the source's domains.
     id_column: the column of a .csv file that names whom a row belongs to; it is no feature, and no two rows share one.
-    batch_size: rows of a batch; 0 is a silo's whole data.
+    batch_size: how many rows a batch has; 0 is a silo's whole data.
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
-    task: what targets are; None lets their type decide.
-    test_fraction: of the rows, held back to test by, where the source does not split them itself; None is 0.2, or the
-        source's own default (bank-marketing: 0.1).
-    validation_fraction: of the rows, held back for early stopping; None is 0, or the source's own default
+    task: what targets are: classes, or numbers; None lets their type decide.
+    test_fraction: which part of the rows is held back to test by, where the source does not split them itself; None is
+        0.2, or the source's own default (bank-marketing: 0.1).
+    validation_fraction: which part of the rows is held back for early stopping; None is 0, or the source's own default
         (bank-marketing: 0.1).
-    encoding: of text columns: "one-hot", which None is; "yes-no", the same but for columns of yes and no, which become
-        1 and 0; or "ordinal".
+    encoding: what becomes of text columns: "one-hot", which None is; "yes-no", the same but for columns of yes and no,
+        which become 1 and 0; or "ordinal".
     missing: without a schema, an absent value is an error, or becomes the column's mean, or that with one more column
         to mark it ("indicator"); "median" is refused, as a median is counted within a range that a schema declares.
     schema: a file that says what a table's columns mean (`moretta.data.tables.schema`); it is read into the section
         [columns] of the run file. None: it is inferred, and printed before the first round; for rows at sites a table
         needs one.
-    separator: of .csv files, between cells; None: found out from the first line, among a comma, a semicolon and a tab.
-    decimal: of .csv files, what stands before a fraction.
-    file_encoding: of .csv files, any that Python knows, such as "latin-1".
-    absent: of .csv files, words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
-    image_size: the pixels of a side of the square images of "office-home", where None is 64, and of all other image
-        sources, where None takes them as they are.
-    labels: of "image-folder", the .csv file that names files below `path` in its column "file", and their targets.
-    group_column: of "image-folder", the column of `labels` that says whom an image is about.
-    channels: of "image-folder", 1 for grey images and 3 for coloured ones; None: as all of them are.
-    window: of DICOM images, center and width of the values that become 0 to 1; None: as each file says.
-    spacing: of DICOM images, the mm from pixel to pixel that they are resampled to; None: as they are. Of rows at sites
-        too, as are `window` and the shape in `inputs`.
-    channel_mean: of image sources and of images at sites, what is taken from each channel of pixels in [0, 1]: public
+    separator: what stands between the cells of .csv files; None: it is found out from the first line, among a comma, a
+        semicolon and a tab.
+    decimal: what stands before the fraction of a number in .csv files.
+    file_encoding: how the text of .csv files is encoded: any name that Python knows, such as "latin-1".
+    absent: words that stand for no value in .csv files, besides an empty cell, NA, NaN, nan and ?.
+    image_size: how many pixels a side of the square images has. None is 64 for "office-home", and takes those of all
+        other image sources as they are.
+    labels: the .csv file of "image-folder": it names files below `path` in its column "file", and their targets.
+    group_column: the column of `labels` that says whom an image is about, for "image-folder".
+    channels: 1 for grey images and 3 for coloured ones, for "image-folder"; None: as all of them are.
+    window: center and width of the values of DICOM images that become 0 to 1; None: as each file says.
+    spacing: how many mm there are from pixel to pixel once DICOM images are resampled; None: as they are. Rows at sites
+        have it too, as they have `window` and the shape in `inputs`.
+    channel_mean: what is taken from each channel of pixels in [0, 1], for image sources and images at sites: public
         constants of the run, never computed from its rows.
-    channel_deviation: what the rest is divided by.
-    standardise: None is true for tables and false for images and for module:function. Of samples of several arrays
-        those of numbers in one axis that are no mask of 0 and 1, or a list of their names.
+    channel_deviation: what each channel is divided by after `channel_mean` is taken from it.
+    standardise: whether each column is brought to mean 0 and deviation 1. None is true for tables and false for images
+        and for module:function. Where samples have several arrays, true is those of numbers in one axis that are no
+        mask of 0 and 1, and a list names others.
     augment: vary training images each time they are used: "none"; random crops and mirror images, "crop-flip", with
         zeros at their edges, or "reflect-crop-flip", with mirrored pixels; or "turn": turns by any angle, shifts and
         scales by up to a tenth, contrast and brightness by up to a fifth (`moretta.protocols.common.augmentation`).
-    inputs: of rows at sites, the shape of a sample, or the shape of each of its arrays by name
-        (`moretta.data.layout`).
-    tokens: of rows at sites, whether samples are token ids, or the names of the arrays that hold such.
-    classes: of rows at sites, how many classes there are; None: targets are numbers.
-    outputs: of rows at sites whose targets are numbers, how many of them a row has.
+    inputs: the shape of a sample of rows at sites, or the shape of each of its arrays by name (`moretta.data.layout`).
+    tokens: whether samples of rows at sites are token ids, or the names of the arrays that hold such.
+    classes: how many classes rows at sites have; None: their targets are numbers.
+    outputs: how many targets a row at a site has, where these are numbers.
     least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
         result.json (`moretta look` shows rows on one machine).
-    test: of rows at sites, the server's own test rows: a .csv or .npz file or "module:function"; None: it has none. Of
-        files whose silos hold different columns, a table of whole rows.
-    score_at_silos: of rows at sites, have the sites score the outcome on the rows that each holds back (test-fraction
-        of its silo.toml), and sum their scores in secret; see `moretta.protocols.common.scoring`.
+    test: the server's own test rows, where silos' rows are at sites: a .csv or .npz file or "module:function"; None: it
+        has none. Where silos are files that hold different columns, a table of whole rows.
+    score_at_silos: whether sites score the outcome on the rows that each of them holds back (test-fraction of its
+        silo.toml); their scores are summed in secret (`moretta.protocols.common.scoring`). "classes": they also sum how
+        many rows of each class are predicted as which, and how sure predictions are, of three silos or more together.
     """
 
     source: Words
@@ -242,7 +245,7 @@ class Data(Section):
     outputs: PositiveInt | None = None
     least_rows: Annotated[PositiveInt | None, ROWS] = None
     test: Annotated[Words | None, SERVER] = None
-    score_at_silos: bool = False
+    score_at_silos: bool | Literal["classes"] = False
     look: bool = False
 
     @property

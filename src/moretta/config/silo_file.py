@@ -44,6 +44,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta.config import run_files
+from moretta.config.toml_files import read_toml
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
 from moretta.contract.wording import nearest, shown, unfit
 from moretta.data.tables.files import Format, Separator
@@ -202,7 +203,7 @@ class SiloFile(Section):
 def load(path: str | Path) -> SiloFile:
     """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
     path = Path(path)
-    tables = run_files.read_toml(path, "the silo file")
+    tables = read_toml(path, "the silo file")
     kinds = {"silo": SiloSection, "data": RowsSection, "limits": Limits, "privacy": Floors}
     try:
         for name, table in tables.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
@@ -19,6 +19,7 @@ from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.common.own_loss import found
+from moretta.protocols.common.setting import TABLES_TOO
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
@@ -53,7 +54,7 @@ class Specification:
     record_views: bool | tuple[int, ...] = False
     insecure_secret_seed: int | None = field(default=None, repr=False)
     least_rows: int | None = None
-    score_at_silos: bool = False
+    score_at_silos: bool | Literal["classes"] = False
     look: bool = False
     model_source: str = ""
     text: str = ""
@@ -91,10 +92,17 @@ class Specification:
                 f"[data] look counts by a secure sum, and here nobody sums: {entry.name} under engine = "
                 f'"{name}" has all rows in one place; remove it, and see moretta look'
             )
+        if self.score_at_silos not in (False, True, TABLES_TOO):
+            raise ParameterError(f'score_at_silos = {self.score_at_silos!r}: expected False, True or "{TABLES_TOO}"')
         if self.score_at_silos and (entry.pooled or self.engine.simulates):
             raise ParameterError(
                 f"[data] score-at-silos sums what silos score, and here nobody sums: {entry.name} under engine = "
                 f'"{name}" has all rows in one place; remove it, and give test rows'
+            )
+        if self.score_at_silos == TABLES_TOO and not (entry.common_model and entry.summed):
+            raise ParameterError(
+                f'[data] score-at-silos = "classes" is of one model that all silos score, and {entry.name} has a model '
+                "for each; give true"
             )
 
     @property
@@ -112,7 +120,7 @@ class Specification:
             "data": {
                 **{"batch-size": self.batch_size, "standardise": self.standardise, "augment": self.augment or "none"},
                 "missing": self.missing,
-                **({"score-at-silos": True} if self.score_at_silos else {}),
+                **({"score-at-silos": self.score_at_silos} if self.score_at_silos else {}),
             },
             "protocol": self.protocol.model_dump(mode="json", by_alias=True),
             "secure-aggregation": self.aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),

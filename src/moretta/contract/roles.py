@@ -135,6 +135,7 @@ class Outcome:
     facts: what the protocol states about the run, for ``result.json``.
     unperturbed: for protocols that hide the model from silos, the tensors that are not fully hidden, and why.
     scores: on all silos' held-out rows together, where that was asked for (`moretta.protocols.common.scoring`).
+    tables: of the same rows and by name, a classifier's.
     """
 
     parameters: Tensors
@@ -143,6 +144,7 @@ class Outcome:
     facts: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
     unperturbed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    tables: Tensors = dataclasses.field(default_factory=dict)
 
 
 R = TypeVar("R")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from moretta.contract.wording import first_error_in_python
+from moretta.contract.wording import enumerated, first_error_in_python
 from moretta.errors import ParameterError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -69,6 +69,20 @@ def mark_of(known: FieldInfo) -> Mark | None:
     return next((one for one in known.metadata if isinstance(one, Mark)), None)
 
 
+def _owners(kind: type[BaseModel], key: str) -> list[str]:
+    """Return the classes that have a key which a section has not, among those that are loaded and share its base.
+
+    Protocols that stand beside each other are loaded together; the sections of a run file share no base.
+    """
+    found, waiting = list[str](), list[type[BaseModel]]([kind.__mro__[kind.__mro__.index(Section) - 1]])
+    while waiting:
+        one = waiting.pop()
+        waiting += one.__subclasses__()
+        if key in one.model_fields and not one.__subclasses__():
+            found.append(one.__name__)
+    return sorted(found)
+
+
 class Section(BaseModel):
     """A section of a run file, or the same settings given from Python.
 
@@ -84,6 +98,11 @@ class Section(BaseModel):
                 super().__init__(**given)
             except ValidationError as error:
                 kind = type(self)
+                first = error.errors(include_url=False)[0]
+                key = str(first["loc"][0]) if first["type"] == "extra_forbidden" else ""
+                if owners := _owners(kind, key):
+                    others, own = enumerated(owners), kind.__name__
+                    raise ParameterError(f"{own}: {key} is a keyword of {others}, not of {own}; remove it") from None
                 raise ParameterError(first_error_in_python(kind.__name__, error, list(kind.model_fields))) from None
 
         # A run file is read by `model_validate_json`, whose caller words mistakes as the file has them: not by this.

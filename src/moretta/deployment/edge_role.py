@@ -25,7 +25,14 @@ from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.common.scoring import HeldOut, figures_of
-from moretta.protocols.common.setting import LEAST_ROWS_MISSING, check_look, check_scores, settings_digest
+from moretta.protocols.common.setting import (
+    LEAST_ROWS_MISSING,
+    TABLES_TOO,
+    check_look,
+    check_scores,
+    check_tables,
+    settings_digest,
+)
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.targets import encode
 from moretta.protocols.registry import edge_of
@@ -87,7 +94,10 @@ class EdgeRole:
         run, data, limits, silo = self._run_file.run, self._run_file.data, self._file.limits, self._silo
         held_out = None
         if data.score_at_silos and silo.held_out is not None:
-            figures = figures_of(self._protocol.loss, shared_settings.task_of(self._run_file))
+            tables, task = data.score_at_silos == TABLES_TOO, shared_settings.task_of(self._run_file)
+            if tables:
+                check_tables(self._secure, task, hello.outputs)
+            figures = figures_of(self._protocol.loss, task, tables=tables)
             x, y = silo.held_out
             held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
         table = self._run_file.table

@@ -22,10 +22,13 @@ helped/                a file a silo: which sums it has helped to open (secure_a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
+import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,6 +61,7 @@ class RunFolder:
         self.path = path
         self._history = path / "history.jsonl"
         self._helped = dict[str, HelpedFile]()
+        self.models = dict[str, str]()  # SHA-256 of each model that was written, in hex, by its file's name
         self._hold = ExitStack()
 
     def hold(self) -> None:
@@ -168,7 +172,9 @@ class RunFolder:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {key: np.ascontiguousarray(value).reshape(value.shape) for key, value in tensors.items()}
-        write_atomically(path, save(arrays, {"format": str(FORMAT)}), mode)
+        content = save(arrays, {"format": str(FORMAT)})
+        self.models[name] = hashlib.sha256(content).hexdigest()
+        write_atomically(path, content, mode)
 
     def write_confined(self, displacement: Tensors, models: Mapping[str, Tensors], most: int) -> None:
         """Write D and confined models, unless they are more than `most`; each is its participant's secret."""
@@ -218,10 +224,21 @@ def read_model(path: Path) -> dict[str, Array]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
+    """Return one JSON file of a run folder.
+
+    Raises `moretta.errors.ParameterError` where it is missing or damaged, or no plain file: a folder from somebody else
+    may have a link in its place, to what is not in that folder, or a pipe that never ends.
+    """
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise OSError("it is no file")
+            content: dict[str, Any] = json.loads(stream.read())
+    except OSError as error:
+        why = "it is a link, which may lead out of the folder" if path.is_symlink() else str(error)
+        raise ParameterError(f"{path}: expected a file of a finished run; {why}") from None
+    except ValueError as error:
         raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")

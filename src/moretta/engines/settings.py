@@ -42,11 +42,12 @@ class Faults(Section):
     drop: the silo cannot be reached from that phase on to the end of that round. In "upload" it vanishes before it
         uploads, in "unmasking" after. "set-up" takes hold in a round without one too; a round whose sum is not masked
         has no unmasking to vanish in.
-    drop_probability: of each silo in each round, to vanish in its upload or, where the round has one, in its unmasking,
-        either equally likely.
+    drop_probability: how likely each silo is, in each round, to vanish in its upload or, where the round has one, in
+        its unmasking, either equally likely.
     delay: answers that come later.
     corrupt: answers that arrive without their last byte, as when a connection breaks.
-    seed: of what is drawn. It depends on seed, round and silo alone, so a resumed run meets the same faults.
+    seed: what follows from it are the faults that are drawn. They depend on seed, round and silo alone, so a resumed
+        run meets the same ones.
     """
 
     drop: tuple[Fault, ...] = ()
@@ -67,25 +68,25 @@ class Engine(Section):
         N-layer network: one process plays all participants without messages, at the paper's scale
         (`moretta.protocols.cgd.simulation`). "flare": silos on machines of their own, over NVIDIA FLARE
         (`moretta.deployment`).
-    sites: with "flare", the silos' names; of a grid row by row.
-    torch_versions: with "flare", further versions of PyTorch that sites may run beside the server's own, by their
-        first two numbers, for example "2.12".
+    sites: the silos' names, with "flare"; those of a grid row by row.
+    torch_versions: versions of PyTorch that sites may run beside the server's own, with "flare", by their first two
+        numbers, for example "2.12".
     workers: processes of this machine that silos play in, each on one thread; never more than silos, or stacks of silos
         that compute together (`moretta.engines.silos_here`). None: one a core, or 1 where the model is large enough for
         PyTorch's own threads, or the run too short to gain by it (`moretta.run.engine`). With a number, also 1, the
         whole run computes on one thread. Results are the same with any number.
     strict: pass every message through the codec, as a network would.
-    deadline: seconds that an answer may take; None waits, for the process of an edge client and over "flare" ten
+    deadline: how many seconds an answer may take; None waits, for the process of an edge client and over "flare" ten
         minutes at most.
-    message_mib: with "flare", the most MiB of a message that the server takes from a site; a longer one counts as
-        malformed. A site's own limit is in its silo.toml.
-    edge: of baffle, the names of silos that take part as edge clients: each is a process of its own with ONNX Runtime
-        and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
+    message_mib: how many MiB a message has at most that the server takes from a site, with "flare"; a longer one counts
+        as malformed. A site's own limit is in its silo.toml.
+    edge: the names of silos that take part as edge clients, under baffle: each is a process of its own with ONNX
+        Runtime and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
     edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
         (`moretta.protocols.baffle.onnx_export`).
     memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
     micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
-    faults: to inject; None: none. They happen to silos, so centralised training has none.
+    faults: faults to inject; None: none. They happen to silos, so centralised training has none.
     """
 
     name: EngineName = "in-process"
@@ -138,6 +139,8 @@ class Engine(Section):
                 )
         if len(set(self.sites)) < len(self.sites):
             raise ParameterError("[engine] sites has a name twice; give each site its own")
+        if len({site.casefold() for site in self.sites}) < len(self.sites):
+            raise ParameterError("[engine] sites: two names differ by capitals alone; give each site its own")
         if self.faults is not None:
             raise ParameterError('[engine.faults] are injected in-process; with name = "flare" remove them')
         if self.edge:

@@ -15,32 +15,33 @@ from moretta.errors import ParameterError
 TENSORS = 10_000  # as many as a message's header has room for
 
 
-def build_within(most: int, build: Callable[[], nn.Module]) -> nn.Module:
+def build_within(most: int, build: Callable[[], nn.Module], otherwise: str = "") -> nn.Module:
     """Build a model of at most `most` numbers in at most `TENSORS` parameters and buffers.
 
     It is built twice: first without memory, on PyTorch's meta device. Where its code cannot do that, its tensors are
-    counted while it is built. Raises `moretta.errors.ParameterError` for a larger one.
+    counted while it is built. otherwise: what is said of a larger one; by default that [limits] of a site are less.
+    Raises `moretta.errors.ParameterError` for a larger one.
     """
-    with suppress(Exception), _counted(most) as found, torch.device("meta"):
+    with suppress(Exception), _counted(most, otherwise) as found, torch.device("meta"):
         build()
-    _refuse(found, most)
+    _refuse(found, most, otherwise)
     try:
-        with _counted(most) as found:
+        with _counted(most, otherwise) as found:
             return build()
     except Exception:
-        _refuse(found, most)
+        _refuse(found, most, otherwise)
         raise
 
 
 @contextmanager
-def _counted(most: int) -> Iterator[list[int]]:
+def _counted(most: int, otherwise: str) -> Iterator[list[int]]:
     """Count the numbers of each tensor that this thread registers in a module, and stop when there are too many."""
     found, thread = list[int](), threading.get_ident()
 
     def count(owner: nn.Module, name: str, tensor: Tensor | None) -> None:
         if tensor is not None and threading.get_ident() == thread:
             found.append(tensor.numel())
-            _refuse(found, most)
+            _refuse(found, most, otherwise)
 
     handles = [
         hooks.register_module_parameter_registration_hook(count),
@@ -53,9 +54,10 @@ def _counted(most: int) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _refuse(found: list[int], most: int) -> None:
+def _refuse(found: list[int], most: int, otherwise: str) -> None:
     if sum(found) > most or len(found) > TENSORS:
         raise ParameterError(
-            f"[model] of the run has {sum(found)} numbers or more in {len(found)} tensors, and [limits] parameters "
+            otherwise
+            or f"[model] of the run has {sum(found)} numbers or more in {len(found)} tensors, and [limits] parameters "
             f"here allows {most} in {TENSORS}; raise it if this machine is to hold that"
         )

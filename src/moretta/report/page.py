@@ -25,7 +25,7 @@ from moretta.report.scales import meanings
 from moretta.report.spread import OverSeeds, spread_rows
 from moretta.report.summary import insecure_runs, summary, title
 from moretta.report.table import MISSING, SCORED, comparison_rows, labels, plain, silo_rows
-from moretta.report.verdict import verdicts
+from moretta.report.verdict import remarks, verdicts
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -76,7 +76,8 @@ def page(
         title=title(records),
         insecure=insecure_runs(records),
         summary=summary(records),
-        verdicts=verdicts(records),
+        verdicts=verdicts(records, brief=len(records) > 1),
+        remarks=remarks(records) if len(records) > 1 else (),
         epsilons=[(name, note) for name, record in zip(names, records, strict=True) if (note := epsilon_note(record))],
         classified=[(label, record.test.classes) for label, record, _ in runs if record.test.classes is not None],
         warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
@@ -111,6 +112,7 @@ def template(name: str) -> Template:
         "thousands": "{:,}".format,
         "score": plain,
         "as_predicted": "as {}".format,
+        "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),
     }
     templates.globals["zip"] = zip
     return templates.get_template(name)

@@ -19,6 +19,8 @@ from moretta.report.table import label_of, labels, plain
 
 HEADINGS = ("How good", "What was hidden", "What attacks got")
 
+FAILED = "that an attack failed does not show that none can succeed"
+
 WHO = {
     "server": "the server",
     "silo": "a silo",
@@ -57,12 +59,33 @@ class Verdict:
         return tuple("".join(text for pair in pairs for text in pair) for pairs in named)
 
 
-def verdicts(records: Sequence[RunRecord]) -> tuple[Verdict, ...]:
-    """Return the verdict on each run. Its model is set beside those of `records` that train alone or on pooled rows."""
+def verdicts(records: Sequence[RunRecord], *, brief: bool = False) -> tuple[Verdict, ...]:
+    """Return the verdict on each run. Its model is set beside those of `records` that train alone or on pooled rows.
+
+    brief: without what `remarks` says of all runs.
+    """
+    opening = "" if brief and _opening_of_all(records) else None
     return tuple(
-        Verdict(label, _good(record, records), _hidden(record), _attacks(record))
+        Verdict(label, _good(record, records, brief), _hidden(record, opening), _attacks(record, brief))
         for label, record in zip(labels(records), records, strict=True)
     )
+
+
+def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
+    scales = dict.fromkeys(_scale(record) for record in records if record.test.given)
+    found = [f"{scale[0].upper()}{scale[1:]}." for scale in scales]
+    if opening := _opening_of_all(records):
+        found.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
+    if any(record.audit and not all(one.succeeded for one in record.audit.attacks) for record in records):
+        found.append(f"{FAILED[0].upper()}{FAILED[1:]}.")
+    return tuple(found)
+
+
+def _opening_of_all(records: Sequence[RunRecord]) -> str:
+    """Return what a report says first of what was hidden, where it is the same of all runs."""
+    openings = {"" if record.insecure_secret_seed else _opening(record) for record in records}
+    return openings.pop() if len(openings) == 1 else ""
 
 
 def verdict_text(verdict: Verdict) -> Text:
@@ -76,12 +99,12 @@ def verdict_text(verdict: Verdict) -> Text:
 # -- how good ----------------------------------------------------------------------------------------------------------
 
 
-def _good(record: RunRecord, records: Sequence[RunRecord]) -> str:
+def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.given:
         return "There were no test rows, so nothing says how good the model is."
     rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
     said = f"On the {rows} {_whose(record)} reaches {scored(record.test)}{_beside(record, records)}"
-    return f"{said} ({_scale(record)})."
+    return f"{said}." if brief else f"{said} ({_scale(record)})."
 
 
 def _whose(record: RunRecord) -> str:
@@ -126,7 +149,8 @@ def _scale(record: RunRecord) -> str:
 # -- what was hidden from whom -----------------------------------------------------------------------------------------
 
 
-def _hidden(record: RunRecord) -> str:
+def _hidden(record: RunRecord, opening: str | None) -> str:
+    """Return what was hidden. opening: in the place of the record's own, where there is a sentence."""
     if record.insecure_secret_seed:
         return (
             "Nothing was hidden, as insecure-secret-seed was set: whoever knows the run file can compute every key and "
@@ -138,12 +162,21 @@ def _hidden(record: RunRecord) -> str:
             f"This version of the report has no sentence on what the aggregation scheme {scheme(run)} hides from whom."
         )
     held = [claim for claim in claims_of(record.protocol) if claim.headline and claim.holds(run)]
-    first = [claim.head(run) for claim in held if claim.role == "reader"]
+    first = _opening(record) if opening is None else opening
     roles = [f"{who} {enumerated(said)}" for role, who in WHO.items() if (said := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
-    whole = f"{first[0]}; as roles, {'; '.join(roles)}" if first else "; ".join(roles)
+    whole = f"{first}; as roles, {'; '.join(roles)}" if first else "; ".join(roles)
     return f"{whole[0].upper()}{whole[1:]}."
+
+
+def _opening(record: RunRecord) -> str:
+    """Return what is said before the roles: that one process played all of them."""
+    run = record.model_dump(by_alias=True)
+    heads = (
+        one.head(run) for one in claims_of(record.protocol) if one.role == "reader" and one.headline and one.holds(run)
+    )
+    return next(heads, "")
 
 
 def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
@@ -154,7 +187,7 @@ def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
 # -- what attacks got --------------------------------------------------------------------------------------------------
 
 
-def _attacks(record: RunRecord) -> tuple[Phrase, ...]:
+def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
     audit = record.audit
     if audit is None:
         return (Phrase(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
@@ -165,8 +198,8 @@ def _attacks(record: RunRecord) -> tuple[Phrase, ...]:
     kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
     rounds = rounds_recorded(record)
     opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds, " if rounds else "In the audit, "
-    failed = not all(one.succeeded for one in audit.attacks)
-    closing = "; that an attack failed does not show that none can succeed." if failed else "."
+    failed = not brief and not all(one.succeeded for one in audit.attacks)
+    closing = f"; {FAILED}." if failed else "."
     return (Phrase(opening), *kinds[1:], Phrase(closing))
 
 

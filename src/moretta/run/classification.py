@@ -13,10 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta.protocols.common.predicted import BINS, predicted, probabilities, reliability
+from moretta.protocols.common.predicted import (
+    BINS,
+    CONFUSION_UP_TO,
+    confusion,
+    predicted,
+    probabilities,
+    reliability,
+)
 
 TOP5_FROM = 20  # classes
-CONFUSION_UP_TO = 50  # classes; with more, a matrix is no reading, and classes have their own figures only
 
 
 def figures_of_classes(
@@ -34,7 +40,7 @@ def figures_of_classes(
         best = np.argsort(-outputs, axis=1)[:, :5]
         figures["top5"] = float((best == classes[:, None]).any(axis=1).mean())
     count = max(outputs.shape[1], 2)
-    counts = np.bincount(classes * count + chosen, minlength=count**2).reshape(count, count)
+    counts = confusion(chosen, classes, count)
     brier, bins = None, None
     if np.isfinite(outputs).all():
         chances = probabilities(outputs, loss)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -28,6 +30,8 @@ from moretta.run.classification import figures_of_classes
 from moretta.run.metrics import Metric, name_of, scores
 
 SCORES = ("loss", "accuracy", "mse")
+log = logging.getLogger("moretta")
+
 MANY = 20  # models; with more, a sample of them is tested on the way, and only their plain scores are kept
 
 LabelledRows = tuple[NDArray[np.generic], NDArray[np.generic]]
@@ -53,6 +57,7 @@ class Evaluator:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
         self._task, self._fitted, self._own, self._names = task, fitted, own, names
+        self._undefined = set[str]()  # metrics that have been no number, of which it is said once
 
     def of_model(self, tensors: Tensors, rows: LabelledRows, *, own: bool = True) -> dict[str, Any]:
         """Return one model's scores, as `evaluate` has them. own: with the user's metrics."""
@@ -132,7 +137,14 @@ class Evaluator:
     ) -> dict[str, Any]:
         modules.load(self._module, tensors)
         chosen = self._own if own else ()
-        return evaluate(self._module, inputs, y, self._loss, self._task, metrics=metrics, own=chosen, names=self._names)
+        found = evaluate(
+            self._module, inputs, y, self._loss, self._task, metrics=metrics, own=chosen, names=self._names
+        )
+        for name in map(name_of, chosen if metrics else ()):
+            if math.isnan(found["metrics"][name]) and name not in self._undefined:
+                self._undefined.add(name)
+                log.warning("metric `%s` was no finite number on %d rows; its figure is left empty there", name, len(y))
+        return found
 
 
 def slices(rows: int, models: int) -> list[slice]:

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from moretta.engines.files import write_atomically
-from moretta.engines.run_folder import read_json, read_model
+from moretta.engines.run_folder import read_json
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
@@ -45,7 +45,7 @@ def export(
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix == ".safetensors":
-        tensors = read_model(finished.model_file(folder, true_model=true_model, silo=silo))
+        tensors = finished.weights(folder, true_model=true_model, silo=silo)
         write_atomically(out, save(dict(tensors), metadata={"inputs": _inputs(folder)}))
         return
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)

@@ -10,16 +10,11 @@ print(result.test, result.released)
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-import re
-import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,33 +25,28 @@ from moretta.config.specification import Specification
 from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
-from moretta.contract.roles import Client, State
-from moretta.contract.wording import nearest
-from moretta.data.holders import grid_of
+from moretta.contract.roles import Client
 from moretta.data.layout import Samples, packed_as
-from moretta.data.silo import Silo, Subjects, check_least, digests_by_silo, layout_of, row_shape
+from moretta.data.silo import Silo, Subjects, digests_by_silo, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules
-from moretta.data.tables.rows import expansion_of, rules_of
+from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.engines.checkpoint import CheckpointId, last_checkpoint
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.memory import give_back_heap
 from moretta.engines.run_folder import RunFolder
-from moretta.engines.settings import Engine, Faults
+from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
 from moretta.protocols.common.counted import counted_classes
-from moretta.protocols.common.crops import CROPS, PADDING
 from moretta.protocols.common.enrolment import targets
-from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
-from moretta.protocols.common.setting import Setting, check_look, check_scores
+from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import build, entry_of
-from moretta.run import given, saving
-from moretta.run import metrics as own_metrics
+from moretta.protocols.registry import build
+from moretta.run import checks, given, inputs, resuming, saving
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
 from moretta.run.loop import Session, Transport
@@ -64,9 +54,7 @@ from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
 from moretta.run.rounds import OnRound
-from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
-from moretta.secure_aggregation.keystream import derive
 from moretta.secure_aggregation.settings import SecureAggregation
 
 NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
@@ -138,7 +126,7 @@ class Federation:
         class_names: Sequence[str] = (),
         table: Schema | None = None,
         least_rows: int | None = None,
-        score_at_silos: bool = False,
+        score_at_silos: bool | Literal["classes"] = False,
         look: bool = False,
         model_source: str = "",
     ) -> None:
@@ -236,23 +224,33 @@ class Federation:
         self.out, self.table = out, table
         self.feature_names = feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = class_names or (() if table is None else table.classes)
-        self._check_some()
+        if not silos:
+            raise ParameterError("a federation needs at least one silo; got none")
         self.layout = layout_of(silos, spec.standardise, spec.missing)
         self.test, self.validation = self._packed("test", test), self._packed("validation", validation)
-        self.column_rules = self._rules_of_columns(column_rules)
-        self._check_silos()
-        self._check_names()
+        self.column_rules = inputs.column_rules(
+            silos, self.layout, table, column_rules, standardise=bool(spec.standardise), missing=spec.missing
+        )
+        rows = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
+        checks.check_silos(silos, spec.protocol, rows, spec.least_rows)
+        checks.check_names(spec.engine, silos)
         self._roster = None if spec.aggregation.roster is None else Roster.load(spec.aggregation.roster)
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
         self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
-        self.outputs = self._count_outputs()
-        self._check_rows("test", self.test)
-        self._check_rows("validation", self.validation)
-        self._check_training()
+        self.outputs = inputs.count_outputs(self.model, silos, self.layout, self._dtype)
+        labelled = [("test", self.test), ("validation", self.validation)]
         if spec.score_at_silos:
-            self._check_scores()
+            check_scores(spec.protocol, silos)
+            if spec.score_at_silos == TABLES_TOO:
+                check_tables(spec.aggregation, spec.task, self.outputs)
+            labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
+        for part, own in labelled:
+            if own is not None:
+                rows.check_rows(part, *own)
+                targets(own[1], self.outputs, spec.protocol.loss, part, self._dtype)
+        checks.check_training(spec, silos, self.outputs, self._dtype, validated=self.validation is not None)
         if spec.look:
             check_look(spec.protocol, self.silos)
         if spec.protocol.warm_start is not None:
@@ -323,10 +321,11 @@ class Federation:
         transport: Transport | None,
         begin: Callable[[], None] | None,
     ) -> Result:
-        checkpoint = self._checkpoint(folder, rounds, seed) if resume else None
-        place = (
-            CheckpointId(self._run_id(seed), 0, 0, self.digest(seed, rounds)) if checkpoint is None else checkpoint[0]
-        )
+        digest, states = self.digest(seed, rounds), None
+        if resume:
+            place, states = resuming.last_session(None if folder is None else folder.path, digest, self._roster, rounds)
+        else:
+            place = CheckpointId(resuming.run_id(self.spec, self._roster, seed), 0, 0, digest)
         helped = None if folder is None else folder.helped
         players = self._built(self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
@@ -335,9 +334,9 @@ class Federation:
                 f"a round needs at least {players.least} silos, got {len(silos)}; one silo needs "
                 'scheme = "none", as its sum would be its own data'
             )
-        if checkpoint is not None:
-            _refuse_others(checkpoint[1], players)
-            restore_states(players, checkpoint[1])
+        if states is not None:
+            resuming.refuse_others(states, players)
+            restore_states(players, states)
         elif folder is not None:
             folder.begin(self.spec.text or None)
             if not self.spec.text:
@@ -356,7 +355,7 @@ class Federation:
                     shown.end(result.record["warnings"])
                 return result
         except ParameterError:
-            if folder is not None and checkpoint is None and (session is None or not session.has_begun):
+            if folder is not None and not resume and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder
             raise
         finally:
@@ -391,169 +390,17 @@ class Federation:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""
         self.players(rounds, seed)
 
-    def _check_some(self) -> None:
-        if not self.silos:
-            raise ParameterError("a federation needs at least one silo; got none")
-
-    def _rules_of_columns(self, given: ColumnRules | None) -> ColumnRules:
-        """Return how input columns are prepared; tokens are left as they are."""
-        columns = row_shape(self.silos)[-1] if self.silos[0].x.dtype.kind == "f" else 0
-        scaled = bool(self.spec.standardise)
-        if self.layout is not None:
-            rules = ColumnRules.alike(columns)
-            rules.scaled[self.layout.standardised] = True
-            return rules
-        if given is None and self.table is not None and self.table.features:
-            given = rules_of(self.table)
-        if given is None:
-            return ColumnRules.alike(columns, scaled=scaled, fill="none" if self.spec.missing == "error" else "mean")
-        if given.columns != columns:
-            raise ParameterError(f"the table has {given.columns} input columns, and the silos' rows have {columns}")
-        return replace(given, scaled=np.full(columns, scaled))
-
-    def _check_silos(self) -> None:
-        names = Counter(silo.name for silo in self.silos)
-        self._check_grid()
-        for silo in self.silos:
-            if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", silo.name) or silo.name == "server":
-                raise ParameterError(
-                    f"silo name {silo.name!r:.80}: expected 1 to 64 letters, digits, dots, dashes and underscores, "
-                    'not "server"'
-                )
-            if names[silo.name] > 1:
-                raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
-            unlabelled = bool(silo.columns) and not len(silo.y)
-            if silo.remote:
-                continue
-            check_least(silo, self.spec.least_rows)
-            if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
-                raise ParameterError(
-                    f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
-                    f"and {len(silo.y)} targets"
-                )
-            self._check_finite(silo.x, f"silo `{silo.name}`", silo.columns)
-            if not silo.columns and silo.x.shape[1:] != self.silos[0].x.shape[1:]:
-                raise ParameterError(
-                    f"silo `{silo.name}`: expected rows of shape {list(self.silos[0].x.shape[1:])}, as "
-                    f"`{self.silos[0].name}` has, got {list(silo.x.shape[1:])}"
-                )
-
-    def _check_grid(self) -> None:
-        """Check who holds which columns, where any silo says so."""
-        if not any(silo.columns or silo.row for silo in self.silos):
-            return
-        if not entry_of(self.spec.protocol).grids:
-            raise ParameterError(
-                "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
-                f"alone puts the columns together, {getattr(self.spec.protocol, 'name', 'this one')} does not"
-            )
-        for silo in self.silos:
-            if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
-                raise ParameterError(
-                    f"silo `{silo.name}`: expected the name of its row of the grid, and inputs [rows, columns] with "
-                    f"the indices of their columns; got row `{silo.row}`, inputs {list(silo.x.shape)} and "
-                    f"{len(silo.columns)} columns"
-                )
-        grid_of(self.silos).check(row_shape(self.silos)[0])
-
-    def _check_names(self) -> None:
-        """Check that the silos exist that edge clients and faults name."""
-        for name in self.spec.engine.edge:
-            self._check_name("[engine] edge", name)
-        faults = self.spec.engine.faults or Faults()
-        for key, rows in (("drop", faults.drop), ("delay", faults.delay), ("corrupt", faults.corrupt)):
-            for row in rows:
-                self._check_name(f"[engine.faults] {key}", row.silo)
-
-    def _check_name(self, key: str, name: str) -> None:
-        names = [silo.name for silo in self.silos]
-        if name not in names:
-            close = nearest(name, names)
-            hint = f"did you mean `{close}`?" if close else f"the silos are {', '.join(names):.200}"
-            raise ParameterError(f"{key}: no silo is called `{name}`; {hint}")
-
-    def _check_training(self) -> None:
-        spec = self.spec
-        own_metrics.check(spec.metrics, self.outputs, spec.task, self._dtype)
-        if (own := spec.protocol.own_loss) is not None:
-            forward_only = bool(entry_of(spec.protocol).edge)
-            check_loss(own, self.outputs, spec.protocol.loss, spec.task, self._dtype, differentiable=not forward_only)
-        if spec.early_stopping is not None and self.validation is None:
-            raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
-        weights = len(spec.protocol.class_weights)
-        if weights and weights != self.outputs:
-            raise ParameterError(f"class-weights: expected {self.outputs}, one an output of the model, got {weights}")
-        kind, _, number = spec.device.partition(":")
-        there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
-        if kind == "cuda" and int(number or 0) >= there:
-            raise ParameterError(f'device = "{spec.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
-        if spec.augment and self.silos[0].x.ndim != 4:
-            raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
-        if spec.augment == "reflect-crop-flip" and min(self.silos[0].x.shape[2:]) <= PADDING:
-            raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
-        if spec.augment not in ("", *CROPS, "turn"):
-            raise ParameterError(f"augment = {spec.augment!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")
-
-    def _check_scores(self) -> None:
-        """Check that every silo here has rows to score models on, and that no score is of a single silo."""
-        check_scores(self.spec.protocol, self.silos)
-        for silo in self.silos:
-            if not silo.remote:
-                self._check_rows(f"silo `{silo.name}`: held_out", silo.held_out)
+    def _figures(self) -> tuple[str, ...]:
+        """Return what silos' scores are of; nothing where they are not asked for any."""
+        asked = self.spec.score_at_silos
+        return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
 
     def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
         return None if given is None else (packed_as(given[0], self.layout, part), given[1])
 
-    def _check_rows(self, part: str, given: tuple[NDArray[np.generic], NDArray[np.generic]] | None) -> None:
-        if given is None:
-            return
-        (x, y), row = given, row_shape(self.silos)
-        if len(x) == 0 or len(x) != len(y) or x.shape[1:] != row:
-            raise ParameterError(
-                f"{part}: expected as many targets as rows, at least one, of shape {list(row)} as the silos have; got "
-                f"inputs of shape {list(x.shape)} and {len(y)} targets"
-            )
-        self._check_finite(x, part)
-        targets(y, self.outputs, self.spec.protocol.loss, part, self._dtype)
-
-    def _check_finite(self, x: NDArray[np.generic], whose: str, columns: Sequence[int] = ()) -> None:
-        """Check inputs for what is no number: infinity, and NaN, by which a value is absent, where none may be.
-
-        columns: which x has, where they are split; empty for all.
-        """
-        if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
-            return
-        wrong = ~np.isfinite(x)
-        if self.column_rules.may_lack:
-            may_lack = self.column_rules.fills[list(columns)] if columns else self.column_rules.fills
-            wrong = np.isinf(x) | (np.isnan(x) & (may_lack == 0))
-        if wrong.any():
-            column = int(np.argwhere(wrong)[0][-1])
-            column = columns[column] if columns else column
-            label = self.feature_names[column] if column < len(self.feature_names) else f"column {column}"
-            raise ParameterError(
-                f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
-                'values are absent (NaN) say missing = "mean"'
-            )
-
-    def _count_outputs(self) -> int:
-        sample = torch.zeros((2, *row_shape(self.silos)), dtype=torch.tensor(self.silos[0].x[:0]).dtype)
-        sample = sample.to(self._dtype) if sample.is_floating_point() else sample
-        model = copy.deepcopy(self.model).eval()
-        try:
-            with torch.no_grad():
-                outputs = model(sample)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            if not sample.is_floating_point():
-                said += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
-            raise ParameterError(
-                f"the model cannot take {self.layout or f'rows of shape {list(sample.shape[1:])}'}: {said}"
-            ) from error
-        if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
-            shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-            raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
-        return int(outputs.shape[1])
+    def digest(self, seed: int, rounds: int) -> str:
+        """Return what a resumed run must agree on (`moretta.run.resuming.digest_of`)."""
+        return resuming.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
 
     @property
     def summing(self) -> SecureAggregation:
@@ -581,7 +428,7 @@ class Federation:
             roster=self._roster,
             engine=self.spec.engine,
             least_rows=self.spec.least_rows,
-            figures=figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.score_at_silos else (),
+            figures=self._figures(),
             playing=self.spec.playing([silo.name for silo in self.silos], seed),
             run=place.run if remote else "",
             helped=helped,
@@ -592,66 +439,9 @@ class Federation:
             classes=counted_classes(self.spec.task, self.outputs) if self.spec.look else 0,
         )
 
-    def _run_id(self, seed: int) -> str:
-        run = secrets.token_hex(16)
-        if self.spec.insecure_secret_seed is not None:
-            derived = derive(
-                b"insecure run id.", self.spec.insecure_secret_seed, seed, type(self.spec.protocol).__name__
-            )
-            run = derived.hex()[:32]
-        return f"{run}.{self._roster_mark()}".removesuffix(".")
-
-    def _roster_mark(self) -> str:
-        """Return what a run id ends with, so that silos with another roster refuse it."""
-        return "" if self._roster is None else self._roster.digest[:RUN_DIGEST]
-
-    def digest(self, seed: int, rounds: int) -> str:
-        """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
-        if self.spec.digest:
-            return self.spec.digest
-        given = [
-            {name: section for name, section in self.spec.settings.items() if name != "engine"},
-            {silo.name: len(silo.x) for silo in self.silos},
-            modules.schema(self.model),
-            seed,
-            rounds if self.spec.protocol.rate_depends_on_rounds else 0,
-            *([self.layout.dump()] if self.layout else []),
-            *([sorted(set(self.spec.engine.edge)), self.spec.engine.edge_precision] if self.spec.engine.edge else []),
-        ]
-        return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
-
-    def _checkpoint(self, folder: RunFolder | None, rounds: int, seed: int) -> tuple[CheckpointId, dict[str, State]]:
-        if folder is None:
-            raise ParameterError("resuming needs the run's folder; name it by out")
-        found = last_checkpoint(folder.path / "checkpoint")
-        if found is None:
-            raise ParameterError(
-                f"{folder.path} holds no checkpoint to resume from; start without --resume, in an empty folder"
-            )
-        place, states = found
-        if place.digest != self.digest(seed, rounds):
-            raise ParameterError(
-                f"{folder.path} was begun with another run file or other settings; resume with those it was begun "
-                f"with ({folder.path / 'run.toml'}), or name another folder by --out"
-            )
-        if place.run.partition(".")[2] != self._roster_mark():
-            raise ParameterError(
-                f"{folder.path} was begun with another roster; resume with the one it was begun with, or name another "
-                "folder by --out"
-            )
-        if place.round > rounds:
-            raise ParameterError(f"{folder.path} stands at round {place.round}, past the {rounds} asked for")
-        return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
-
 
 def _named(standardise: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
     """Return the names of arrays to standardise as a tuple, of one too."""
     if isinstance(standardise, bool):
         return standardise
     return (standardise,) if isinstance(standardise, str) else tuple(standardise)
-
-
-def _refuse_others(states: Mapping[str, State], players: Roles) -> None:
-    expected = {"server", *(f"silo-{name}" for name in players.clients)}
-    if set(states) != expected:
-        raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,12 @@ from moretta.data.tables.schema import Schema
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue, graph
+from moretta.models.size import build_within
 from moretta.protocols.common import modules
 from moretta.run import consent
 from moretta.run.saving import GRAPH, MADE
 
+HARMLESS = 1_000_000  # numbers of a model that anybody may ask for
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -81,10 +86,8 @@ def load(
     folder names (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one
     that does not say how its model is built, without `model`, or one that names code which is not allowed.
     """
-    inputs, tensors = (
-        read_json(folder / "inputs.json"),
-        read_model(model_file(folder, true_model=true_model, silo=silo)),
-    )
+    inputs = read_json(folder / "inputs.json")
+    tensors = weights(folder, true_model=true_model, silo=silo)
     run_file = _run_file(folder, model, allow_code)
     try:
         module = _module(folder, inputs, tensors, run_file, model, allow_code)
@@ -111,7 +114,8 @@ def _module(
         made: dict[str, Any] = {"source": "", "arguments": {}, "base": "."}
         if (folder / MADE).exists():
             made = read_json(folder / MADE)
-        source, arguments, base = str(made["source"]), dict(made["arguments"]), Path(made["base"])
+        source, arguments = str(made["source"]), dict(made["arguments"])
+        base = Path(os.path.normpath(folder.absolute() / str(made["base"])))
         if not source and (folder / GRAPH).exists():
             return graph.read(folder / GRAPH, tensors)
         if not source:
@@ -120,7 +124,8 @@ def _module(
                 "--model module:function (or a built-in name), or write the model's graph there by Result.save()"
             )
         consent.check_model(folder, source, base, allow_code)
-    module = catalogue.build(
+    build = partial(
+        catalogue.build,
         source,
         inputs=tuple(inputs["shape"]),
         outputs=int(inputs["outputs"]),
@@ -128,7 +133,13 @@ def _module(
         seed=run_file.run.seed if run_file else 0,
         layout=SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None,
         **arguments,
-    ).to(DTYPES[inputs["dtype"]])
+    )
+    if source in catalogue.BUILT_IN:  # arguments of somebody else's folder may ask for any memory
+        most = max(HARMLESS, sum(one.size for one in tensors.values()))
+        module = build_within(most, build, f"{folder}: what it says of its model does not fit the weights beside it")
+    else:
+        module = build()
+    module = module.to(DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
     return module
 
@@ -175,6 +186,24 @@ def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | No
     run_file = run_files.load(folder / "run.toml")
     consent.check(folder, run_file, allow_code)
     return run_file
+
+
+def weights(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Tensors:
+    """Return the tensors of a run's model.
+
+    Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
+    """
+    path = model_file(folder, true_model=true_model, silo=silo)
+    tensors, name = read_model(path), str(path.relative_to(folder))
+    if (folder / "result.json").exists():
+        kept = read_json(folder / "result.json").get("models", {}).get(name)
+        with path.open("rb") as stream:
+            if kept not in (None, hashlib.file_digest(stream, "sha256").hexdigest()):
+                raise ParameterError(
+                    f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the "
+                    "folder without result.json to use other weights"
+                )
+    return tensors
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

@@ -23,7 +23,9 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
+from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
 from moretta.run.checkpoints import restore_states, states_of
+from moretta.run.classification import metrics_of_counts, tables_of_counts
 from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
@@ -229,7 +231,7 @@ class Session:
 
     def _end(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> RunEnd:
         # What silos score together, as the server learns it or the participants here do.
-        by_silos = outcome.scores or self._players.scores()
+        by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
         return RunEnd(
             run=self._place.run,
             sessions=self._place.session + 1,
@@ -245,6 +247,14 @@ class Session:
             stopped=self._stopped,
         )
 
+    def _tables(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the metrics and tables of the silos' rows, where silos were asked for such."""
+        if not outcome.tables:
+            return {}
+        counts, bins = (outcome.tables[name] for name in (CONFUSION, RELIABILITY))
+        found = {name: value for name, value in metrics_of_counts(counts, bins).items() if value is not None}
+        return {"metrics": found, "classes": tables_of_counts(counts, bins, self._of.class_names)}
+
     def _data(self) -> Mapping[str, Any] | None:
         """Return what a look before training may show, where one was wanted."""
         found, of = self._players.counted(), self._of
@@ -252,7 +262,7 @@ class Session:
             return None
         return told_of_sums(found, len(of.silos), of.feature_names, of.class_names, of.table)
 
-    def _scores(self, outcome: Outcome, by_silos: Mapping[str, float]) -> dict[str, Any]:
+    def _scores(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
         here = [silo for silo in self._of.silos if not silo.remote]

@@ -80,9 +80,10 @@ class RunFiles:
         """Return the digest of all recorded views, empty where there are none."""
         return views.digest(self.folder.path / "views")
 
-    def end(self, outcome: Outcome, record: Mapping[str, Any]) -> None:
-        """Write the models that a run came to, what their inputs mean, and its record."""
+    def end(self, outcome: Outcome, record: dict[str, Any]) -> None:
+        """Write the models that a run came to, what their inputs mean, and its record, which is given their digests."""
         self._write_models(outcome)
+        record["models"] = dict(self.folder.models)
         self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.fitted.preparation))
         self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
 

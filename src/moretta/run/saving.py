@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from moretta.contract.messages import Tensors
+from moretta.data.references import is_reference
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError
@@ -22,12 +24,13 @@ GRAPH = "graph.safetensors"
 
 def keep_made(folder: RunFolder, made: Made, rounds: int, seed: int) -> None:
     """Write how a run from Python was made: what builds its model, and what `train` was given."""
-    folder.write_json(MADE, {**told(made), "rounds": rounds, "seed": seed})
+    folder.write_json(MADE, {**told(made, folder.path), "rounds": rounds, "seed": seed})
 
 
-def told(made: Made) -> dict[str, Any]:
-    """Return how a model is built as plain data."""
-    return {"source": made.source, "arguments": dict(made.arguments), "base": str(Path(made.base).absolute())}
+def told(made: Made, folder: Path) -> dict[str, Any]:
+    """Return how a model is built as plain data. Its base is written from the folder on, where there is code in it."""
+    base = os.path.relpath(made.base, folder) if is_reference(made.source) else "."
+    return {"source": made.source, "arguments": dict(made.arguments), "base": base}
 
 
 def save(
@@ -54,7 +57,7 @@ def save(
         write_atomically(folder / GRAPH, drawn)
     for name, tensors in models.items():
         kept.write_model(f"{name}.safetensors", tensors, mode=0o644 if name == "released" else 0o600)
-    kept.write_json(MADE, told(made))
+    kept.write_json(MADE, told(made, folder))
     kept.write_json("inputs.json", inputs)
 
 

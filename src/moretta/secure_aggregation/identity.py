@@ -79,9 +79,10 @@ class Identity:
             )
         return cls(private)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, alone: bool = False) -> None:
         """Write ``identity.key``, with mode 0600 from its first byte on, and ``identity.pub`` into a folder, made here.
 
+        alone: refuse a folder that holds anything, so that no key is given away with what it lies among.
         Raises `moretta.errors.ParameterError` if either is there already, and OSError where nothing can be written.
         """
         folder = Path(folder)
@@ -89,6 +90,8 @@ class Identity:
         for path in (folder / KEY_FILE, folder / PUBLIC_FILE):
             if os.path.lexists(path):
                 raise ParameterError(f"{path} is there already, and a key is never overwritten; choose another folder")
+        if alone and any(folder.iterdir()):
+            raise ParameterError(f"{folder} is not empty, and a key lies in a folder of its own; name a new one")
         _create(folder / KEY_FILE, _encode(_SECRET, self._private.private_bytes_raw()), 0o600)
         _create(folder / PUBLIC_FILE, public_line(self.public_key), 0o644)
 

@@ -95,7 +95,7 @@ def test_a_job_that_takes_no_envelopes_yet_is_starting(send: Send) -> None:
         if reply == Missing(Reason.DISCONNECTED, "is starting, and is not ready yet"):
             return
         time.sleep(0.01)
-    raise AssertionError(f"south was never starting, but {reply}")
+    raise AssertionError(f"south was never starting, but {reply!r}")
 
 
 @pytest.mark.parametrize("long", [False, True])

@@ -86,7 +86,7 @@ def test_what_is_signed_are_the_bytes_that_come() -> None:
         return b"s" * SIGNATURE
 
     _, envelope = request_of(pack(SUBMIT, b"body", sign))
-    assert envelope == Envelope(*seen[0][:1], b"s" * SIGNATURE, b"body")
+    assert envelope == Envelope(*seen[0][:1], b"s" * SIGNATURE, memoryview(b"body"))
     assert json.loads(envelope.header) == plain(SUBMIT)
 
 

@@ -94,7 +94,8 @@ class Caller:
     ) -> tuple[Reply, bytes]:
         processes = {"north": self.worker.process_id} if processes is None else processes
         data, serial = self.session.pack(request, processes, body)
-        return self.session.open(self.worker.answer(data, self.limit), self.worker.process_id, serial, None)
+        reply, answer = self.session.open(self.worker.answer(data, self.limit), self.worker.process_id, serial, None)
+        return reply, bytes(answer)
 
     def greet(self, run: str = "run", session: int = 0) -> Reply:
         """Say hello once."""

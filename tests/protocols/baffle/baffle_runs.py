@@ -52,7 +52,7 @@ def network(outputs: int = CLASSES, hidden: int = 5) -> nn.Sequential:
 def normalised() -> nn.Sequential:
     """The network with BatchNorm."""
     model = network()
-    return nn.Sequential(model[0], nn.BatchNorm1d(5), *model[1:])
+    return nn.Sequential(model[0], nn.BatchNorm1d(5), *list(model)[1:])
 
 
 def make(protocol: BAFFLE | None = None, **settings: Any) -> Federation:

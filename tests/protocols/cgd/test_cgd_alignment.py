@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,8 @@ def test_a_third_holder_cannot_play_the_head_with_the_relays_help() -> None:
     """Lists are sealed for the two that align, not under the row's key, which the third has."""
     with casting() as (players, _):
         make(TRIPLES, ALIGN, insecure_secret_seed=None).train(1, SEED)
-    victim, third = (players[-1].clients[name] for name in ("silo-0-1", "silo-0-2"))
+    clients: Mapping[str, Any] = players[-1].clients
+    victim, third = clients["silo-0-1"], clients["silo-0-2"]
     now = at(third._group_keys._set_up.agreed[0].setup, "row=row-0")
     now = dataclasses.replace(now, run="row=row-0/" + now.run.rpartition("/")[2])
     listed = victim.answer(Blind(stamp=now, peer="silo-0-0", onward=False))
@@ -302,7 +304,7 @@ def test_what_was_shown_never_goes_back_and_a_restored_participant_aligns_again(
     """A site killed in round one goes back to its state before, but keeps the bytes of the later one."""
     with casting() as (players, _):
         make(SILOS[:2], ALIGN, insecure_secret_seed=None).train(1, SEED)
-    clients = players[-1].clients
+    clients: Mapping[str, Any] = players[-1].clients
     head, other = clients["silo-0-0"], clients["silo-0-1"]
     lasting = {name: value for name, value in other.state().items() if isinstance(value, bytes)}
     assert {"alignment/root", *(f"alignment/given/{one}/silo-0-0" for one in ("own", "theirs", "again"))} <= set(
@@ -324,7 +326,7 @@ def test_what_was_shown_never_goes_back_and_a_restored_participant_aligns_again(
             client.answer(UseAlignment(stamp=now, found=True))
 
     other.restore({**early, **lasting})
-    assert other._order._used is None
+    assert not other._order._used
     again()
     assert other._order._used.digest == used.digest
     other.restore({**early, **lasting, "alignment/root": bytes(32)})  # a partner that draws other secrets, or lists

@@ -249,7 +249,7 @@ def test_what_a_second_z_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = played(2)
     found = raw_features(clients, forged(clients[MEMBER], at(NEXT, "columns-2"), 3), at(NEXT, "row=row-0"))
     rows = clients[VICTIM]._rows
-    x = np.asarray(rows.x[rows.batches.of_round(NEXT.round)])
+    x = np.asarray(rows.x[rows.batches.of_round(NEXT.round)])  # type: ignore[index]
     assert np.linalg.norm(found - x) < 1e-12 * np.linalg.norm(x)
 
 

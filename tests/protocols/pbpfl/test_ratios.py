@@ -134,12 +134,14 @@ def test_an_answer_counts_once_and_is_forgotten_where_it_is_refused() -> None:
     with pytest.raises(MisuseError, match="without the predictions"):  # no second try at where lambda lies
         client.answer(told)
     again = client.answer(ask)
+    assert isinstance(again, Ratios)
     np.testing.assert_array_equal(sent.words, again.words)  # of the same stamp and outputs: the same lambdas
     with pytest.raises((MisuseError, PeerError)):  # nor another form of answer than was asked for
         client.answer(Softmax(stamp=NOW, y=np.full((6, 3), 1 / 3), k=np.ones((6, 2)), encoding={}))
     client.answer(told)
-    later = replace(ask, stamp=Stamp("run", 1, 1))
-    assert (client.answer(later).words != sent.words).any()
+    later = client.answer(replace(ask, stamp=Stamp("run", 1, 1)))
+    assert isinstance(later, Ratios)
+    assert (later.words != sent.words).any()
 
 
 def silos(classes: int) -> list[Silo]:

@@ -74,7 +74,7 @@ class Client:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
             with torch.no_grad():
                 for parameter, gradient in zip(self._trained.values(), gradients, strict=True):
-                    parameter += gradient * (radius / norm)
+                    parameter.add_(gradient * (radius / norm))
             gradients, _ = self._gradients(inputs, targets)
             with torch.no_grad():
                 for parameter, value in zip(self._trained.values(), here, strict=True):

@@ -102,9 +102,9 @@ class TorchBlocks(TorchForward):
             slopes = inputs @ v[:, : inputs.shape[-1]].T  # the same for all units but for their sign
             if v.shape[1] > inputs.shape[-1]:
                 slopes = slopes + v[:, -1]
+            slopes = (distance * slopes).movedim(-1, 0)[..., None]
             for some in stretches(len(u), together):
-                rows = slopes[..., some].movedim(-1, 0)[..., None]
-                yield kept + distance * rows * u[some].view(-1, *[1] * (kept.ndim - 1), u.shape[1])
+                yield torch.addcmul(kept, slopes[some], u[some].view(-1, *[1] * (kept.ndim - 1), u.shape[1]))
         else:
             moves = block.by_tensor(self.layout.shapes, signs)
             for some in stretches(block.repeats, together):

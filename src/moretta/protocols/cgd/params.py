@@ -19,9 +19,9 @@ Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 class CGD(Training):
     """Confined Gradient Descent (`cgd.txt`), Algorithms 1 and 2: w_l(k+1) = w_l(k) - alpha_k sum n_l g_l / sum n_l.
 
-    delta: of each participant's confined start w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard normal. A number
-    holds for all. Two are a range from which each participant draws its own in secret, uniformly (Table 7's last
-    column). A mapping gives each participant's.
+    delta: how large each participant's confined start is, w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard
+    normal. A number holds for all. Two are a range from which each participant draws its own in secret, uniformly
+    (Table 7's last column). A mapping gives each participant's.
     around: the point that starts are confined around: "zero", as in the paper, or "model", the model's own weights (or
     those of `warm_start`), for architectures and fine-tuning that need a common start.
     vertical: how participants that hold different columns of the same rows work together. "joint": a row of the grid
@@ -35,7 +35,8 @@ class CGD(Training):
     lambda w_l(k) in it, and the sum their mean by rows, so that D stays one. The authors' code has 1e-6.
     schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
     after `decay_from` and T is how many rounds are left then.
-    mu: of that schedule, 0 to 1 (Theorem 1). decay_from: of that schedule, the last round at the full rate.
+    mu: how slowly that schedule lowers the rate, 0 to 1 (Theorem 1). decay_from: the last round at the
+    full rate.
     blind: whether the aggregator only relays sums, which it cannot read; None is yes, unless the scheme is "none".
     align: whether the holders of a row of the grid put the rows that all of them have in one order by their ids, before
     the first round (`moretta.data.alignment`). align_ids: how ids are made comparable, by names of

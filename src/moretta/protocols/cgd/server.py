@@ -23,38 +23,30 @@ from moretta.contract.roles import (
     State,
     no_phase,
 )
-from moretta.data.alignment.exchange import relay
 from moretta.data.holders import Grid
-from moretta.errors import ParameterError, PeerError, RunFailed
+from moretta.errors import RunFailed
+from moretta.protocols.cgd import row_agreement
+from moretta.protocols.cgd.catching_up import LATE, CatchingUp
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
-from moretta.protocols.cgd.group_keys import at, row_group, row_groups
+from moretta.protocols.cgd.group_keys import at, row_groups
 from moretta.protocols.cgd.groups import Group
 from moretta.protocols.cgd.messages import (
-    AlignmentUsed,
     Backward,
-    CatchUp,
     Contribute,
     Deltas,
     Descend,
-    DescribeRows,
-    Displacement,
     Done,
     DrawKey,
     Forward,
     GroupKey,
-    Here,
     Join,
     KeyTaken,
     Partial,
-    RowsDescribed,
     Scored,
-    ShowDisplacement,
     StepAlone,
     TakeKey,
-    UseAlignment,
-    Where,
 )
-from moretta.protocols.cgd.side_by_side import side_by_side
+from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.enrolment import Enrolment
@@ -103,9 +95,7 @@ class Server:
         self._comparison = comparison
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
-        self._behind = dict[str, set[str]]()  # by group, who has not stepped by its last sum
-        self._last = dict.fromkeys(groups, 0)  # by group, the last round by whose sum any member says it stepped
-        self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
+        self._steps = CatchingUp(groups)
         self._why = dict[str, Missing]()  # who could not take part in the last attempt
         self._opening = False  # whether a sum of this round has been asked to be opened
         self._in_vain = 0  # rounds in a row without a step
@@ -135,16 +125,18 @@ class Server:
             if isinstance(agreed, Aborted):
                 return agreed
         for stage in ({name: _of(cohort, names) for name, names in self._rows.items()}, *self._stages(cohort)):
-            aborted = yield from _all_of(
+            aborted = yield from all_of(
                 {name: self._group_key(at(now, name), members) for name, members in stage.items() if len(members) > 1}
             )
             if aborted is not None:
                 return aborted
-        aborted = yield from self._align_rows(now, complete)
-        if aborted is not None:
-            return aborted
+        if self._align:
+            whole = {row: names for row, names in self._rows.items() if names[0] in complete}
+            aborted = yield from row_agreement.align(now, whole)
+            if aborted is not None:
+                return aborted
         for stage in self._stages(complete):
-            aborted = yield from _all_of(
+            aborted = yield from all_of(
                 {
                     name: self._enrolments[name].setup(at(now, name), members)
                     for name, members in stage.items()
@@ -153,9 +145,10 @@ class Server:
             )
             if aborted is not None:
                 return aborted
-        aborted = yield from self._compare_rows(now, complete if self._align else cohort)
+        there = complete if self._align else cohort
+        aborted = yield from row_agreement.compare(now, {row: _of(there, names) for row, names in self._rows.items()})
         if aborted is None:
-            aborted = yield from self._locate(now, cohort)
+            aborted = yield from self._steps.locate(now, cohort)
         if aborted is None:
             self._cohort = tuple(cohort)
         return aborted
@@ -204,113 +197,6 @@ class Server:
         missing = {**to_leave_out(unopened), **taken.missing}
         return Aborted(missing) if missing else None
 
-    def _align_rows(self, now: Stamp, complete: Sequence[str]) -> Exchange[Aborted | None]:
-        """Have the holders of each whole row align their rows, unless all of them still have the alignment they found.
-
-        complete: the participants whose row is whole.
-        """
-        rows = {row: names for row, names in self._rows.items() if names[1:] and names[0] in complete}
-        if not self._align or not rows:
-            return None
-        used = yield from _alignments(now, rows, found=False)
-        if isinstance(used, Aborted):
-            return used
-        stale = [row for row, names in rows.items() if not _is_one(used, names)]
-        aborted = yield from _all_of({row: relay(at(now, row), rows[row]) for row in stale})
-        if aborted is None and stale:
-            used = yield from _alignments(now, {row: rows[row] for row in stale}, found=True)
-            if isinstance(used, Aborted):
-                aborted = used
-            elif apart := [name for row in stale if not _is_one(used, rows[row]) for name in rows[row][1:]]:
-                said = "it does not have the alignment of its row's head"
-                aborted = Aborted(dict.fromkeys(apart, Missing(Reason.MALFORMED, said)))
-        if aborted is not None and now.round <= 1:
-            wrong = [missing.detail for missing in aborted.missing.values() if missing.reason is Reason.BAD_INPUT]
-            if wrong:
-                raise ParameterError("; ".join(dict.fromkeys(wrong)))
-        return aborted
-
-    def _compare_rows(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Compare the number of rows and the ids of the participants of each row of the grid."""
-        rows = {row: _of(cohort, names) for row, names in self._rows.items()}
-        asks = {name: DescribeRows(stamp=at(now, row)) for row, names in rows.items() for name in names if names[1:]}
-        if not asks:
-            return None
-        replies = yield Ask(asks, RowsDescribed)
-        if replies.missing:
-            return Aborted(replies.missing)
-        wrong = dict[str, Missing]()
-        for row, (head, *others) in ((row, names) for row, names in rows.items() if names[1:]):
-            for name in others:
-                if said := _misaligned(
-                    row.removeprefix(row_group("")), head, replies.answers[head], name, replies.answers[name]
-                ):
-                    wrong[name] = Missing(Reason.BAD_INPUT, said)
-        if wrong and now.round <= 1:
-            raise ParameterError("; ".join(missing.detail for missing in wrong.values()))
-        return Aborted(wrong) if wrong else None
-
-    def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
-        """Ask participants by how many rounds' sums they have stepped."""
-
-        def check(silo: str, here: Here) -> None:
-            mine = {name for name, group in self._groups.items() if silo in group.members}
-            if here.steps.keys() != mine or any(number >= now.round for number in here.steps.values()):
-                raise PeerError(f"expected its rounds in {sorted(mine)!r:.100}, all of them before round {now.round}")
-
-        return (yield Ask.all(of, Where(stamp=at(now, EVERYBODY)), Here, check))
-
-    def _locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Ask who has stepped by how many rounds' sums; those who missed some take D from the others."""
-        replies = yield from self._whereabouts(now, cohort)
-        if replies.missing:
-            return Aborted(replies.missing)
-        steps: Mapping[str, Here] = replies.answers
-        for name, group in self._groups.items():
-            far = {member: steps[member].steps[name] for member in group.members if member in steps}
-            last = self._last[name] = max(*far.values(), self._summed[name])
-            self._behind[name] = {member for member, number in far.items() if number < last}
-            if far and len(self._behind[name]) == len(far):
-                raise RunFailed(
-                    f"round {now.round}: group `{name}` has stepped by the sum of round {last}, and all who have are "
-                    "missing; the others need D from one of them: bring one back and go on with --resume"
-                )
-        yield from self._bring_up(now, cohort)
-        return None
-
-    def _look_again(self, now: Stamp) -> Exchange[None]:
-        """Ask those who are behind how far they are: perhaps only an answer was lost, and nobody takes D twice."""
-        late = [name for name in self._cohort if any(name in behind for behind in self._behind.values())]
-        if not late:
-            return
-        replies = yield from self._whereabouts(now, late)
-        for name, behind in self._behind.items():
-            behind -= {one for one in behind & replies.answers.keys() if self._has_all(name, replies.answers[one])}
-        yield from self._bring_up(now, self._cohort)
-
-    def _has_all(self, group: str, here: Here) -> bool:
-        return here.steps[group] >= self._last[group]
-
-    def _bring_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
-        """Have those who are behind take their group's D, sealed by a member that is up to date."""
-        for name, behind in self._behind.items():
-            ahead = [member for member in self._groups[name].members if member in cohort and member not in behind]
-            present = [member for member in self._groups[name].members if member in behind and member in cohort]
-            if not present or not ahead:
-                continue
-            stamp = at(now, name)
-            for maker in ahead:
-                shown = yield Ask({maker: ShowDisplacement(stamp=stamp)}, Displacement)
-                if maker in shown.answers:
-                    found = shown.answers[maker]
-                    message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
-                    caught_up = yield Ask.all(present, message, Done)
-                    behind.difference_update(caught_up.answers)
-                    # One that refuses may take it from another; one that cannot be reached is not asked again.
-                    present = [one for one, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
-                if not present:
-                    break
-
     # One iteration
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
@@ -319,10 +205,10 @@ class Server:
         if self._in_vain >= IN_VAIN:
             raise self._nothing_opens(now)
         if now.attempt == 0:
-            yield from self._look_again(now)
-        late = set[str]().union(*self._behind.values())
+            yield from self._steps.look_again(now, self._cohort)
+        late = self._steps.late
         taking_part = self._whole_rows([name for name in self._cohort if name not in late])
-        gone = {name: _LATE for name in self._cohort if name in late}
+        gone = {name: LATE for name in self._cohort if name in late}
         if self._joint:
             rows = {row: names for row, names in self._rows.items() if names[0] in taking_part}
             passed = yield from side_by_side({row: self._row(at(now, row), names) for row, names in rows.items()})
@@ -418,7 +304,7 @@ class Server:
         for stage in self._stages(self._cohort):
             asks, wanted = dict[str, Message](), dict[str, list[str]]()
             for name, members in stage.items():
-                wanted[name] = [member for member in members if member not in self._behind[name]]
+                wanted[name] = self._steps.up_to_date(name, members)
                 if name in sums:
                     message = sums[name].message(at(now, name))
                     asks |= {member: message for member in wanted[name] if member in self._enrolments[name].cohort}
@@ -435,8 +321,7 @@ class Server:
                     # stepped by it, so nobody is behind, and the group goes on with the next round.
                     log.warning("%s: no member of group `%s` took the sum: %s", now, name, refused[0])
                     continue
-                self._summed[name] = self._last[name] = now.round
-                self._behind[name] |= set(wanted[name]) - replies.answers.keys()
+                self._steps.stepped(name, now.round, wanted[name], replies.answers)
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
         """Report who took part, and the figures of sums that are not blind."""
@@ -448,7 +333,7 @@ class Server:
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release nothing, as there is no model here, but let those who missed a step catch up."""
-        aborted = yield from self._locate(now, self._cohort)
+        aborted = yield from self._steps.locate(now, self._cohort)
         if aborted is not None:
             return aborted
         outcome = Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
@@ -483,11 +368,11 @@ class Server:
             for name, enrolment in self._enrolments.items()
             for key, value in enrolment.state().items()
         }
-        return {**agreed, **{f"summed/{name}": number for name, number in self._summed.items()}}
+        return {**agreed, **self._steps.state()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        self._summed = {name: int(state[f"summed/{name}"]) for name in self._groups}
+        self._steps.restore(state)
         for name, enrolment in self._enrolments.items():
             prefix = f"{name}/"
             enrolment.restore(
@@ -511,51 +396,7 @@ class _Summed:
         )
 
 
-_LATE = Missing(Reason.DISCONNECTED, "it missed a sum and has not caught up")
-
-
 def _of(participants: Sequence[str], members: Sequence[str]) -> list[str]:
     """Return the members that are among these participants, in the members' order."""
     there = set(participants)
     return [name for name in members if name in there]
-
-
-def _all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborted | None]:
-    """Play exchanges side by side; aborted with all who are missing where any is."""
-    ended = yield from side_by_side(exchanges)
-    missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
-    opened = [silo for one in ended.values() if one is not None for silo in one.opened]
-    return Aborted(missing, opened=opened) if any(one is not None for one in ended.values()) else None
-
-
-def _alignments(
-    now: Stamp, rows: Mapping[str, Sequence[str]], *, found: bool
-) -> Exchange[Mapping[str, AlignmentUsed] | Aborted]:
-    """Ask which alignment the holders of some rows use."""
-    asks = {name: UseAlignment(stamp=at(now, row), found=found) for row, names in rows.items() for name in names}
-    replies = yield Ask(asks, AlignmentUsed)
-    return Aborted(replies.missing) if replies.missing else replies.answers
-
-
-def _is_one(used: Mapping[str, AlignmentUsed], names: Sequence[str]) -> bool:
-    """Whether all of these use one alignment."""
-    marks = {used[name].digest for name in names}
-    return len(marks) == 1 and marks != {b""}
-
-
-def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, found: RowsDescribed) -> str:
-    """Return in what two holders of the same rows differ; nothing if they do not."""
-    if found.rows != expected.rows:
-        return (
-            f"row `{row}`: `{name}` has {found.rows} rows and `{head}` {expected.rows}; expected the same rows in the "
-            "same order"
-        )
-    if bool(found.digest) != bool(expected.digest):
-        without = name if not found.digest else head
-        return f"row `{row}`: `{without}` has no ids to compare; give each of its participants the id column, or none"
-    if found.digest != expected.digest:
-        return (
-            f"row `{row}`: the ids of `{name}` are not those of `{head}` in the same order; sort both by id, and keep "
-            "the rows that both have"
-        )
-    return ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from moretta.contract.messages import Message
-from moretta.contract.roles import Ask, Exchange, Replies
+from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.errors import MisuseError, PeerError
 
 R = TypeVar("R")
@@ -36,6 +36,14 @@ def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]
             missing = {silo: replies.missing[silo] for silo in ask.messages if silo in replies.missing}
             advance(name, Replies(answers, missing))
     return {name: ended[name] for name in exchanges}
+
+
+def all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborted | None]:
+    """Play exchanges side by side; aborted with all who are missing where any is."""
+    ended = yield from side_by_side(exchanges)
+    missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
+    opened = [silo for one in ended.values() if one is not None for silo in one.opened]
+    return Aborted(missing, opened=opened) if any(one is not None for one in ended.values()) else None
 
 
 def _joined(asks: Mapping[str, Ask]) -> Ask:

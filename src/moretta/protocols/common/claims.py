@@ -243,6 +243,11 @@ def scores_at_silos(record: Record) -> bool:
     return bool(setting(record, "data", "score-at-silos"))
 
 
+def tabulates_at_silos(record: Record) -> bool:
+    """Whether classes are counted on rows that silos hold back (`score-at-silos = "classes"`)."""
+    return bool(setting(record, "data", "score-at-silos") == "classes")
+
+
 def looks_first(record: Record) -> bool:
     """Whether rows and classes are counted before training (`[data] look`)."""
     return bool(setting(record, "data", "look"))

@@ -257,7 +257,7 @@ class Enrolment:
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
-    those are about. classes: how many a look before training counts; 0 for no look.
+    those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model.
     """
 
     def __init__(
@@ -272,7 +272,9 @@ class Enrolment:
         comparison: Comparison | None = None,
         layout: SampleLayout | None = None,
         classes: int = 0,
+        outputs: int = 1,
     ) -> None:
+        self._outputs = outputs
         self.counted: Counted | None = None
         self._classes = classes
         self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
@@ -320,7 +322,23 @@ class Enrolment:
         except PeerError as error:  # a finished run does not fail because one silo sent an impossible score
             log.warning("%s: the score on rows that silos hold back is left out: %s", now, error)
             return outcome
-        return scores if isinstance(scores, Aborted) else replace(outcome, scores=scores)
+        if isinstance(scores, Aborted):
+            return scores
+        tables = (yield from self._tables(now, parameters)) if scoring.TABLES in self.figures else {}
+        return replace(outcome, scores=scores, tables=tables)
+
+    def _tables(self, now: Stamp, parameters: Tensors) -> Exchange[Tensors]:
+        """Return the tables of all silos; none where one is missing: nothing is tried again for them."""
+        try:
+            found = yield from scoring.tables(self.aggregation, now, parameters, max(2, self._outputs), self.agreed)
+        except PeerError as error:
+            found, why = {}, str(error)
+        else:
+            if not isinstance(found, Aborted):
+                return found
+            why = "; ".join(f"silo `{silo}`: {one.reason}: {one.detail}" for silo, one in found.missing.items())
+        log.warning("%s: the tables of classes are left out: %s", now, why)
+        return {}
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
         """Count the cohort's rows at most once a run: counts over two cohorts would give the difference's rows."""

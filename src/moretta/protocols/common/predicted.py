@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 10  # of a reliability table
+CONFUSION_UP_TO = 50  # classes; with more, a matrix is no reading, and classes have their own figures only
 
 
 def predicted(outputs: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -41,11 +42,20 @@ def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float6
     return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
 
 
-def reliability(chances: NDArray[np.float64], classes: NDArray[np.int64]) -> NDArray[np.float64]:
+def confusion(chosen: NDArray[np.int64], classes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return a confusion matrix, int64[count, count]: rows of a true class by the class that is predicted."""
+    return np.bincount(classes * count + chosen, minlength=count**2).reshape(count, count)
+
+
+def reliability(
+    chances: NDArray[np.float64], classes: NDArray[np.int64], *, digits: int | None = None
+) -> NDArray[np.float64]:
     """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, how many are right.
 
     Rows are put into ten equal bins by the probability of the class that is likeliest. chances: [rows, classes].
+    digits: to how many behind the point that probability is rounded; None leaves it.
     """
     sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
+    sure = sure if digits is None else np.round(sure, digits)
     bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
     return np.stack([np.bincount(bins, of, BINS) for of in (np.ones(len(bins)), sure, right)])

@@ -34,20 +34,20 @@ class RowLosses:
         """
         if self.own is not None:
             return np.stack([self.own(one, targets) for one in outputs]).astype(np.float64)
-        outputs = outputs.astype(np.float64)
         if self.name == "mse":
-            return np.asarray(np.square(outputs - targets).sum(axis=2) / 2)
-        outputs -= outputs.max(axis=2, keepdims=True)
-        outputs -= np.log(np.exp(outputs).sum(axis=2, keepdims=True))  # the logarithms of the softmax
+            return np.asarray(np.square(outputs.astype(np.float64) - targets).sum(axis=2) / 2)
+        logits = np.moveaxis(outputs, 2, 0).astype(np.float64, order="C")  # reductions over a short last axis are slow
+        logits -= logits.max(axis=0)
+        totals = np.log(np.exp(logits).sum(axis=0))
         if targets.ndim == 1 and not self.smoothing:
-            picked = -outputs[:, np.arange(len(targets)), targets]
-            return np.asarray(picked * self.weights(targets))
-        count = outputs.shape[2]
+            picked = logits[targets, :, np.arange(len(targets))].T
+            return np.asarray((totals - picked) * self.weights(targets))
+        count = len(logits)
         soft = np.eye(count)[targets] if targets.ndim == 1 else targets.astype(np.float64)
         soft = soft * (1.0 - self.smoothing) + self.smoothing / count
         if self.class_weights:
             soft = soft * np.asarray(self.class_weights)
-        return np.asarray(-np.einsum("mbo,bo->mb", outputs, soft))
+        return np.asarray(np.einsum("omb,bo->mb", totals - logits, soft))
 
     def weights(self, targets: Array) -> NDArray[np.float64]:
         """Return each row's weight in the mean, float64[rows]: 1, or for whole-number targets the class's weight."""

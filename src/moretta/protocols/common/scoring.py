@@ -1,18 +1,26 @@
-"""Scores of models on rows that silos hold back: one secure sum at the end of a run.
+"""Scores of models on rows that silos hold back: one secure sum at the end of a run, and of tables another.
 
     server                                     silo k
       Score(the released model, or none)  -->
                                           <--  upload of its rows, and the sums over them of loss and of hits or error
+      Score(the released model)           -->         (where tables are wanted)
+                                          <--  upload of its confusion matrix, and of its rows by how sure they are
 
 The released model is scored, or where none is released each silo's own (`local`, `cgd`).
 
 Who learns what: the server learns how many rows the silos hold back together, and loss, accuracy and mean squared error
 over all of them. It learns nothing of one silo, and the silos learn nothing. With the scheme ``none`` the server sees
 each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
-(`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A run that is killed after its sum and
-resumed among other silos sums again, and the difference gives the scores of those who are in only one of the two sums.
-An honest server asks only after the last round, and a silo refuses before, but it is the server that says which round
-it is. With dp-noise nothing is asked, as a score would be a release without noise.
+(`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open one sum of scores
+in a run, over one set of silos (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. An
+honest server asks only after the last round, and a silo refuses before, but it is the server that says which round it
+is. With dp-noise nothing is asked, as a score would be a release without noise.
+
+**Tables** are wanted by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by true
+and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part
+with one row tells no more. How many rows a class has depends on no model: at sites tables are, as statistics are, of
+one set of silos in all runs. They are of at least `LEAST_SILOS`, to which each silo's keys hold it, as of two each
+knows the other's. Where a silo is missing they are left out; the run does not wait for them.
 
 **Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of all that is uploaded
 (`moretta.secure_aggregation.masks.label_of`). Uploads here have names of their own, ``score/...``, so no other upload
@@ -36,17 +44,32 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError
+from moretta.protocols.common.predicted import BINS, classes_of, confusion, predicted, probabilities, reliability
 from moretta.protocols.common.row_losses import RowLosses
 from moretta.secure_aggregation.asked import Asked, asked
-from moretta.secure_aggregation.statistics import GRID_BITS, HALF, LARGEST, LIMBS, from_limbs, to_limbs
+from moretta.secure_aggregation.statistics import (
+    GRID_BITS,
+    HALF,
+    LARGEST,
+    LIMBS,
+    MOST_ROWS,
+    from_limbs,
+    to_limbs,
+)
 from moretta.secure_aggregation.sums import Aggregator, Contributor, Sum, Wanted
 
 ROWS = "rows"
+TABLES = "tables"  # among the figures of a score: tables are wanted too
+CONFUSION, RELIABILITY = "confusion", "reliability"
+LEAST_SILOS = 3  # whose tables are summed
 
 
 @message("scoring/score")
 class Score(Message):
-    """Upload what these parameters score on the rows you hold back; without parameters, your own model."""
+    """Upload what these parameters score on the rows you hold back; without parameters, your own model.
+
+    encoding: names what is to be uploaded, the plain figures or the tables.
+    """
 
     parameters: Tensors
     encoding: Mapping[str, int]
@@ -55,9 +78,14 @@ class Score(Message):
 MESSAGES = (Score,)
 
 
-def figures_of(loss: str, task: str | None) -> tuple[str, ...]:
-    """Return the figures of a score beside its number of rows, each a mean over rows."""
-    return ("loss", *(["mse"] if loss == "mse" else []), *(["accuracy"] if task == "classification" else []))
+def figures_of(loss: str, task: str | None, *, tables: bool = False) -> tuple[str, ...]:
+    """Return the figures of a score beside its number of rows, each a mean over rows; with tables, `TABLES` too."""
+    means = ("loss", *(["mse"] if loss == "mse" else []), *(["accuracy"] if task == "classification" else []))
+    return (*means, TABLES) if tables else means
+
+
+def _means(figures: Sequence[str]) -> list[str]:
+    return [ROWS, *(name for name in figures if name != TABLES)]
 
 
 @dataclass(frozen=True)
@@ -91,16 +119,35 @@ class HeldOut:
         """
         if ask.stamp.round <= self.after:
             raise PeerError(f"expected to be asked for a score after round {self.after}, the last; got {ask.stamp}")
+        if _tensor(CONFUSION) in ask.encoding:
+            return contributor.upload(
+                ask.stamp, self._tables(outputs), 1, ask.encoding, blind, asked=_asked_of_tables(ask, agreed)
+            )
         with np.errstate(all="ignore"):  # overflows are looked for below
-            sums = {name: math.fsum(self._by_row(name, outputs)) for name in self.figures}
+            sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
         for name, total in sums.items():
             if not abs(total) < LARGEST:
                 raise ParameterError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
-        tensors = {_tensor(name): to_limbs([value])[:, 0] for name, value in {ROWS: float(len(self.x)), **sums}.items()}
+        tensors = {_tensor(name): to_limbs([value])[:, 0] for name, value in sums.items()}
         return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=asked_of(ask, agreed))
+
+    def _tables(self, outputs: Array) -> dict[str, Array]:
+        """Return what is uploaded of the tables, whole numbers in limbs, [limbs, numbers]."""
+        if TABLES not in self.figures:
+            raise PeerError('was asked for tables of classes, which are for score-at-silos = "classes" alone')
+        if not np.isfinite(outputs).all():
+            raise ParameterError("the outputs on the rows held back are not all finite; nothing was sent")
+        classes, chances = classes_of(self.y), probabilities(outputs, self.loss)
+        bins = reliability(chances, classes, digits=2)
+        bins[1] = np.rint(100 * bins[1])
+        counts = confusion(predicted(outputs), classes, chances.shape[1])
+        made = {CONFUSION: counts, RELIABILITY: bins}
+        return {_tensor(name): to_limbs(one.ravel().tolist()) for name, one in made.items()}
 
     def _by_row(self, figure: str, outputs: Array) -> NDArray[np.float64]:
         """Return a figure of each row, float64[rows]."""
+        if figure == ROWS:
+            return np.ones(len(self.x))
         if figure == "loss":
             return np.asarray(RowLosses(self.loss)(outputs[None], self.y)[0])
         if figure == "mse":  # that of `torch.nn.MSELoss`
@@ -120,9 +167,13 @@ def asked_of(ask: Score, agreed: Sequence[bytes]) -> Asked:
     return asked(ask, *agreed, once="score", whole=True)
 
 
+def _asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Asked:
+    return asked(ask, *agreed, once="score/tables", whole=True, lasting=True)
+
+
 def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:
     """Return the ask of all silos, and the description of the sum of their uploads."""
-    shapes = {_tensor(name): (LIMBS,) for name in (ROWS, *figures)}
+    shapes = {_tensor(name): (LIMBS,) for name in _means(figures)}
     wanted = aggregator.want(shapes, dict.fromkeys(shapes, float(HALF)), len(aggregator.cohort))
     return Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits), wanted
 
@@ -139,18 +190,54 @@ def score(
     return total if isinstance(total, Aborted) else read(total, figures)
 
 
+def tables(
+    aggregator: Aggregator, now: Stamp, parameters: Tensors, classes: int, agreed: Sequence[bytes]
+) -> Exchange[Mapping[str, Array] | Aborted]:
+    """Return the tables of a model on the rows held back, as `read_tables` has them; aborts where a silo is missing."""
+    sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * BINS}
+    wanted = aggregator.want(
+        {name: (LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(HALF)), len(aggregator.cohort)
+    )
+    ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
+    total = yield from aggregator.sum(ask, wanted, _asked_of_tables(ask, agreed).digest, whole=True)
+    return total if isinstance(total, Aborted) else read_tables(total, classes)
+
+
+def read_tables(total: Sum, classes: int) -> dict[str, Array]:
+    """Return `CONFUSION`, int64[classes, classes], and `RELIABILITY`, float64[3, bins] (`predicted.reliability`).
+
+    Raises `moretta.errors.PeerError` for sums that no rows have.
+    """
+    counts, bins = (_whole(total, name) for name in (CONFUSION, RELIABILITY))
+    rows, sure, right = bins.reshape(3, BINS)
+    fits = (counts >= 0).all() and (right >= 0).all() and (right <= rows).all() and counts.sum() == rows.sum()
+    if not fits or (sure < 0).any() or (sure > 100 * rows).any() or counts.sum() < len(total.silos):
+        raise PeerError("expected counts of rows by class and by how sure they are, of at least one row a silo")
+    return {CONFUSION: counts.reshape(classes, classes), RELIABILITY: np.stack([rows, sure / 100.0, right])}
+
+
+def _whole(total: Sum, name: str) -> NDArray[np.int64]:
+    """Return the whole numbers of a sum that travelled in limbs."""
+    limbs = np.rint(total.means[_tensor(name)] * total.weight)
+    found = [divmod(number, 1 << GRID_BITS) for number in from_limbs(limbs)]
+    if any(odd or abs(number) > MOST_ROWS for number, odd in found):
+        raise PeerError(f"expected whole numbers of rows as a sum's {name}, 2^48 at most")
+    return np.array([number for number, _ in found], np.int64)
+
+
 def read(total: Sum, figures: Sequence[str]) -> dict[str, float]:
     """Return the number of rows, and the means over them. Raises `moretta.errors.PeerError` for an impossible sum."""
     shapes = {name: mean.shape for name, mean in total.means.items()}
-    if shapes != {_tensor(name): (LIMBS,) for name in (ROWS, *figures)}:
-        raise PeerError(f"expected a sum of rows, {', '.join(figures)}, got one of {sorted(shapes)!r:.100}")
+    names = _means(figures)
+    if shapes != {_tensor(name): (LIMBS,) for name in names}:
+        raise PeerError(f"expected a sum of {', '.join(names)}, got one of {sorted(shapes)!r:.100}")
     # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.
-    limbs = np.stack([np.rint(total.means[_tensor(name)] * total.weight) for name in (ROWS, *figures)], axis=1)
+    limbs = np.stack([np.rint(total.means[_tensor(name)] * total.weight) for name in names], axis=1)
     counted, *sums = from_limbs(limbs)
     rows, odd = divmod(counted, 1 << GRID_BITS)
     if rows < len(total.silos) or odd:
         raise PeerError(f"expected at least one row a silo to be held back, got {rows} in all")
-    return {ROWS: rows, **{name: value / counted for name, value in zip(figures, sums, strict=True)}}
+    return {ROWS: rows, **{name: value / counted for name, value in zip(names[1:], sums, strict=True)}}
 
 
 def _tensor(name: str) -> str:

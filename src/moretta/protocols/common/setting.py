@@ -16,6 +16,8 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
+from moretta.protocols.common.predicted import CONFUSION_UP_TO
+from moretta.protocols.common.scoring import LEAST_SILOS
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
@@ -26,6 +28,9 @@ from moretta.secure_aggregation.statistics import MOST_SILOS
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+TABLES_TOO = "classes"  # of score-at-silos
 
 
 def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
@@ -52,6 +57,20 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
                 f"silo `{silo.name}`: held_out: expected inputs of {silo.x.dtype}, as those it trains on are; got "
                 f"{silo.held_out[0].dtype}"
             )
+
+
+def check_tables(secure: SecureAggregation, task: str | None, outputs: int) -> None:
+    """Raise `moretta.errors.ParameterError` where tables of classes would be of few silos, or cannot be had."""
+    key = f'[data] score-at-silos = "{TABLES_TOO}"'
+    if task != "classification":
+        raise ParameterError(f"{key} counts rows by class, and targets are numbers here; give true")
+    if secure.scheme == "none" or secure.least < LEAST_SILOS:
+        raise ParameterError(
+            f"{key} tells how many rows of a class silos hold back, of two each the other's; give "
+            f"[secure-aggregation] min-survivors = {LEAST_SILOS} and a scheme that masks"
+        )
+    if outputs > CONFUSION_UP_TO:
+        raise ParameterError(f"{key} counts up to {CONFUSION_UP_TO} classes, the model has {outputs}; give true")
 
 
 def check_look(protocol: Training, silos: Sequence[Silo]) -> None:

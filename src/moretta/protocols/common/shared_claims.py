@@ -36,6 +36,7 @@ from moretta.protocols.common.claims import (
     scores_at_silos,
     setting,
     steps_plainly,
+    tabulates_at_silos,
     takes_all_rows,
 )
 
@@ -189,8 +190,9 @@ def sum_only(upload: str) -> Claim:
 FROM_THE_SUM = Claim(
     "server",
     "learns",
-    "what follows from the sum, such as the balance of its rows’ labels, and few rows themselves",
-    "What follows from the sum is not hidden, such as the balance of its rows’ labels, and few rows themselves.",
+    "what follows from the sum, such as the balance of its rows’ labels, and, of few rows, the rows themselves",
+    "What follows from the sum is not hidden, such as the balance of its rows’ labels, and, of few rows, the rows "
+    "themselves.",
     (is_masked,),
     attacks=OF_A_SUM,
     shared=True,
@@ -332,6 +334,31 @@ SCORES = Claim(
     (whose_scores,),
     shared=True,
     about="statistics",
+)
+
+TABLES = (
+    Claim(
+        "server",
+        "learns",
+        "of the rows held back at all silos together, how many of each class are predicted as which, and how many of "
+        "each tenth of probabilities are right",
+        "Learns, at the end, how many of the rows held back at all silos together have which class and are predicted "
+        "as which, and how many are right by how probable they are said to be.",
+        (tabulates_at_silos,),
+        shared=True,
+        about="statistics",
+    ),
+    Claim(
+        "server",
+        "not given",
+        "how many rows of a class one silo holds back: such counts are summed of one set of three silos or more",
+        "Is given no silo’s own counts of classes: one sum is opened, of three silos or more.",
+        (tabulates_at_silos,),
+        assumes="not all other silos put their own counts together with the server",
+        rests_on="attacks that `tests/test_tables_at_silos.py` plays",
+        shared=True,
+        about="statistics",
+    ),
 )
 
 ABSENT_VALUES = (
@@ -533,6 +560,7 @@ SHARED = (
     DIFFERENCES_OF_TOTALS,
     COUNTED_FIRST,
     SCORES,
+    *TABLES,
     *ABSENT_VALUES,
     *TEST_ROWS,
     LABELS_OF_OTHERS,

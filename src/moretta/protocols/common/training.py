@@ -31,21 +31,23 @@ class Training(Section):
     own_loss: a function of outputs and targets, in a run file "module:function", that gives each row a number: it is
     minimised in the place of `loss`, which still encodes targets and scores test rows
     (`moretta.protocols.common.own_loss`).
-    label_smoothing: of cross-entropy, as `torch.nn.functional.cross_entropy` has it. class_weights: of cross-entropy, a
-    weight for each class, likewise.
-    learning_rate: of the optimizer, which steps at the server.
+    label_smoothing: how far targets of cross-entropy are drawn to all classes alike, as
+    `torch.nn.functional.cross_entropy` has it. class_weights: what a row of each class weighs in it, likewise.
+    learning_rate: the rate at which the optimizer steps, at the server.
     lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
     rounds on and a hundredth from three quarters on (He et al., CVPR 2016); "milestones", times `milestone_factor`
     after each of `milestones`.
-    milestones: of that schedule, numbers of epochs in ascending order. milestone_factor: what the rate
+    milestones: after which epochs that schedule lowers the rate, in ascending order. milestone_factor: what the rate
     is multiplied by after each.
     first_rate: the rate of the first epoch, in the place of what the schedule says; None: what it says.
     epoch_rounds: how many rounds count as an epoch, for `milestones`, `first_rate` and whatever goes by epochs.
     clip_norm: the largest norm of a step's gradient over all parameters; None does not clip.
     warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
     optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults, but for `betas`.
-    momentum: of SGD, as `torch.optim` has it. betas: of Adam.
-    weight_decay: as `torch.optim` has it, L2 on all parameters: it is added to the gradient, times the parameter.
+    momentum: how much of its last step SGD keeps, as `torch.optim` has it. betas: how much of their last
+    values Adam's two averages keep.
+    weight_decay: how strongly parameters are drawn to 0, as `torch.optim` has it, L2 on all parameters: it is added to
+    the gradient, times the parameter.
     """
 
     if TYPE_CHECKING:

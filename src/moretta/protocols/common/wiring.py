@@ -91,7 +91,17 @@ def enrolment_of(
     comparison = comparison_of(setting) if members is None else None
     schema, figures, table = modules.schema(setting.model), setting.figures, setting.table
     return Enrolment(
-        summing, schema, columns, size, ask_scales, figures, table, comparison, setting.layout, setting.classes
+        summing,
+        schema,
+        columns,
+        size,
+        ask_scales,
+        figures,
+        table,
+        comparison,
+        setting.layout,
+        setting.classes,
+        setting.outputs,
     )
 
 

@@ -54,7 +54,8 @@ class FedProx(Epochs):
     federated averaging, where the paper draws devices by their rows and averages evenly, and bounds how inexactly each
     solves its problem.
 
-    mu: of the proximal term mu / 2 |w - W|^2 in each silo's loss, W being what it was sent; 0 is federated averaging.
+    mu: how strongly a silo is held near what it was sent, W: its loss has the term mu / 2 |w - W|^2; 0 is federated
+    averaging.
     """
 
     name: Literal["fedprox"] = "fedprox"

@@ -24,6 +24,7 @@ from moretta.protocols.common.shared_claims import (
     ROWS_OF_A_ROUND,
     SCORES,
     SILO_STATISTICS,
+    TABLES,
     TEST_ROWS,
     around_sums,
     by_whom,
@@ -276,12 +277,12 @@ RECEIVED = (
     Claim(
         "silo",
         "learns",
-        "the ratio of the scales of two rounds, as rows are matched by direction: at best one factor a hidden channel "
-        "and the order of channels stay hidden for a whole run, to within the spread of the start, and nothing of them "
-        "from whoever knows the start",
-        "Rows of two rounds are matched by their direction, which gives the ratio of their scales. At best one factor "
-        "a hidden channel and the order of channels stay hidden for the whole run, to within the spread of the start, "
-        "and nothing of them from whoever knows the start.",
+        "the ratio of the scales of two rounds, as rows of weights are matched by direction: at best one factor a "
+        "hidden channel and the order of channels stay hidden for a whole run, to within the spread of the start, and "
+        "nothing of them from whoever knows the start",
+        "Rows of weights of two rounds are matched by their direction, which gives the ratio of their scales. At best "
+        "one factor a hidden channel and the order of channels stay hidden for the whole run, to within the "
+        "spread of the start, and nothing of them from whoever knows the start.",
         (is_scaled,),
         place="brief",
         about="model",
@@ -408,6 +409,7 @@ SILO = (
 CLAIMS = (
     *SERVER,
     SCORES,
+    *TABLES,
     COUNTED_FIRST,
     *ABSENT_VALUES,
     *TEST_ROWS,

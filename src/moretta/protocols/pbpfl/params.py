@@ -20,7 +20,7 @@ class PBPFL(Training):
     rho: |alpha r| / |y|, the size of the noisy predictions' offset relative to the true predictions.
     variant: under cross-entropy, what the server returns of the softmax: "probabilities" as they are, which costs
     m + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
-    exchange: of the paper's form, what a silo sends for its softmax: "outputs" up to a constant a row, or the paper's
+    exchange: what a silo sends for its softmax in the paper's form: "outputs" up to a constant a row, or the paper's
     "ratios" of their exponentials, blinded by a random number a class. Ratios hide the softmax from the server where
     there are two classes, and not where there are more; each silo has its own from a single row of any batch
     (`moretta.protocols.pbpfl.ratios`). The server then has no training loss, and gets 88 bytes a row for each ordered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from moretta.protocols.common.claims import is_noised
-from moretta.protocols.common.severity import SAID, SEVERITIES
+from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.report.dossier.document import Sentence, pointer, sentence
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.dossier.questions import QUESTIONS
@@ -44,5 +44,11 @@ def _attacks(evidence: Evidence) -> Iterator[Sentence]:
     for severity in SEVERITIES:
         some = [one for one in audit.attacks if one.severity == severity]
         won = sum(one.succeeded for one in some)
-        told = f"{won} of {len(some)} attacks succeeded" if some else "no attack was played"
-        yield sentence(f"{SAID[severity]}: {told}", pointer("audit.json", "attacks"))
+        aim = TRIES[severity]
+        if not some:
+            text = f"no attack tried {aim}"
+        elif len(some) == 1:
+            text = f"the one attempt {aim} {'succeeded' if won else 'failed'}"
+        else:
+            text = f"{won or 'none'} of {len(some)} attempts {aim} succeeded"
+        yield sentence(text, pointer("audit.json", "attacks"))

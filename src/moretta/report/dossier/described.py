@@ -213,7 +213,7 @@ def functions(evidence: Evidence) -> Iterator[Sentence]:
         summed = (
             "The updates were sent in the clear, without a secure sum"
             if scheme == "none"
-            else f"The updates were added up by the secure sum {scheme}; section 2.2.a says who sees what of it"
+            else f"The updates were added up by the secure sum called {scheme}; section 2.2.a says who sees what of it"
         )
         yield sentence(summed, source)
     else:

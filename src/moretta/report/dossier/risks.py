@@ -70,11 +70,10 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
     won = sum(one.succeeded for _, one in some)
     group = SAID[severity][0].upper() + SAID[severity][1:]
     yield sentence(MEANING[severity], pointer("audit.json", "attacks"), group=group)
-    told = (
-        f"{won} of {len(some)} attacks of this kind succeeded"
-        if some
-        else "No attack of this kind was played on this run"
-    )
+    told = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
+    if len(some) < 2:
+        ended = "succeeded" if won else "failed"
+        told = f"The one attack of this kind {ended}" if some else "No attack of this kind was played on this run"
     yield sentence(told, pointer("audit.json", "attacks"), group=group)
     for place, one in sorted(some, key=lambda pair: -pair[1].advantage):
         yield from under(group, _came_to(place, one))
@@ -82,7 +81,7 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
 
 def _came_to(place: int, one: Attacked) -> list[Sentence]:
     """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
-    role = ROLES.get(one.role, one.role)
+    role = "A group of silos" if one.role == "silos together" else ROLES.get(one.role, one.role)
     what = f"{role} {one.title}" if one.title else f"{role} tries the attack {one.attack}"
     verdict: Verdict = "succeeded" if one.succeeded else "failed"
     scored = f"with a score of {figure(one.score)} (95 %: {interval(one)}), where guessing scores {figure(one.chance)}"

@@ -1,0 +1,111 @@
+"""Who has stepped by which sum, and how those who missed one take D from those who did not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, State
+from moretta.errors import PeerError, RunFailed
+from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
+from moretta.protocols.cgd.group_keys import at
+from moretta.protocols.cgd.groups import Group
+from moretta.protocols.cgd.messages import CatchUp, Displacement, Done, Here, ShowDisplacement, Where
+
+LATE = Missing(Reason.DISCONNECTED, "it missed a sum and has not caught up")
+
+
+class CatchingUp:
+    """What the aggregator knows of each group's steps. groups: who shares which layers."""
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self._groups = groups
+        self._behind: dict[str, set[str]] = {}  # by group, who has not stepped by its last sum
+        self._last = dict.fromkeys(groups, 0)  # by group, the last round by whose sum any member says it stepped
+        self._summed = dict.fromkeys(groups, 0)  # by group, the round of its last sum
+
+    @property
+    def late(self) -> set[str]:
+        """Who has missed a sum of any group and has not caught up."""
+        return set[str]().union(*self._behind.values())
+
+    def up_to_date(self, group: str, members: Sequence[str]) -> list[str]:
+        """Return the members that have stepped by a group's last sum."""
+        return [member for member in members if member not in self._behind[group]]
+
+    def stepped(self, group: str, number: int, asked: Sequence[str], stepped: Iterable[str]) -> None:
+        """Note that a group's sum of a round went out, and who of those that were sent it has stepped."""
+        self._summed[group] = self._last[group] = number
+        self._behind[group] |= set(asked) - set(stepped)
+
+    def locate(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Ask who has stepped by how many rounds' sums; those who missed some take D from the others.
+
+        Raises `moretta.errors.RunFailed` where all who have stepped by a group's last sum are missing.
+        """
+        replies = yield from self._whereabouts(now, cohort)
+        if replies.missing:
+            return Aborted(replies.missing)
+        steps: Mapping[str, Here] = replies.answers
+        for name, group in self._groups.items():
+            far = {member: steps[member].steps[name] for member in group.members if member in steps}
+            last = self._last[name] = max(*far.values(), self._summed[name])
+            self._behind[name] = {member for member, number in far.items() if number < last}
+            if far and len(self._behind[name]) == len(far):
+                raise RunFailed(
+                    f"round {now.round}: group `{name}` has stepped by the sum of round {last}, and all who have are "
+                    "missing; the others need D from one of them: bring one back and go on with --resume"
+                )
+        yield from self._bring_up(now, cohort)
+        return None
+
+    def look_again(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
+        """Ask those who are behind how far they are: perhaps only an answer was lost, and nobody takes D twice."""
+        late = [name for name in cohort if name in self.late]
+        if not late:
+            return
+        replies = yield from self._whereabouts(now, late)
+        for name, behind in self._behind.items():
+            behind -= {one for one in behind & replies.answers.keys() if self._has_all(name, replies.answers[one])}
+        yield from self._bring_up(now, cohort)
+
+    def _has_all(self, group: str, here: Here) -> bool:
+        return here.steps[group] >= self._last[group]
+
+    def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
+        """Ask participants by how many rounds' sums they have stepped."""
+
+        def check(silo: str, here: Here) -> None:
+            mine = {name for name, group in self._groups.items() if silo in group.members}
+            if here.steps.keys() != mine or any(number >= now.round for number in here.steps.values()):
+                raise PeerError(f"expected its rounds in {sorted(mine)!r:.100}, all of them before round {now.round}")
+
+        return (yield Ask.all(of, Where(stamp=at(now, EVERYBODY)), Here, check))
+
+    def _bring_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[None]:
+        """Have those who are behind take their group's D, sealed by a member that is up to date."""
+        for name, behind in self._behind.items():
+            ahead = [member for member in self._groups[name].members if member in cohort and member not in behind]
+            present = [member for member in self._groups[name].members if member in behind and member in cohort]
+            if not present or not ahead:
+                continue
+            stamp = at(now, name)
+            for maker in ahead:
+                shown = yield Ask({maker: ShowDisplacement(stamp=stamp)}, Displacement)
+                if maker in shown.answers:
+                    found = shown.answers[maker]
+                    message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
+                    caught_up = yield Ask.all(present, message, Done)
+                    behind.difference_update(caught_up.answers)
+                    # One that refuses may take it from another; one that cannot be reached is not asked again.
+                    present = [one for one, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
+                if not present:
+                    break
+
+    def state(self) -> State:
+        """Return when each group was last summed."""
+        return {f"summed/{name}": number for name, number in self._summed.items()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self._summed = {name: int(state[f"summed/{name}"]) for name in self._groups}

@@ -1,0 +1,119 @@
+"""What a federation is given, checked against each other before anything runs.
+
+Every check raises `moretta.errors.ParameterError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from moretta.config.specification import Specification
+from moretta.contract.wording import nearest
+from moretta.data.holders import grid_of
+from moretta.data.silo import Silo, check_least, row_shape
+from moretta.engines.settings import Engine, Faults
+from moretta.errors import ParameterError
+from moretta.protocols.common.crops import CROPS, PADDING
+from moretta.protocols.common.own_loss import check as check_loss
+from moretta.protocols.common.training import Training
+from moretta.protocols.registry import entry_of
+from moretta.run import metrics
+from moretta.run.inputs import RowChecks
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, least_rows: int | None) -> None:
+    """Check silos' names, and the rows of those that are here."""
+    names = Counter(silo.name for silo in silos)
+    folded = Counter(name.casefold() for name in names)
+    _check_grid(silos, protocol)
+    for silo in silos:
+        if not NAME.fullmatch(silo.name) or silo.name == "server":
+            raise ParameterError(
+                f"silo name {silo.name!r:.80}: expected 1 to 64 letters, digits, dots, dashes and underscores, "
+                'not "server"'
+            )
+        if names[silo.name] > 1:
+            raise ParameterError(f"two silos are called `{silo.name}`; give each its own name")
+        if folded[silo.name.casefold()] > 1:  # their files would be one where a disk knows no capitals
+            raise ParameterError(
+                f"silo `{silo.name}`: another silo's name differs from it by capitals alone; give each its own name"
+            )
+        if silo.remote:
+            continue
+        check_least(silo, least_rows)
+        unlabelled = bool(silo.columns) and not len(silo.y)
+        if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
+            raise ParameterError(
+                f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
+                f"and {len(silo.y)} targets"
+            )
+        inputs.check_finite(f"silo `{silo.name}`", silo.x, silo.columns)
+        if not silo.columns and silo.x.shape[1:] != silos[0].x.shape[1:]:
+            raise ParameterError(
+                f"silo `{silo.name}`: expected rows of shape {list(silos[0].x.shape[1:])}, as "
+                f"`{silos[0].name}` has, got {list(silo.x.shape[1:])}"
+            )
+
+
+def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
+    """Check who holds which columns, where any silo says so."""
+    if not any(silo.columns or silo.row for silo in silos):
+        return
+    if not entry_of(protocol).grids:
+        raise ParameterError(
+            "silos that hold different columns of the same rows train by cgd; of the other protocols, centralised "
+            f"alone puts the columns together, {getattr(protocol, 'name', 'this one')} does not"
+        )
+    for silo in silos:
+        if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
+            raise ParameterError(
+                f"silo `{silo.name}`: expected the name of its row of the grid, and inputs [rows, columns] with "
+                f"the indices of their columns; got row `{silo.row}`, inputs {list(silo.x.shape)} and "
+                f"{len(silo.columns)} columns"
+            )
+    grid_of(silos).check(row_shape(silos)[0])
+
+
+def check_names(engine: Engine, silos: Sequence[Silo]) -> None:
+    """Check that the silos exist that edge clients and faults name."""
+    faults = engine.faults or Faults()
+    rows = (("drop", faults.drop), ("delay", faults.delay), ("corrupt", faults.corrupt))
+    named = [("[engine] edge", name) for name in engine.edge]
+    named += [(f"[engine.faults] {key}", row.silo) for key, listed in rows for row in listed]
+    names = [silo.name for silo in silos]
+    for key, name in named:
+        if name not in names:
+            close = nearest(name, names)
+            hint = f"did you mean `{close}`?" if close else f"the silos are {', '.join(names):.200}"
+            raise ParameterError(f"{key}: no silo is called `{name}`; {hint}")
+
+
+def check_training(
+    spec: Specification, silos: Sequence[Silo], outputs: int, dtype: torch.dtype, *, validated: bool
+) -> None:
+    """Check the settings of training against model, rows and machine. validated: there are rows for early stopping."""
+    metrics.check(spec.metrics, outputs, spec.task, dtype)
+    if (own := spec.protocol.own_loss) is not None:
+        forward_only = bool(entry_of(spec.protocol).edge)
+        check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=not forward_only)
+    if spec.early_stopping is not None and not validated:
+        raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
+    weights = len(spec.protocol.class_weights)
+    if weights and weights != outputs:
+        raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")
+    kind, _, number = spec.device.partition(":")
+    there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= there:
+        raise ParameterError(f'device = "{spec.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
+    if spec.augment and silos[0].x.ndim != 4:
+        raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
+    if spec.augment == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
+        raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
+    if spec.augment not in ("", *CROPS, "turn"):
+        raise ParameterError(f"augment = {spec.augment!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")

@@ -1,0 +1,109 @@
+"""How the rows of a federation look: the shape of one, how its columns are prepared, and what a model makes of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from moretta.contract.lazy_rows import LazyRows
+from moretta.data.layout import SampleLayout
+from moretta.data.silo import Silo, row_shape
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import rules_of
+from moretta.data.tables.schema import Schema
+from moretta.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class RowChecks:
+    """shape: of one row's inputs. rules: how its columns are prepared. names: of columns that have any."""
+
+    shape: tuple[int, ...]
+    rules: ColumnRules
+    names: Sequence[str] = ()
+
+    def check_rows(self, part: str, x: NDArray[np.generic], y: NDArray[np.generic]) -> None:
+        """Raise `moretta.errors.ParameterError` unless x is one or more such rows, and y as many targets."""
+        if len(x) == 0 or len(x) != len(y) or x.shape[1:] != self.shape:
+            raise ParameterError(
+                f"{part}: expected as many targets as rows, at least one, of shape {list(self.shape)} as the silos "
+                f"have; got inputs of shape {list(x.shape)} and {len(y)} targets"
+            )
+        self.check_finite(part, x)
+
+    def check_finite(self, whose: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
+        """Look for what is no number: infinity, and NaN, by which a value is absent, where none may be.
+
+        columns: which x has, where they are split; empty for all. Raises `moretta.errors.ParameterError`.
+        """
+        if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
+            return
+        wrong = ~np.isfinite(x)
+        if self.rules.may_lack:
+            may_lack = self.rules.fills[list(columns)] if columns else self.rules.fills
+            wrong = np.isinf(x) | (np.isnan(x) & (may_lack == 0))
+        if wrong.any():
+            column = int(np.argwhere(wrong)[0][-1])
+            column = columns[column] if columns else column
+            label = self.names[column] if column < len(self.names) else f"column {column}"
+            raise ParameterError(
+                f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
+                'values are absent (NaN) say missing = "mean"'
+            )
+
+
+def column_rules(
+    silos: Sequence[Silo],
+    layout: SampleLayout | None,
+    table: Schema | None,
+    given: ColumnRules | None,
+    *,
+    standardise: bool,
+    missing: str,
+) -> ColumnRules:
+    """Return how input columns are prepared; tokens are left as they are.
+
+    given: as somebody else has settled it; None takes the table's rules, or without a table the same for all columns.
+    Raises `moretta.errors.ParameterError` where the table has other columns than the silos.
+    """
+    columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
+    if layout is not None:
+        rules = ColumnRules.alike(columns)
+        rules.scaled[layout.standardised] = True
+        return rules
+    if given is None and table is not None and table.features:
+        given = rules_of(table)
+    if given is None:
+        return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
+    if given.columns != columns:
+        raise ParameterError(f"the table has {given.columns} input columns, and the silos' rows have {columns}")
+    return replace(given, scaled=np.full(columns, standardise))
+
+
+def count_outputs(model: nn.Module, silos: Sequence[Silo], layout: SampleLayout | None, dtype: torch.dtype) -> int:
+    """Return how many outputs a model has for a row.
+
+    Raises `moretta.errors.ParameterError` where it cannot take the silos' rows or gives no [rows, outputs].
+    """
+    sample = torch.zeros((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
+    sample = sample.to(dtype) if sample.is_floating_point() else sample
+    try:
+        with torch.no_grad():
+            outputs = copy.deepcopy(model).eval()(sample)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        if not sample.is_floating_point():
+            said += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
+        raise ParameterError(
+            f"the model cannot take {layout or f'rows of shape {list(sample.shape[1:])}'}: {said}"
+        ) from error
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
+        shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
+    return int(outputs.shape[1])

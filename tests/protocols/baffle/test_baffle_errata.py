@@ -1,0 +1,131 @@
+"""What docs/errata.md says of BAFFLE's text, and of what we had said of it, each by numbers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forwards import drawn, matrix
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moretta.protocols.baffle.silo.estimate import differences
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.common import modules
+from moretta.protocols.common.row_losses import RowLosses
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+INPUTS, HIDDEN, CLASSES, ROWS, K = 8, 6, 4, 16, 400
+Floats = NDArray[np.float64]
+
+
+def network(dtype: torch.dtype) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = nn.Linear(INPUTS, HIDDEN), nn.Hardswish(), nn.Linear(HIDDEN, CLASSES)
+        return nn.Sequential(*layers).to(dtype)
+
+
+def batch() -> tuple[Floats, NDArray[np.int64]]:
+    random = np.random.default_rng(0)
+    return random.normal(size=(ROWS, INPUTS)), random.integers(0, CLASSES, ROWS)
+
+
+def slope_and_curvature() -> tuple[Floats, Floats]:
+    """Autograd's gradient and Hessian of the mean loss, in float64."""
+    model, (x, y) = network(torch.float64), batch()
+    flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    sizes = [parameter.numel() for parameter in model.parameters()]
+
+    def loss(w: Tensor) -> Tensor:
+        parts = dict(zip(dict(model.named_parameters()), w.split(sizes), strict=True))
+        shaped = {name: part.view_as(model.get_parameter(name)) for name, part in parts.items()}
+        outputs = torch.func.functional_call(model, shaped, (torch.from_numpy(x),))
+        return nn.functional.cross_entropy(outputs, torch.from_numpy(y))
+
+    at = flat.requires_grad_()
+    (slope,) = torch.autograd.grad(loss(at), at)
+    return slope.numpy(), torch.autograd.functional.hessian(loss, flat.detach()).numpy()
+
+
+def offsets(sigma: float, dtype: torch.dtype) -> tuple[Floats, Floats]:
+    """Twice-forward's x_k less the derivative along d_k, and the directions."""
+    model, (x, y) = network(dtype), batch()
+    layout = layout_of(model)
+    directions = drawn("twice-forward", K // 2, layout.size, kind="gaussian")
+    at = layout.flat(modules.arrays(model))
+    found, _ = differences(
+        "twice-forward", sigma, directions, TorchForward(model, layout), RowLosses("cross-entropy"), at,
+        x.astype(at.dtype), y,
+    )  # fmt: skip
+    along = matrix(directions)
+    return found.mean(axis=1) - along @ slope_and_curvature()[0], along
+
+
+def test_at_sigma_1e_4_twice_forward_has_next_to_nothing_of_curvature() -> None:
+    """x_k = d'g + sigma d'Hd / 2, whose mean, sigma tr(H) / 2, the form "mean" takes out.
+
+    Its price is a factor 1 + (that / |g|)^2 on the squared error. float32 rounds the difference of two losses, which at
+    1e-4 is still far below what the slope has.
+    """
+    slope, curvature = slope_and_curvature()
+    size, cost = float(np.linalg.norm(slope)), {}
+    for sigma in (1e-3, 1e-4):
+        off, along = offsets(sigma, torch.float64)
+        second = sigma / 2 * np.einsum("ki,ij,kj->k", along, curvature, along)
+        np.testing.assert_allclose(off, second, atol=200 * sigma**2)
+        expected = sigma / 2 * np.trace(curvature)
+        assert off.mean() == pytest.approx(expected, abs=5 * second.std() / math.sqrt(K) + 200 * sigma**2)
+        cost[sigma] = (np.square(off).mean() / size**2, expected / size)
+        rounded, _ = offsets(sigma, torch.float32)
+        assert (rounded - off).std() < 5e-3 * size * (1e-4 / sigma)  # a thousandth of a loss's last digit over sigma
+    assert cost[1e-4][1] == pytest.approx(cost[1e-3][1] / 10)
+    assert cost[1e-4][0] < 1e-4  # of the estimate's squared error
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float16, 0.25), (torch.bfloat16, 2.0**-5)])
+def test_added_in_half_precision_a_sigma_of_1e_4_moves_no_larger_weight(dtype: torch.dtype, least: float) -> None:
+    weights = torch.linspace(least, 4.0, 5000).to(dtype)
+    moved = weights + torch.full_like(weights, 1e-4)
+    assert torch.equal(moved, weights)
+    below = torch.tensor([least / 4], dtype=dtype)
+    assert not torch.equal(below + torch.tensor([1e-4], dtype=dtype), below)
+
+
+PEAK = "print(next(int(w.split()[1]) for w in open('/proc/self/status') if w.startswith('VmHWM:')) / 1024)"
+BACKPROPAGATION = """
+import torch
+from moretta.models import catalogue
+model = catalogue.build("lenet", inputs=(3, 32, 32), outputs=10, seed=1)
+model(torch.zeros(8, 3, 32, 32)).sum().backward()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_process_of_forwards_is_a_tenth_of_one_that_backpropagates_a_lenet() -> None:
+    """What an edge client has imported before it holds a model is more than a tenth already."""
+    pytest.importorskip("onnxruntime")
+
+    def peak(code: str) -> float:
+        done = subprocess.run([sys.executable, "-c", f"{code}\n{PEAK}"], capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    assert peak("import numpy, onnxruntime") > 0.1 * peak(BACKPROPAGATION)
+
+
+def test_the_paper_s_figure_beside_our_lenet_is_its_lenet_s() -> None:
+    """92.18, and not the 95.17 that its Table 1 has for WRN-10-2."""
+    tables = tomllib.loads((EXPERIMENTS / "baffle" / "tables.toml").read_text(encoding="utf-8"))
+    (printed,) = tables["baffle-table-1-mnist"]["printed"]["K = 500"]
+    assert (
+        [printed]
+        == tables["baffle-mnist"]["printed"]["K = 200"]
+        != tables["baffle-table-1-wrn-mnist"]["printed"]["K = 1000"]
+    )
+    assert str(printed) in tables["baffle-blocks-mnist"]["paper"]
