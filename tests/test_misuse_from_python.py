@@ -199,7 +199,7 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         r"silo `north`: another silo's name differs from it by capitals alone; give each its own name",
     ),
     "a key of another protocol": (
-        lambda: FedAvg(mu=0.1),
+        lambda: FedAvg(mu=0.1),  # type: ignore[call-arg]
         r"FedAvg: mu is a keyword of (CGD and )?FedProx, not of FedAvg; remove it",
     ),
     "one name twice": (

@@ -41,7 +41,7 @@ GOES_ON = LOSSY.model_copy(update={"min_survivors": 3})
 
 
 def counting(name: str, **settings: Any) -> Federation:
-    given = {
+    given: dict[str, Any] = {
         "silos": holding_back(), "score_at_silos": "classes", "aggregation": OF_THREE, "engine": Engine(strict=True)
     }  # fmt: skip
     return federation_of(name, **given | settings)
