@@ -11,10 +11,11 @@ The released model is scored, or where none is released each silo's own (`local`
 Who learns what: the server learns how many rows the silos hold back together, and loss, accuracy and mean squared error
 over all of them. It learns nothing of one silo, and the silos learn nothing. With the scheme ``none`` the server sees
 each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
-(`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open scores of a run over
-one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. An honest server
-asks once, after the last round and for the run's model, and a silo refuses before; but round and model are the server's
-words, so of that set it may learn how any models score. With dp-noise nothing is asked, as a score would be a release without noise.
+(`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open scores of a run
+over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. An honest
+server asks once, after the last round and for the run's model, and a silo refuses before; but round and model are the
+server's words, so of that set it may learn how any models score. With dp-noise nothing is asked, as a score would be a
+release without noise.
 
 **Tables** are wanted by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by true
 and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part
