@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,22 @@ def test_sums_that_no_rows_have_are_refused() -> None:
     ]:
         with pytest.raises(PeerError, match=r"expected (counts of rows by class|whole numbers of rows)"):
             read_tables(sum_of(confusion, bins), 2)
+
+
+def test_tables_of_other_rows_than_the_score_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = HeldOut._tables
+
+    def more(held: HeldOut, outputs: Any) -> Any:
+        again = [0, 0, *range(1, len(outputs))] if len(outputs) == 2 else list(range(len(outputs)))
+        return honest(replace(held, x=held.x[again], y=held.y[again]), outputs[again])  # one silo counts a row twice
+
+    monkeypatch.setattr(HeldOut, "_tables", more)
+    result = counting("fedsgd").train(1)
+    assert "rows" in result.test
+    assert "classes" not in result.test
+    assert "left out: expected tables of as many rows as the score is of" in caplog.text
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

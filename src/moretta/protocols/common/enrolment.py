@@ -325,19 +325,24 @@ class Enrolment:
         if isinstance(found, Aborted):
             return found
         scores, silos = found
-        tables = (yield from self._tables(now, parameters, silos)) if scoring.TABLES in self.figures else {}
+        tables = (
+            (yield from self._tables(now, parameters, silos, scores[scoring.ROWS]))
+            if scoring.TABLES in self.figures
+            else {}
+        )
         return replace(outcome, scores=scores, tables=tables)
 
-    def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str]) -> Exchange[Tensors]:
+    def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
         """Return the tables of all silos; none where one is missing: nothing is tried again for them.
 
-        scored: the silos that the score is of; over others they help to open no tables.
+        scored: the silos that the score is of, with so many rows; over others they help to open no tables.
         """
         if lost := sorted(set(self.aggregation.cohort) - set(scored)):
             log.warning("%s: the tables of classes are left out: no score is known of %r", now, lost)
             return {}
         try:
-            found = yield from scoring.tables(self.aggregation, now, parameters, max(2, self._outputs), self.agreed)
+            classes = max(2, self._outputs)
+            found = yield from scoring.tables(self.aggregation, now, parameters, classes, self.agreed, rows)
         except PeerError as error:
             found, why = {}, str(error)
         else:

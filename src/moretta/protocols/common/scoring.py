@@ -194,16 +194,24 @@ def score(
 
 
 def tables(
-    aggregator: Aggregator, now: Stamp, parameters: Tensors, classes: int, agreed: Sequence[bytes]
+    aggregator: Aggregator, now: Stamp, parameters: Tensors, classes: int, agreed: Sequence[bytes], rows: float
 ) -> Exchange[Mapping[str, Array] | Aborted]:
-    """Return the tables of a model on the rows held back, as `read_tables` has them; aborts where a silo is missing."""
+    """Return the tables of a model on the rows held back, as `read_tables` has them; aborts where a silo is missing.
+
+    rows: how many the score is of. Raises `moretta.errors.PeerError` where the tables are of more or fewer.
+    """
     sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * BINS}
     wanted = aggregator.want(
         {name: (LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(HALF)), len(aggregator.cohort)
     )
     ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked_of_tables(ask, agreed).digest, whole=True)
-    return total if isinstance(total, Aborted) else read_tables(total, classes)
+    if isinstance(total, Aborted):
+        return total
+    found = read_tables(total, classes)
+    if found[CONFUSION].sum() != rows:
+        raise PeerError("expected tables of as many rows as the score is of, from the same silos")
+    return found
 
 
 def read_tables(total: Sum, classes: int) -> dict[str, Array]:
