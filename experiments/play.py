@@ -56,7 +56,8 @@ SAME_COST = {  # keys that a round takes as long with, whatever they are
         f"protocol.{key}"
         for key in ("k", "ema", "ema-each", "epoch-rounds", "delta", "learning-rate", "mu", "dp-noise")
     ),
-    *("model.activation", "data.partition", "data.alpha", "engine.edge"),
+    *("protocol.schedule", "protocol.decay-from", "protocol.hidden-bias", "protocol.weight-decay", "protocol.batches"),
+    *("model.activation", "model.output-bias", "data.partition", "data.alpha", "engine.edge"),
 }
 
 

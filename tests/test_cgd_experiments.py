@@ -130,7 +130,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def test_a_participant_alone_is_cgd_with_one_participant(run_file: Path, tmp_path: Path) -> None:
-    ours = script("local").run(str(run_file), ["1x1"], 30, tmp_path)["rows"][0]["cells"]
+    ours = script("local").run(str(run_file), ["1x1"], 30, tmp_path / "local.json")["rows"][0]["cells"]
     theirs = federation_of(load(run_file), None).train(12, 2).record["test"]
     assert len(ours) == 1
     assert ours[0]["accuracy"] == theirs["accuracy"]

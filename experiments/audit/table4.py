@@ -48,6 +48,9 @@ from moretta.data import sources
 from moretta.protocols.common import modules
 from moretta.secure_aggregation.ring import Ring
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import provenance
+
 SEED, CLASSES = 0, 100
 VARIANCES = (1e-4, 1e-3, 1e-2, 1e-1)
 BOUND = 10.0  # of float masks
@@ -185,7 +188,7 @@ def main() -> None:
     if asked.picture:
         draw(pictures, asked.picture)
     if asked.out:
-        asked.out.write_text(json.dumps(table, indent=1) + "\n")
+        asked.out.write_text(json.dumps({**table, **provenance()}, indent=1) + "\n")
     if asked.json:
         print(json.dumps(table, indent=1))
         return

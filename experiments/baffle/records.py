@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from moretta.data.images.sets import load_images, scaled
 from moretta.errors import MorettaError, ParameterError
-from moretta.run.record import versions
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import provenance
 
 FORMAT = 1
 SEED = 1
@@ -50,7 +52,7 @@ class Record:
         told |= {"rows": [asdict(one) for one in self.rows], "why_they_differ": list(self.notes)}
         told |= {"settings": self.settings, "wall_seconds": round(time.perf_counter() - self.began, 1)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(told | {"versions": versions()}, indent=1) + "\n", encoding="utf-8")
+        self.path.write_text(json.dumps(told | provenance(), indent=1) + "\n", encoding="utf-8")
         print(f"{row.row}: {_cells(row)}", file=sys.stderr, flush=True)
 
     def printed(self) -> str:

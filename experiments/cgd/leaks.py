@@ -45,6 +45,9 @@ from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.settings import SecureAggregation
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import provenance
+
 Matrix = NDArray[np.float64]
 SEED = 0
 F32, F64 = torch.float32, torch.float64
@@ -454,7 +457,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 2
     if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=2) + "\n")
+        given.out.write_text(json.dumps(found | provenance(), indent=2) + "\n")
     print(json.dumps(found, indent=2) if given.json else printed(found))
     return 0
 

@@ -38,8 +38,10 @@ from moretta.protocols.common import enrolment, modules
 from moretta.run.assembly import federation_of
 from moretta.run.evaluation import evaluate
 from moretta.run.federation import Federation
-from moretta.run.record import versions
 from moretta.secure_aggregation.keystream import SecretRoot
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import provenance
 
 HERE = Path(__file__).parent
 COLUMNS = ("Mean %", "Standard error", "Worst %", "Mean loss", "Trained", "Of")
@@ -117,9 +119,8 @@ def of_grid(run_file: RunFile, grid: str, sample: int) -> dict[str, Any]:
     return {"row": grid, "ours": [*figures, len(told), total], "cells": cells}
 
 
-def run(name: str, grids: Sequence[str], sample: int, out: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def run(name: str, grids: Sequence[str], sample: int, path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Train samples of several grids' participants; keep and return the results."""
-    path = out / f"cgd-local-{Path(name).stem}.json"
     kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     rows = {row["row"]: row for row in kept}
     for grid in grids:
@@ -136,12 +137,12 @@ def run(name: str, grids: Sequence[str], sample: int, out: Path, overrides: Sequ
         }
         if grid in rows and rows[grid]["settings"] == settings:
             continue
-        rows[grid] = {**of_grid(run_file, grid, sample), "settings": settings}
+        rows[grid] = {**of_grid(run_file, grid, sample), "settings": settings, "commit": provenance()["commit"]}
         accuracy, loss = PAPER.get(Path(name).stem, {}).get(grid, (None, None))
         rows[grid]["paper"] = {"accuracy": accuracy, "loss": loss}
         told = {"format": 1, "name": path.stem, "columns": list(COLUMNS), "rows": list(rows.values())}
-        out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told | {"versions": versions()}, indent=1) + "\n", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(told | provenance(), indent=1) + "\n", encoding="utf-8")
         print(f"{grid}: {dict(zip(COLUMNS, rows[grid]['ours'], strict=True))}", file=sys.stderr, flush=True)
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -153,18 +154,20 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("grids", nargs="+", metavar="GRID", help="such as 100x49")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder of data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="runs/reproduce by default")
+    parser.add_argument("--record", metavar="NAME", help="of the record; cgd-local-RUNFILE by default")
     parser.add_argument("--sample", type=int, default=30, help="how many participants of a grid; 30 by default")
     parser.add_argument("--rounds", type=int, help="iterations, instead of the run file's")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as in moretta train")
     given = parser.parse_args(words)
     overrides = list(given.set)
+    path = given.out / f"{given.record or f'cgd-local-{Path(given.name).stem}'}.json"
     try:
         wanted = run_files.load(HERE / given.name).data.path
         if wanted is not None and given.data is not None:
             overrides.append(f"data.path={json.dumps(str((given.data / wanted).absolute()))}")
         if given.rounds is not None:
             overrides.append(f"run.rounds={given.rounds}")
-        run(given.name, given.grids, given.sample, given.out, overrides)
+        run(given.name, given.grids, given.sample, path, overrides)
     except MorettaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -30,7 +30,9 @@ from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.common import modules
 from moretta.protocols.registry import build
 from moretta.run.assembly import federation_of
-from moretta.run.record import versions
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import provenance
 
 HERE = Path(__file__).parent
 
@@ -117,7 +119,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     given.out.mkdir(parents=True, exist_ok=True)
-    record = {"grid": given.grid, "settings": settings[:-1], **found, "versions": versions()}
+    record = {"grid": given.grid, "settings": settings[:-1], **found, **provenance()}
     (given.out / "cgd-third-reading.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
     return 0

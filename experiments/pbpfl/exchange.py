@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from moretta.audit.evidence.truth import Truth
 from moretta.config import run_files
 from moretta.errors import MorettaError
 from moretta.run.assembly import federation_of
-from moretta.run.record import versions
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from provenance import provenance
 
 RUN = """
 [run]
@@ -75,13 +78,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     given = parser.parse_args()
+    began = time.perf_counter()
     try:
         rows = [measured(*case, exchange) for case in CASES for exchange in ("outputs", "ratios")]
     except MorettaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
-    record = {"rows": rows, "versions": versions()}
+    record = {"rows": rows, "seconds": round(time.perf_counter() - began, 1), **provenance()}
     (given.out / "pbpfl-exchange.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))
     return 0

@@ -1,0 +1,174 @@
+"""The tables of the PBPFL papers and of what was measured beside them. "Feng et al.": arXiv 2002.09843, a later version."""
+
+from printed import Table, grid, joined
+
+FENG_1 = {
+    "FedAvg, MLP-3": (0.059, 0.079, 0.097),
+    "FedAvg, MLP-5": (0.059, 0.079, "0.100"),
+    "FedAvg, MLP-7": (0.058, 0.086, 0.113),
+    "PBPFL, MLP-3": ("0.060", 0.078, 0.097),
+    "PBPFL, MLP-5": (0.059, 0.077, 0.101),
+    "PBPFL, MLP-7": (0.059, 0.082, 0.114),
+}
+"""Feng et al., Table I, UBMD: mean squared error."""
+SILOS = ("k = 1", "k = 5", "k = 10")
+BY_SILOS = " | ".join(["", *SILOS])
+
+SIDE_BY_SIDE = [
+    joined(
+        f"{cell}, {silos}",
+        paper,
+        f"{{pbpfl-table-1-authors[{cell}, {silos}]:.3f}}",
+        f"{{pbpfl-table-1[{cell}, {silos}]:.3f}}",
+        f"{{pbpfl-table-1[{cell}, {silos}; rounds]:,.0f}}",
+        f"{{pbpfl-table-1[{cell}, {silos}; seconds]:,.0f}}",
+    )
+    for cell, row in FENG_1.items()
+    for silos, paper in zip(SILOS, row, strict=True)
+]
+
+SHORT = {cell.removeprefix("FedAvg, "): row for cell, row in FENG_1.items() if "FedAvg" in cell}
+MLP_3 = {cell: row for cell, row in FENG_1.items() if "MLP-3" in cell}
+
+IMAGES = (
+    ("Table II (Feng et al.), HAM10000, cross-entropy", "pbpfl-table-2-quick", "FedAvg, ResNet20", 69.27,
+     "PBPFL, ResNet20", 69.29),
+    ("Table 2 (first version), HAM10000, squared error", "pbpfl-first-table-2-quick", "FedAvg-MSE", 61.68,
+     "PBPFL", 61.74),
+    ("Table III (Feng et al.), CIFAR-100 subset, PBPFL with masks", "pbpfl-table-3-quick", "FedAvg", 71.68,
+     "PBPFL with masks", 71.77),
+)  # fmt: skip
+
+HIDDEN = (
+    ("nothing", "", ".1e", ".1e", ".1e"),
+    ("noise of variance 1e-4", " (0.017)", ".3f", ".4f", ".3f"),
+    ("noise of variance 1e-3", " (0.092)", ".3f", ".4f", ".3f"),
+    ("noise of variance 1e-2", " (0.217)", ".3f", ".4f", ".3f"),
+    ("noise of variance 1e-1", " (0.238)", ".2f", ".3f", ".3f"),
+    ("masks of real numbers, +-10", ' (0.235, "our method")', ".1f", ".2f", ".3f"),
+    ("ring words", "", ".1f", ".2f", ".3f"),
+)
+"""What hides a gradient, Feng et al.'s "defendability" (Table IV), and the digits of three columns."""
+
+EXCHANGES = (
+    ("wdbc, 2 classes, m = 2, 32 rows", 0),
+    ("digits, 10 classes, m = 5, 32 rows", 2),
+    ("digits, 10 classes, m = 5, 1 row", 4),
+)
+"""The first of each case's two rows in the record: outputs, then ratios."""
+
+
+def _exchange(row: int, who: str) -> str:
+    score = "pbpfl-exchange[rows; {}; {}; {}]"
+    return f"{{{score.format(row, who, 'score')}:.2f}} ({{{score.format(row, who, 'chance')}:.2f}})"
+
+
+def _traffic(row: int, way: str) -> str:
+    each = (f"{{pbpfl-exchange[rows; {at}; bytes; {way}] / 1000:.0f}}" for at in (row, row + 1))
+    return "; ".join(each)
+
+
+TABLES = {
+    "pbpfl-1": Table(
+        "mean squared error | paper | authors' settings | ours | rounds of ours | seconds of ours",
+        SIDE_BY_SIDE,
+    ),
+    "pbpfl-1-short": Table(
+        "FedAvg | k = 1 | k = 5 | k = 10", grid("pbpfl-table-1-short", SHORT, SILOS, ".3f"), "Feng et al., Table I"
+    ),
+    "pbpfl-1-rate": Table(
+        "FedSGD, MLP-5, k = 5 | loss on validation rows",
+        grid("pbpfl-table-1-rate", {f"rate {rate}": () for rate in (0.01, 0.03, 0.1, 0.3)}, ["k = 5"], ".5f"),
+    ),
+    "pbpfl-1-authors-quick": Table(
+        BY_SILOS, grid("pbpfl-table-1-authors-quick", MLP_3, SILOS, ".3f"), "Feng et al., Table I"
+    ),
+    "pbpfl-5": Table(
+        " | PP | LFP | LBP | MU | MB down | MB up",
+        grid(
+            "pbpfl-table-5-quick",
+            {"FedAvg": (0, 2.19, 88.89, 89.11, 0.85, 0.85), "PBPFL": (3.66, "2.20", 225.86, 92.39, 0.85, 2.55)},
+            ("PP", "LFP", "LBP", "MU", "MB down", "MB up"),
+            ".2f",
+            "; ",
+        ),
+        "Feng et al., Table V",
+    ),
+    "pbpfl-images": Table(
+        "accuracy, per cent | FedAvg | PBPFL",
+        [
+            *(
+                joined(what, *(f"{{{record}[{cell}, k = 5]:.2f}} ({paper})" for cell, paper in ((a, p), (b, q))))
+                for what, record, a, p, b, q in IMAGES
+            ),
+            "Table 2 (first version), HAM10000, cross-entropy | "
+            "{pbpfl-first-table-2-quick[FedAvg-CE, k = 5]:.2f} (64.93) | ",
+            joined(
+                "Fig. 4 (Feng et al.), HAM10000, two seeds",
+                *(
+                    f"{{pbpfl-figure-4-quick[{one}, ResNet20, k = 5]:.2f}} ± "
+                    f"{{pbpfl-figure-4-quick[{one}, ResNet20, k = 5; ±]:.2f}}"
+                    for one in ("FedAvg", "PBPFL")
+                ),
+            ),
+        ],
+        "of each row's table at k = 5",
+    ),
+    "pbpfl-images-rates": Table(
+        "FedSGD's loss on validation rows | 0.003 | 0.01 | 0.03 | 0.1 | 0.3",
+        [
+            joined(what, *(f"{{{record}[rate {rate}, k = 5]:.3f}}" if rate in rates else "" for rate in (
+                "0.003", "0.01", "0.03", "0.1", "0.3")))
+            for what, record, rates in (
+                ("Table II and Fig. 4", "pbpfl-table-2-rate-quick", ("0.03", "0.1", "0.3")),
+                ("Table III", "pbpfl-table-3-rate-quick", ("0.01", "0.03", "0.1")),
+                ("first version's Table 2", "pbpfl-first-table-2-rate-quick", ("0.003", "0.01", "0.03")),
+            )
+        ],
+    ),
+    "pbpfl-rounding": Table(
+        " | loss in rounds 1, 2, 3 | weights, relative difference from FedSGD after 8 rounds",
+        [
+            joined(
+                f"{label}, {dtype}",
+                ", ".join(f"{{pbpfl-rounding[rows; {row}; losses; {number}]:.6f}}" for number in range(3)),
+                f"{{pbpfl-rounding[rows; {row}; apart]:.1e}}" if label == "PBPFL" else "",
+            )
+            for row, (label, dtype) in enumerate(
+                (label, dtype) for dtype in ("float64", "float32") for label in ("FedSGD", "PBPFL")
+            )
+        ],
+    ),
+    "pbpfl-4": Table(
+        "hidden by | distance of gradients | relative to the gradient | mean squared error of the image | images found "
+        "| labels right",
+        [
+            *(
+                joined(
+                    what,
+                    f"{{table4[rows; {row}; gradient_distance]:{a}}}{paper}",
+                    f"{{table4[rows; {row}; relative_distance]:{b}}}",
+                    f"{{table4[rows; {row}; image_error]:{c}}}",
+                    f"{{table4[rows; {row}; images_found]:.0f}}",
+                    f"{{table4[rows; {row}; labels_right]:.0f}}",
+                )
+                for row, (what, paper, a, b, c) in enumerate(HIDDEN)
+            ),
+            "(the mean of other images) | | | {table4[mean_image_error]:.3f} | | ",
+        ],
+        'Feng et al., Table IV, "defendability"',
+    ),
+    "pbpfl-exchange": Table(
+        " | server, outputs | server, ratios | silo, outputs | silo, ratios | kB up a silo and round | down",
+        [
+            joined(
+                what,
+                *(_exchange(row + add, who) for who in ("server", "silo") for add in (0, 1)),
+                _traffic(row, "up"),
+                _traffic(row, "down"),
+            )
+            for what, row in EXCHANGES
+        ],
+        "what guessing scores",
+    ),
+}  # fmt: skip

@@ -1,0 +1,200 @@
+"""Records of experiments as pages read them: one number by record and place.
+
+A record of `moretta reproduce` has these places, LEVELS being a cell's levels joined by ", ":
+
+    LEVELS; FIGURE          mean over seeds; "; FIGURE" may be left out where there is but one
+    LEVELS; ±               deviation over seeds, of the only figure
+    LEVELS; seed 1          the only figure of one seed
+    LEVELS; round 50        the curve there, mean over seeds; "; seed 1; round 50" of one seed
+    LEVELS; rounds          also parameters, seconds (a cell's mean), rows (trained on in all), row-forwards
+
+A script's record has "ROW; COLUMN"; any other has its keys, joined by "; ", and items of lists by their number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from printed.commands import SCRIPTS
+
+HERE = Path(__file__).parent
+FORWARDS = {"mean": (1, 0), "base": (1, 1), "central": (2, 0), "twice-forward": (2, 0)}
+"""Forward passes of a row and round, by form: so many times K, and so many more."""
+
+
+class UnknownPlace(Exception):
+    """A page asks for what no record can have."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One file. name: without its ending. told: what it says of itself; content: as JSON has it."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @cached_property
+    def figures(self) -> Mapping[str, float]:
+        """Every number by its place."""
+        if "cells" in self.content:
+            return dict(_of_cells(self.content["cells"]))
+        rows = self.content.get("rows", [])
+        if rows and "ours" in rows[0]:
+            columns = _distinct(self.content["columns"])
+            told = [(f"{row['row']}; {column}", value) for row in rows
+                    for column, value in zip(columns, row["ours"], strict=True)]  # fmt: skip
+            return {place: value for place, value in told if value is not None}
+        return dict(_flat(self.content))
+
+    @property
+    def told(self) -> str:
+        """Seeds, seconds, versions and commit, those of them that the record has."""
+        cells = self.content.get("cells", [])
+        seeds = sorted({cell["seed"] for cell in cells} | set(_all(self.content, "seed") if not cells else []))
+        seconds = sum(cell["wall_seconds"] for cell in cells) or sum(_all(self.content, "wall_seconds", "seconds"))
+        torch = sorted(set(_all(self.content, "torch")))
+        commits = sorted(set(_all(self.content, "commit")))
+        parts = [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
+        parts += [f"{seconds:,.0f} s"] if seconds else []
+        parts += [f"PyTorch {', '.join(torch)}"] if torch else []
+        return "; ".join(parts + ([f"commit {', '.join(commits)}"] if commits else []))
+
+
+@dataclass(frozen=True)
+class Records:
+    """All records below a folder of experiments."""
+
+    folder: Path = HERE
+
+    @cached_property
+    def found(self) -> Mapping[str, Record]:
+        """Every record by its name."""
+        paths = sorted(self.folder.glob("*/results/*.json"))
+        return {path.stem: Record(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths}
+
+    @cached_property
+    def experiments(self) -> Mapping[str, set[str]]:
+        """The levels of the cells that each experiment can have, by name."""
+        known = {}
+        for path in sorted(self.folder.glob("*/tables.toml")):
+            for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+                axes = [[level["name"] for level in axis["levels"]] for axis in table["axes"]]
+                known[name] = {", ".join(levels) for levels in itertools.product(*axes)}
+        return known
+
+    def experiment(self, name: str) -> set[str] | None:
+        """Return the levels of the cells that a record can have, None of a record that a script makes."""
+        return self.experiments.get(name) or self.experiments.get(name.removesuffix("-quick"))
+
+    def value(self, name: str, place: str) -> float | None:
+        """Return the number at a place of a record, None where that was not played, and NaN where it failed.
+
+        Raises `UnknownPlace` where no run could put a number there.
+        """
+        if name in self.found and place in self.found[name].figures:
+            return self.found[name].figures[place]
+        played = (
+            {", ".join(cell["levels"]) for cell in self.found[name].content.get("cells", [])}
+            if name in self.found
+            else set()
+        )
+        known = self.experiment(name)
+        if place.partition("; ")[0] in (known or set()) - played or (name in SCRIPTS and name not in self.found):
+            return None
+        raise UnknownPlace(f"{name}[{place}]: no such record, or no such place in it")
+
+    def command(self, name: str) -> str:
+        """Return the command that plays a record."""
+        if name in SCRIPTS:
+            return SCRIPTS[name]
+        quick = " --quick" if name not in self.experiments else ""
+        return f"moretta reproduce {name.removesuffix('-quick')}{quick} --data DIR"
+
+
+def _of_cells(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the places of a record of `moretta reproduce`."""
+    for levels in dict.fromkeys(", ".join(cell["levels"]) for cell in cells):
+        runs = [cell for cell in cells if ", ".join(cell["levels"]) == levels]
+        names = list(dict.fromkeys(name for run in runs for name in run["settings"]["figures"]))
+        for name in names:
+            values = [run["figures"][name] for run in runs if run["figures"]]
+            mean = statistics.fmean(values) if values else math.nan
+            yield f"{levels}; {name}", mean
+            if len(names) == 1:
+                yield levels, mean
+                yield f"{levels}; ±", statistics.stdev(values) if len(values) > 1 else 0.0
+                yield from ((f"{levels}; seed {run['seed']}", run["figures"].get(name, math.nan)) for run in runs)
+        yield from ((f"{levels}; seed {run['seed']}; seconds", run["wall_seconds"]) for run in runs)
+        yield f"{levels}; seconds", statistics.fmean(run["wall_seconds"] for run in runs)
+        for key in ("rounds", "epochs", "parameters"):
+            yield f"{levels}; {key}", runs[0][key]
+        yield from ((f"{levels}; {key}", value) for key, value in _work(runs[0]).items())
+        points: dict[int, list[float]] = {}
+        for run in runs:
+            every = int(run["settings"].get("run.evaluate-every", 0)) or run["rounds"]
+            for at, value in run.get("curve") or []:
+                number = min(every * round(at * run["rounds"] / run["epochs"] / every), run["rounds"])
+                points.setdefault(number, []).append(value)
+                yield f"{levels}; seed {run['seed']}; round {number}", value
+        yield from ((f"{levels}; round {number}", statistics.fmean(values)) for number, values in points.items())
+
+
+def _work(run: Mapping[str, Any]) -> dict[str, float]:
+    """Return rows trained on and, of BAFFLE with all parameters at once, forward passes of a row, in all silos."""
+    settings = run["settings"]
+    batch, silos = (int(settings.get(key, 0)) for key in ("data.batch-size", "data.silos"))
+    if not batch or not silos or "protocol.local-epochs" in settings:
+        return {}
+    rows = float(run["rounds"] * batch * silos)
+    if settings["protocol.name"] != "baffle" or settings.get("protocol.perturb") == "blocks":
+        return {"rows": rows}
+    if "protocol.k" not in settings or settings.get("protocol.direction") == "own":
+        return {"rows": rows}
+    k, last = (int(settings.get(key, settings["protocol.k"])) for key in ("protocol.k", "protocol.k-last"))
+    times, more = FORWARDS[settings.get("protocol.form", "mean")]
+    return {"rows": rows, **({"row-forwards": rows * (times * k + more)} if k == last else {})}
+
+
+def _flat(value: object, place: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every number of JSON by the keys that lead to it. A list of scores has their case and what it is of."""
+    if isinstance(value, Mapping):
+        inside: Iterator[tuple[object, object]] = iter(value.items())
+    elif isinstance(value, list):
+        inside = ((f"{one['case']}; {one['what']}" if isinstance(one, Mapping) and "case" in one else number, one)
+                  for number, one in enumerate(value))  # fmt: skip
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield place, float(value)
+        return
+    else:
+        return
+    for key, one in inside:
+        yield from _flat(one, f"{place}; {key}" if place else str(key))
+
+
+def _all(value: object, *keys: str) -> Iterator[Any]:
+    """Yield the values of these keys, wherever they are in JSON, the outermost alone."""
+    if isinstance(value, Mapping):
+        if found := [value[key] for key in keys if value.get(key) is not None]:
+            yield from found
+        else:
+            for one in value.values():
+                yield from _all(one, *keys)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _all(one, *keys)
+
+
+def _distinct(columns: Sequence[str]) -> list[str]:
+    """Return heads of columns, the second of a name with its number: "p", "p 2"."""
+    return [
+        f"{name} {columns[:at].count(name) + 1}" if name in columns[:at] else name for at, name in enumerate(columns)
+    ]

@@ -1,0 +1,181 @@
+"""Write the tables of the pages from the records of experiments, and hold figures of their sentences to the same.
+
+    python experiments/tables.py            rewrites what stands between <!-- table NAME --> and <!-- end of NAME -->
+    python experiments/tables.py --check    writes nothing; exits 1, and says where, if a page and the records differ
+
+Tables are declared in experiments/printed/. In a sentence, a figure is a number with a point, or one before a word such
+as "points" or "MiB". Each must stand in a table or a command of its section, or in a comment of that section:
+
+    <!-- figures
+    3.6: baffle-table-1-mnist-quick[K = 100, LeNet] - baffle-table-1-mnist-quick[w/o EMA, LeNet]
+    2.2: paper
+    0.03: set
+    -->
+
+Before the colon stands the figure as the sentences have it, after it how it follows from records, rounded to the digits
+that it has; `< X` and `> X` where the sentence says "less than" or "more than" it. `paper` is a figure of a paper or of
+its authors' code, `set` one that was chosen, or that a test or a formula holds; these are not checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from printed import Table, baffle, cgd, pbpfl
+from printed.commands import HOURS
+from records_of_pages import HERE, Records, UnknownPlace
+
+PAGES = ("reproduction.md", "baffle.md", "cgd.md")
+TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES
+UNPLAYED, FAILED = "not played", "failed"
+
+REFERENCE = re.compile(r"([a-z][\w-]*)\[([^\[\]{}]+)\]")
+BLOCK = re.compile(r"^( *)<!-- table (\S+) -->\n.*?<!-- end of \2 -->", re.DOTALL | re.MULTILINE)
+NOTES = re.compile(r"<!-- figures\n(.*?)-->", re.DOTALL)
+UNITS = "points?|per cent|%|MiB|MB|kB|times|seconds|minutes|hours"
+FIGURE = re.compile(rf"(?<![\w.,/^-])\d[\d,]*(?:\.\d+(?:e-?\d+)?|e-?\d+|(?= (?:{UNITS})(?!\w)))(?![\w.]*\d)")
+PLACES = re.compile(
+    r"(?:Theorem|[Ss]ection|Table|Eq\.|PyTorch|Runtime|Appendix|App\.) [\dA-Z][\d.]*(?:(?:,| and| to) \d[\d.]*)*"
+)
+NOT_SENTENCES = re.compile(r"`[^`]*`|\]\([^)]*\)|^ *\|.*$|^    .*$|<!--(?:.|\n)*?-->", re.MULTILINE)
+
+
+def evaluated(text: str, records: Records) -> float | None:
+    """Return what an expression of references comes to, None where one of them was not played."""
+    values = {match[0]: records.value(match[1], match[2]) for match in REFERENCE.finditer(text)}
+    if None in values.values():
+        return None
+    names = {f"_{number}": value for number, value in enumerate(values.values())}
+    for name, reference in zip(names, values, strict=True):
+        text = text.replace(reference, name)
+    if not re.fullmatch(r"(?:_?\d+(?:\.\d+)?(?:e-?\d+)?|max|min|abs|[-+*/(), ])+", text):
+        raise UnknownPlace(f"{text}: expected RECORD[PLACE], numbers, + - * / and max, min, abs")
+    return float(eval(text, {"__builtins__": {}, "max": max, "min": min, "abs": abs}, names))  # our own
+
+
+def cells(row: str, records: Records) -> str:
+    """Return a declared row with the figures of records in the place of braces."""
+
+    def figure(match: re.Match[str]) -> str:
+        expression, _, form = match[1].rpartition(":")
+        value = evaluated(expression, records)
+        return UNPLAYED if value is None else FAILED if math.isnan(value) else formatted(value, form)
+
+    return re.sub(r"\{([^{}]+)\}", figure, row).replace(f"{UNPLAYED} ± {UNPLAYED}", UNPLAYED)
+
+
+def formatted(value: float, form: str) -> str:
+    """Return a figure as pages have it: 3e-5 and not 3e-05."""
+    return re.sub(r"e([-+])0", lambda sign: "e" + sign[1].strip("+"), f"{value:{form}}")
+
+
+def table(name: str, records: Records) -> str:
+    """Return a table with the line below it: which records it is from, and what is not played."""
+    declared = TABLES[name]
+    columns = declared.head.count("|") + 1
+    lines = [f"| {declared.head} |".replace("|  |", "| |"), "|" + "---|" * columns]
+    lines += [re.sub(r"\|(  )(?=\|)", "| ", f"| {cells(row, records)} |") for row in declared.rows]
+    for line in lines:
+        if line.count("|") != columns + 1:
+            raise UnknownPlace(f"{name}: expected {columns} columns in {line}")
+    return "\n".join([*lines, "", source(declared, records)])
+
+
+def source(declared: Table, records: Records) -> str:
+    """Return where a table's figures are from, what stands in brackets, and the commands of what is not played."""
+    used: dict[str, bool] = {}  # by record, whether all places are played
+    for name, place in REFERENCE.findall(" ".join(declared.rows)):
+        used[name] = used.get(name, True) and records.value(name, place) is not None
+    said = [f"In brackets: {declared.paper.rstrip('.')}."] if declared.paper else []
+    found = [records.found[name] for name in used if name in records.found]
+    links = [f"[{one.path.stem}](../experiments/{one.path.relative_to(records.folder)}) ({one.told})" for one in found]
+    said += [f"From {', '.join(links)}."] if links else []
+    left = [f"`{records.command(name)}`" + (f" ({HOURS[name]})" if name in HOURS else "")
+            for name, whole in used.items() if not whole]  # fmt: skip
+    said += [f"{UNPLAYED.capitalize()}: {'; '.join(left)}."] if left else []
+    return textwrap.fill(" ".join(said), 118, break_long_words=False, break_on_hyphens=False)
+
+
+def filled(page: str, records: Records) -> str:
+    """Return a page with its tables as the records have them."""
+
+    def fill(match: re.Match[str]) -> str:
+        text = f"<!-- table {match[2]} -->\n\n{table(match[2], records)}\n\n<!-- end of {match[2]} -->"
+        return re.sub(r"^(?=.)", match[1], text, flags=re.MULTILINE)
+
+    return BLOCK.sub(fill, page)
+
+
+def sections(page: str) -> Iterator[tuple[str, str]]:
+    """Yield the heading and the text of each section, the page's beginning as one."""
+    for text in re.split(r"^(?=#+ )", page, flags=re.MULTILINE):
+        yield text.partition("\n")[0], text
+
+
+def unbacked(section: str, records: Records) -> Iterator[str]:
+    """Yield a sentence about each figure of a section that does not follow from records."""
+    notes = [line.partition(": ")[::2] for note in NOTES.findall(section) for line in note.splitlines()]
+    sentences = PLACES.sub("", NOT_SENTENCES.sub(" ", section))
+    beside = " ".join(match[0] for match in re.finditer(r"^ *\|.*$|^    .*$", section, re.MULTILINE))
+    for figures, expression in notes:
+        for figure in figures.split(" and "):
+            if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", sentences):
+                yield f"{figure} is in the comment and in no sentence"
+            if expression not in ("paper", "set") and not follows(figure, expression, records):
+                yield f"{figure} is not {expression}, which is {evaluated(expression.lstrip('<> '), records)}"
+    noted = {figure for figures, _ in notes for figure in figures.split(" and ")}
+    for figure in dict.fromkeys(FIGURE.findall(sentences)):
+        if figure not in noted and not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", beside):
+            yield f"{figure} is in no table of its section and not in its comment of figures"
+
+
+def follows(figure: str, expression: str, records: Records) -> bool:
+    """Return whether an expression comes to a figure, to the digits that it is written with."""
+    value, bound = evaluated(expression.lstrip("<> "), records), float(figure.replace(",", ""))
+    if value is None:
+        return False
+    if expression[0] in "<>":
+        return value < bound if expression[0] == "<" else value > bound
+    mantissa, _, power = figure.replace(",", "").partition("e")
+    form = f".{len(mantissa.partition('.')[2])}{'e' if power else 'f'}"
+    return float(f"{value:{form}}") == bound
+
+
+def differences(page: str, records: Records) -> Iterator[str]:
+    """Yield a sentence about each figure of a page, and each table, that is not as the records have it."""
+    for heading, text in sections(page):
+        for match in BLOCK.finditer(text):
+            if filled(match[0], records) != match[0]:
+                yield f"{heading}: table {match[2]} differs from its records; run python experiments/tables.py"
+        yield from (f"{heading}: {problem}" for problem in unbacked(text, records))
+
+
+def main(
+    words: Sequence[str] | None = None, docs: Path = HERE.parent / "docs", say: Callable[[str], None] = print
+) -> int:
+    """Write the tables, or check the pages."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 where a page and the records differ"
+    )
+    parser.add_argument("--records", type=Path, default=HERE, help="the folder with */results/; that of this script")
+    given = parser.parse_args(words)
+    records, wrong = Records(given.records), 0
+    for name in PAGES:
+        page = (docs / name).read_text(encoding="utf-8")
+        if not given.check:
+            page = filled(page, records)
+            (docs / name).write_text(page, encoding="utf-8")
+        for problem in differences(page, records):
+            wrong += 1
+            say(f"docs/{name}: {problem}")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,126 @@
+"""`python experiments/tables.py`: the pages have what the records have, and a changed digit in either is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import tables
+from printed import Table
+from printed.commands import SCRIPTS
+from records_of_pages import Record, Records, UnknownPlace
+
+ROOT = Path(__file__).parents[1]
+OWN, QUICK = "baffle-own", "baffle-table-1-mnist-quick"
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    """The pages, and of experiments what they are made from."""
+    (tmp_path / "docs").mkdir()
+    for page in tables.PAGES:
+        shutil.copy(ROOT / "docs" / page, tmp_path / "docs")
+    for path in [*ROOT.glob("experiments/*/results/*.json"), *ROOT.glob("experiments/*/tables.toml")]:
+        (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    return tmp_path
+
+
+def check(folder: Path, *words: str) -> tuple[int, list[str]]:
+    """The script on copies: what it exits with, and what it says."""
+    said: list[str] = []
+    given = ["--records", str(folder / "experiments"), *words]
+    return tables.main(given, folder / "docs", said.append), said
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    """Change what stands once, or first, in a file."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_the_pages_have_what_the_records_have() -> None:
+    said: list[str] = []
+    assert tables.main(["--check"], say=said.append) == 0, "\n".join(said)
+    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in tables.PAGES)
+    assert set(re.findall(r"<!-- table (\S+) -->", pages)) == set(tables.TABLES)
+
+
+def test_a_changed_digit_is_found_in_a_table_and_in_a_sentence(copies: Path) -> None:
+    page = copies / "docs" / "reproduction.md"
+    changed(page, "| own, K = 40 | 65.38", "| own, K = 40 | 65.39")
+    changed(page, "EMA is worth 3.6 points", "EMA is worth 3.7 points")
+    changed(page, "**They are worth 2 points here", "**They are worth 2.1 points here")
+    found, said = check(copies, "--check")
+    assert found == 1
+    assert any("Own directions: table baffle-own differs" in line for line in said)
+    assert any("3.7 is in no table" in line for line in said)
+    assert any("3.6 is in the comment and in no sentence" in line for line in said)
+    assert any("2.1 is in no table" in line for line in said)
+
+
+def test_a_changed_record_is_found_and_written_into_tables(copies: Path) -> None:
+    path = copies / "experiments" / "baffle" / "results" / f"{QUICK}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    (cell,) = (one for one in record["cells"] if one["levels"][0] == "w/o EMA")
+    cell["figures"]["accuracy"] -= 1
+    path.write_text(json.dumps(record), encoding="utf-8")
+    _, said = check(copies, "--check")
+    assert len(said) == 2
+    assert "table baffle-1-quick differs" in said[0]
+    assert "3.6 is not baffle-table-1-mnist-quick[K = 100, LeNet] -" in said[1]
+    check(copies)
+    found, said = check(copies, "--check")  # the table is written, the sentence is for a person to mend
+    assert (found, len(said)) == (1, 1)
+    assert "| w/o EMA | 70.26 (85.06) |" in (copies / "docs" / "reproduction.md").read_text(encoding="utf-8")
+
+
+def test_a_cell_that_is_not_there_yet_stands_with_its_command(copies: Path) -> None:
+    (copies / "experiments" / "baffle" / "results" / f"{OWN}.json").unlink()
+    found = tables.table("baffle-own", Records(copies / "experiments"))
+    assert "| own, K = 40 | not played |" in found
+    assert "Not played: `moretta reproduce baffle-own --data DIR`." in found.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "reference", ["baffle-own[own, K = 41, LeNet]", "baffle-owm[own, K = 40, LeNet]", "table4[rows; 9]"]
+)
+def test_a_slip_in_a_declaration_is_no_missing_cell(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tables.TABLES, "slip", Table("a | b", [f"x | {{{reference}:.1f}}"]))
+    with pytest.raises(UnknownPlace, match=re.escape(reference)):
+        tables.table("slip", Records())
+
+
+def test_places_of_a_record(tmp_path: Path) -> None:
+    settings = {"figures": {"accuracy": ""}, "protocol.name": "baffle", "protocol.k": "10", "protocol.form": "central"}
+    settings |= {"data.silos": "3", "data.batch-size": "4", "run.evaluate-every": "5"}
+    cell = {
+        "levels": ["a", "b"],
+        "rounds": 10,
+        "epochs": 2.0,
+        "parameters": 7,
+        "settings": settings,
+        "wall_seconds": 2.0,
+    }
+    runs = [
+        {**cell, "seed": seed, "figures": {"accuracy": 50.0 + seed}, "curve": [[1.0, 0.5], [2.0, 0.6]]}
+        for seed in (1, 3)
+    ]
+    record = Record(
+        tmp_path, {"cells": [*runs, {**cell, "levels": ["c", "b"], "seed": 1, "figures": {}, "failed": "!"}]}
+    )
+    found = record.figures
+    assert (found["a, b"], found["a, b; accuracy"], found["a, b; seed 3"]) == (52.0, 52.0, 53.0)
+    assert (found["a, b; rows"], found["a, b; row-forwards"]) == (120.0, 120.0 * 20)
+    assert (found["a, b; round 5"], found["a, b; seed 1; round 10"]) == (0.5, 0.6)
+    assert found["c, b"] != found["c, b"]  # it failed
+    assert record.told == "seeds 1, 3; 6 s"
+
+
+def test_every_script_that_a_page_names_is_there() -> None:
+    for name, command in SCRIPTS.items():
+        assert (ROOT / command.split()[1]).exists(), name
