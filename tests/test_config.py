@@ -488,6 +488,7 @@ BAD = [
     (["run.rounds=[1, 2]"], "[run] rounds: expected a whole number, got [1, 2]"),
     (["run.rounds={a = 1}"], "[run] rounds: expected a whole number, got a table"),
     (["engine.strict=1"], "[engine] strict: expected true or false, got 1"),
+    (["data.score-at-silos=class"], '[data] score-at-silos: expected true, false or "classes", got "class"'),
     (["protocol.learning-rate=fast"], '[protocol] learning-rate: expected a number, got "fast"'),
     (["data.target=3"], "[data] target: expected a string in quotes, got 3"),
     (["run.out=3"], "[run] out: expected a string in quotes, got 3"),

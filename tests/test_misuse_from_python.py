@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,24 @@ def vast_model(folder: Path) -> None:
     (folder / "graph.safetensors").unlink(missing_ok=True)
 
 
+def deep_json(folder: Path) -> None:
+    (folder / "inputs.json").write_text('{"format": 1, "shape": ' + "[" * 100_000)
+
+
+def deep_model(folder: Path) -> None:
+    made = {"format": 1, "source": "mlp", "arguments": {"layers": 10**12}, "base": "."}
+    (folder / "model.json").write_text(json.dumps(made))
+
+
+def strange_record(folder: Path) -> None:
+    (folder / "result.json").write_text(json.dumps({"format": 1, "models": ["released.safetensors"]}))
+
+
+def pipe_for_weights(folder: Path) -> None:
+    (folder / "released.safetensors").unlink()
+    os.mkfifo(folder / "released.safetensors")
+
+
 def code(folder: Path) -> None:
     told = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(told | {"source": "os:system", "arguments": {"command": "true"}}))
@@ -398,6 +417,10 @@ TAMPERED: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "a file with less": (less_json, r"inputs\.json or model\.json is not as a run leaves it"),
     "a type that there is not": (strange_dtype, r"inputs\.json or model\.json is not as a run leaves it"),
     "a model of any size": (vast_model, r"what it says of its model does not fit the weights beside it"),
+    "a file without end to its lists": (deep_json, r"inputs\.json: expected a file of a finished run"),
+    "a model of any depth": (deep_model, r"model: layers must be 10,000 at most, got 1000000000000"),
+    "a record without digests": (strange_record, r"result\.json: expected the models' SHA-256 by file"),
+    "a pipe for weights": (pipe_for_weights, r"released\.safetensors: expected a model of a finished run"),
     "code in the place of a model": (code, r"names code that would be run as you: system of os .*allow_code=True"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,22 @@ from moretta.deployment import shared_settings as told
 from moretta.engines.in_process import InProcess
 from moretta.engines.kept_lines import HelpedFile
 from moretta.errors import ParameterError, PeerError, SumSpent
-from moretta.protocols.common.scoring import CONFUSION, RELIABILITY, HeldOut, Score, figures_of, read_tables
+from moretta.protocols.common.scoring import (
+    CONFUSION,
+    RELIABILITY,
+    HeldOut,
+    Score,
+    asked_of,
+    asked_of_tables,
+    figures_of,
+    read_tables,
+)
 from moretta.protocols.common.setting import check_tables
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.run import federation as federations
 from moretta.run.evaluation import evaluate
 from moretta.run.result import Result
-from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.statistics import LIMBS, to_limbs
@@ -107,7 +116,7 @@ def spent(first: set[str], then: set[str], **kept: Any) -> None:
     for number, members in enumerate((first, then)):
         stamp = Stamp(f"run-{number}", 4, 0)
         ask = Score(stamp=stamp, parameters={"w": np.full(3, float(number))}, encoding={"score/confusion": 2})
-        about = asked(ask, once="score/tables", whole=True, lasting=True)
+        about = asked_of_tables(ask, ())
         helped.ask(stamp, about, members)
         helped.bind(stamp, about, tuple(sorted(members)), gives=True)
 
@@ -126,6 +135,21 @@ def test_two_sums_that_differ_by_a_silo_would_be_its_own_counts_and_are_not_open
         with pytest.raises(SumSpent):
             spent(everybody, then)
     spent(everybody, everybody - {"south"}, repeats=True)  # where its owner has allowed it ([privacy])
+
+
+@pytest.mark.parametrize("tables_first", [False, True])
+def test_scores_and_tables_of_a_run_are_over_the_same_silos(tables_first: bool) -> None:
+    # Rows and hits of both, over sets that differ by one silo, would be that silo's own.
+    helped, stamp, members = HelpedSums(over_runs=True), Stamp("run", 4, 0), tuple(sorted(MORE))
+    ask = Score(stamp=stamp, parameters={}, encoding={})
+    order = [asked_of(ask, ()), asked_of_tables(ask, ())][:: -1 if tables_first else 1]
+    helped.bind(stamp, order[0], members, gives=True)
+    with pytest.raises(SumSpent):
+        helped.bind(stamp, order[1], members[1:], gives=True)
+    with pytest.raises(SumSpent):
+        helped.ask(stamp, order[1], members[1:])
+    helped.bind(stamp, order[1], members, gives=True)
+    helped.bind(Stamp("another", 4, 0), asked_of(ask, ()), members[1:], gives=True)  # scores are of one set in each run
 
 
 RUN = """
@@ -182,9 +206,8 @@ def test_where_a_silo_is_missing_the_run_ends_without_tables(phase: str, caplog:
     with caplog.at_level(logging.WARNING, "moretta"):
         result = counting("fedsgd", aggregation=GOES_ON, engine=lost).train(2)
     assert "rows" in result.test
-    assert ("classes" in result.test) != ("the tables of classes are left out" in caplog.text)
-    if "classes" in result.test:
-        assert np.sum(result.test["classes"]["confusion"]) == sum(range(2, 7))
+    assert "classes" not in result.test
+    assert "the tables of classes are left out" in caplog.text
 
 
 # -- a silo's half -----------------------------------------------------------------------------------------------------
@@ -234,6 +257,22 @@ def test_sums_that_no_rows_have_are_refused() -> None:
     ]:
         with pytest.raises(PeerError, match=r"expected (counts of rows by class|whole numbers of rows)"):
             read_tables(sum_of(confusion, bins), 2)
+
+
+def test_tables_of_other_rows_than_the_score_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = HeldOut._tables
+
+    def more(held: HeldOut, outputs: Any) -> Any:
+        again = [0, 0, *range(1, len(outputs))] if len(outputs) == 2 else list(range(len(outputs)))
+        return honest(replace(held, x=held.x[again], y=held.y[again]), outputs[again])  # one silo counts a row twice
+
+    monkeypatch.setattr(HeldOut, "_tables", more)
+    result = counting("fedsgd").train(1)
+    assert "rows" in result.test
+    assert "classes" not in result.test
+    assert "left out: expected tables of as many rows as the score is of" in caplog.text
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

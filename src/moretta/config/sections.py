@@ -281,6 +281,13 @@ class Data(Section):
         """Of rows at sites, the shape of a sample, packed where it has several arrays."""
         return self.inputs if isinstance(self.inputs, tuple) else (self.layout.size,) if self.layout else ()
 
+    @field_validator("score_at_silos", mode="before")
+    @classmethod
+    def _is_what_to_score(cls, value: object) -> object:
+        if isinstance(value, bool) or value == "classes":
+            return value
+        raise ValueError('true, false or "classes"')
+
     @field_validator("grid", mode="before")
     @classmethod
     def _is_a_shape(cls, value: object) -> tuple[int, ...] | None:

@@ -217,6 +217,8 @@ def _round(line: str) -> int | None:
 
 def read_model(path: Path) -> dict[str, Array]:
     """Return the arrays of a model in a run folder. Raises `moretta.errors.ParameterError` where there is none."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise ParameterError(f"{path}: expected a model of a finished run; it is no file")
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -238,7 +240,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         why = "it is a link, which may lead out of the folder" if path.is_symlink() else str(error)
         raise ParameterError(f"{path}: expected a file of a finished run; {why}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")

@@ -150,6 +150,8 @@ def read(path: Path, tensors: Tensors) -> Graph:
 
     Raises `moretta.errors.ParameterError` for a file that is none, and for weights of another model.
     """
+    if not path.is_file():  # a pipe would never end
+        raise ParameterError(f"{path}: expected the graph of a model; it is no file")
     try:
         with safe_open(path, "pt") as file:
             told = json.loads((file.metadata() or {})["graph"])

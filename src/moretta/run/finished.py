@@ -196,9 +196,11 @@ def weights(folder: Path, *, true_model: bool = False, silo: str | None = None) 
     path = model_file(folder, true_model=true_model, silo=silo)
     tensors, name = read_model(path), str(path.relative_to(folder))
     if (folder / "result.json").exists():
-        kept = read_json(folder / "result.json").get("models", {}).get(name)
+        models = read_json(folder / "result.json").get("models", {})
+        if not isinstance(models, dict):
+            raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
         with path.open("rb") as stream:
-            if kept not in (None, hashlib.file_digest(stream, "sha256").hexdigest()):
+            if models.get(name) not in (None, hashlib.file_digest(stream, "sha256").hexdigest()):
                 raise ParameterError(
                     f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the "
                     "folder without result.json to use other weights"

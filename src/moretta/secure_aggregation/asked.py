@@ -32,7 +32,8 @@ class Asked:
 
     digest: 32 bytes. once: the name of what is summed once a run; empty for the upload of a round. whole: whether the
     upload is of the same rows in every take of the round. lasting: whether it depends on rows alone, and so is the same
-    in every run. own: a digest of what was sent to this silo alone and its upload depends on; empty where there is
+    in every run. beside: the name of another sum of the same rows, which has to be over the same silos in this run.
+    own: a digest of what was sent to this silo alone and its upload depends on; empty where there is
     none, or while it is not known. It differs between silos, so no label has it; the silo keeps it.
     """
 
@@ -40,13 +41,16 @@ class Asked:
     once: str = ""
     whole: bool = False
     lasting: bool = False
+    beside: str = ""
     own: bytes = b""
 
 
-def asked(message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False) -> Asked:
+def asked(
+    message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False, beside: str = ""
+) -> Asked:
     """Return the `Asked` of an upload that answers this message. agreed: digests of what was agreed on before."""
     digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
-    return Asked(digest, once, whole, lasting)
+    return Asked(digest, once, whole, lasting, beside)
 
 
 def message_digest(message: Message) -> bytes:

@@ -20,7 +20,8 @@ question. In a run of a CGD group, the run id has the group's name in it.
 **What is asked** relates in one of four ways to what was kept: a LOWER take; the SAME take, digest and (once known) S;
 the same take but OTHER than that; or a HIGHER take. Where all rows are used (a batch of more than half of them, local
 epochs), all takes have the same rows, so any further take is OTHER too. What is summed once a run (statistics, scores)
-is the SAME over the same S alone.
+is the SAME over the same S alone. One of them may stand `beside` another: then both are over one S in a run, as their
+difference would be of the silos that one of them lacks.
 
 `TABLE` has all moves. Any other move raises `moretta.errors.SumSpent`, changes nothing, and costs no silo the round:
 the server goes on to the take that the silo names, with other rows, or where all rows are used repeats its ask to S.
@@ -157,11 +158,12 @@ class HelpedSums:
 
     def ask(self, stamp: Stamp, asked: Asked, cohort: Iterable[str]) -> None:
         """Raise `moretta.errors.SumSpent` where an upload could be in no sum that this silo may help to open."""
-        helped = self._of(stamp, asked)
-        self._next(helped, stamp, asked, Event.ASKED, None)
-        same = self._relation(helped, stamp, asked, None) is Relation.SAME
-        if same and not set(helped.survivors) <= set(cohort):
-            raise _spent(helped, stamp, asked)
+        for one in _sums_of(asked):
+            helped = self._of(stamp, one)
+            self._next(helped, stamp, one, Event.ASKED, None)
+            same = self._relation(helped, stamp, one, None) is Relation.SAME
+            if same and not set(helped.survivors) <= set(cohort):
+                raise _spent(helped, stamp, one)
 
     def answer(self, stamp: Stamp, asked: Asked) -> None:
         """Record, beforehand, that this silo answers a question before it uploads; in a take, one question alone.
@@ -182,13 +184,16 @@ class HelpedSums:
         Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
         `moretta.errors.PeerError` where that set is not `apart` enough from an earlier one.
         """
-        helped, key = self._of(stamp, asked), self._key(stamp, asked)
         event = Event.GIVES if gives else Event.BINDS
-        state = self._next(helped, stamp, asked, event, survivors)
+        found = dict[Key, Helped]()
+        for one in _sums_of(asked):
+            helped = self._of(stamp, one)
+            state = self._next(helped, stamp, one, event, survivors)
+            found[self._key(stamp, one)] = Helped(state, max(stamp.take, helped.take), _kept(one), survivors)
         self._check_floors(survivors)
-        found = Helped(state, max(stamp.take, helped.take), _kept(asked), survivors)
-        if found != helped:
-            self._write(key, found)
+        for key, one_found in found.items():
+            if one_found != self._kept_of(key):
+                self._write(key, one_found)
 
     def _of(self, stamp: Stamp, asked: Asked) -> Helped:
         return self._kept_of(self._key(stamp, asked))
@@ -287,6 +292,11 @@ class HelpedSums:
 
     def __repr__(self) -> str:
         return f"HelpedSums({len(self._helped)} sums)"
+
+
+def _sums_of(asked: Asked) -> list[Asked]:
+    """Return what an upload is asked for, and the sum of the run that it stands beside, if any."""
+    return [asked, replace(asked, once=asked.beside, lasting=False)] if asked.beside else [asked]
 
 
 def _kept(asked: Asked) -> bytes:

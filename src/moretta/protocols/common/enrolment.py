@@ -318,19 +318,31 @@ class Enrolment:
         if not self.figures:
             return outcome
         try:
-            scores = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
+            found = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
         except PeerError as error:  # a finished run does not fail because one silo sent an impossible score
             log.warning("%s: the score on rows that silos hold back is left out: %s", now, error)
             return outcome
-        if isinstance(scores, Aborted):
-            return scores
-        tables = (yield from self._tables(now, parameters)) if scoring.TABLES in self.figures else {}
+        if isinstance(found, Aborted):
+            return found
+        scores, silos = found
+        tables = (
+            (yield from self._tables(now, parameters, silos, scores[scoring.ROWS]))
+            if scoring.TABLES in self.figures
+            else {}
+        )
         return replace(outcome, scores=scores, tables=tables)
 
-    def _tables(self, now: Stamp, parameters: Tensors) -> Exchange[Tensors]:
-        """Return the tables of all silos; none where one is missing: nothing is tried again for them."""
+    def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
+        """Return the tables of all silos; none where one is missing: nothing is tried again for them.
+
+        scored: the silos that the score is of, with so many rows; over others they help to open no tables.
+        """
+        if lost := sorted(set(self.aggregation.cohort) - set(scored)):
+            log.warning("%s: the tables of classes are left out: no score is known of %r", now, lost)
+            return {}
         try:
-            found = yield from scoring.tables(self.aggregation, now, parameters, max(2, self._outputs), self.agreed)
+            classes = max(2, self._outputs)
+            found = yield from scoring.tables(self.aggregation, now, parameters, classes, self.agreed, rows)
         except PeerError as error:
             found, why = {}, str(error)
         else:

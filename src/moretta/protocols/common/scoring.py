@@ -11,16 +11,18 @@ The released model is scored, or where none is released each silo's own (`local`
 Who learns what: the server learns how many rows the silos hold back together, and loss, accuracy and mean squared error
 over all of them. It learns nothing of one silo, and the silos learn nothing. With the scheme ``none`` the server sees
 each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
-(`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open one sum of scores
-in a run, over one set of silos (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. An
-honest server asks only after the last round, and a silo refuses before, but it is the server that says which round it
-is. With dp-noise nothing is asked, as a score would be a release without noise.
+(`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open scores of a run
+over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. An honest
+server asks once, after the last round and for the run's model, and a silo refuses before; but round and model are the
+server's words, so of that set it may learn how any models score. With dp-noise nothing is asked, as a score would be a
+release without noise.
 
 **Tables** are wanted by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by true
 and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part
 with one row tells no more. How many rows a class has depends on no model: at sites tables are, as statistics are, of
 one set of silos in all runs. They are of at least `LEAST_SILOS`, to which each silo's keys hold it, as of two each
-knows the other's. Where a silo is missing they are left out; the run does not wait for them.
+knows the other's, and of the silos that the score is of, as rows and hits of both would else tell of those that one of
+them lacks. Where a silo is missing they are left out; the run does not wait for them.
 
 **Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of all that is uploaded
 (`moretta.secure_aggregation.masks.label_of`). Uploads here have names of their own, ``score/...``, so no other upload
@@ -121,7 +123,7 @@ class HeldOut:
             raise PeerError(f"expected to be asked for a score after round {self.after}, the last; got {ask.stamp}")
         if _tensor(CONFUSION) in ask.encoding:
             return contributor.upload(
-                ask.stamp, self._tables(outputs), 1, ask.encoding, blind, asked=_asked_of_tables(ask, agreed)
+                ask.stamp, self._tables(outputs), 1, ask.encoding, blind, asked=asked_of_tables(ask, agreed)
             )
         with np.errstate(all="ignore"):  # overflows are looked for below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
@@ -167,8 +169,9 @@ def asked_of(ask: Score, agreed: Sequence[bytes]) -> Asked:
     return asked(ask, *agreed, once="score", whole=True)
 
 
-def _asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Asked:
-    return asked(ask, *agreed, once="score/tables", whole=True, lasting=True)
+def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Asked:
+    """Return what tables answer; beside the score, as rows and hits of both would else be told apart by silo."""
+    return asked(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
 
 
 def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:
@@ -180,27 +183,35 @@ def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Se
 
 def score(
     aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], agreed: Sequence[bytes]
-) -> Exchange[Mapping[str, float] | Aborted]:
-    """Return the score of a model, or of each silo's own, on the rows held back: rows, and the figures' means.
+) -> Exchange[tuple[Mapping[str, float], Sequence[str]] | Aborted]:
+    """Return the score of a model, or of each silo's own, on the rows held back, and the silos that it is of.
 
-    agreed: digests of what the set-up agreed on.
+    The score is rows, and the figures' means. agreed: digests of what the set-up agreed on.
     """
     ask, wanted = ask_for(aggregator, now, parameters, figures)
     total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest)
-    return total if isinstance(total, Aborted) else read(total, figures)
+    return total if isinstance(total, Aborted) else (read(total, figures), total.silos)
 
 
 def tables(
-    aggregator: Aggregator, now: Stamp, parameters: Tensors, classes: int, agreed: Sequence[bytes]
+    aggregator: Aggregator, now: Stamp, parameters: Tensors, classes: int, agreed: Sequence[bytes], rows: float
 ) -> Exchange[Mapping[str, Array] | Aborted]:
-    """Return the tables of a model on the rows held back, as `read_tables` has them; aborts where a silo is missing."""
+    """Return the tables of a model on the rows held back, as `read_tables` has them; aborts where a silo is missing.
+
+    rows: how many the score is of. Raises `moretta.errors.PeerError` where the tables are of more or fewer.
+    """
     sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * BINS}
     wanted = aggregator.want(
         {name: (LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(HALF)), len(aggregator.cohort)
     )
     ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, _asked_of_tables(ask, agreed).digest, whole=True)
-    return total if isinstance(total, Aborted) else read_tables(total, classes)
+    total = yield from aggregator.sum(ask, wanted, asked_of_tables(ask, agreed).digest, whole=True)
+    if isinstance(total, Aborted):
+        return total
+    found = read_tables(total, classes)
+    if found[CONFUSION].sum() != rows:
+        raise PeerError("expected tables of as many rows as the score is of, from the same silos")
+    return found
 
 
 def read_tables(total: Sum, classes: int) -> dict[str, Array]:

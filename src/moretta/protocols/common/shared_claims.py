@@ -340,10 +340,10 @@ TABLES = (
     Claim(
         "server",
         "learns",
-        "of the rows held back at all silos together, how many of each class are predicted as which, and how many of "
-        "each tenth of probabilities are right",
+        "of the rows held back at all silos together, exactly and however few, how many of each class are predicted as "
+        "which, and of each tenth of probabilities how many there are, how many are right, and the mean",
         "Learns, at the end, how many of the rows held back at all silos together have which class and are predicted "
-        "as which, and how many are right by how probable they are said to be.",
+        "as which, and by how probable they are said to be how many there are and how many are right, however few.",
         (tabulates_at_silos,),
         shared=True,
         about="statistics",
@@ -352,9 +352,10 @@ TABLES = (
         "server",
         "not given",
         "how many rows of a class one silo holds back: such counts are summed of one set of three silos or more",
-        "Is given no silo’s own counts of classes: one sum is opened, of three silos or more.",
+        "Is given no silo’s own counts of classes: they are summed of one set of silos alone, three or more.",
         (tabulates_at_silos,),
-        assumes="not all other silos put their own counts together with the server",
+        assumes="the server does not know the counts of all other silos, from them or otherwise; no silo’s rows change "
+        "from run to run, and none allows sums over other sets (`[privacy]` of its silo.toml)",
         rests_on="attacks that `tests/test_tables_at_silos.py` plays",
         shared=True,
         about="statistics",
