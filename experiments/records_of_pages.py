@@ -3,7 +3,7 @@
 A record of `moretta reproduce` has these places, LEVELS being a cell's levels joined by ", ":
 
     LEVELS; FIGURE          mean over seeds; "; FIGURE" may be left out where there is but one
-    LEVELS; ±               deviation over seeds, of the only figure
+    LEVELS; ±               deviation over seeds, of the only figure; infinite of one seed
     LEVELS; seed 1          the only figure of one seed
     LEVELS; round 50        the curve there, mean over seeds; "; seed 1; round 50" of one seed
     LEVELS; rounds          also parameters, seconds (a cell's mean), rows (trained on in all), row-forwards
@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,13 +103,15 @@ class Records:
         """
         if name in self.found and place in self.found[name].figures:
             return self.found[name].figures[place]
-        played = (
-            {", ".join(cell["levels"]) for cell in self.found[name].content.get("cells", [])}
-            if name in self.found
-            else set()
-        )
-        known = self.experiment(name)
-        if place.partition("; ")[0] in (known or set()) - played or (name in SCRIPTS and name not in self.found):
+        cells = self.found[name].content.get("cells", []) if name in self.found else []
+        played = {", ".join(cell["levels"]) for cell in cells}
+        levels, _, rest = place.partition("; ")
+        known = self.experiment(name) or set()
+        if levels in known - played or (name in SCRIPTS and name not in self.found):
+            return None
+        seed = re.match(r"seed (\d+)", rest)  # another than those that were played so far
+        seeds = {cell["seed"] for cell in cells if ", ".join(cell["levels"]) == levels}
+        if levels in known and seed and int(seed[1]) not in seeds:
             return None
         raise UnknownPlace(f"{name}[{place}]: no such record, or no such place in it")
 
@@ -131,7 +134,7 @@ def _of_cells(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]
             yield f"{levels}; {name}", mean
             if len(names) == 1:
                 yield levels, mean
-                yield f"{levels}; ±", statistics.stdev(values) if len(values) > 1 else 0.0
+                yield f"{levels}; ±", statistics.stdev(values) if len(values) > 1 else math.inf
                 yield from ((f"{levels}; seed {run['seed']}", run["figures"].get(name, math.nan)) for run in runs)
         yield from ((f"{levels}; seed {run['seed']}; seconds", run["wall_seconds"]) for run in runs)
         yield f"{levels}; seconds", statistics.fmean(run["wall_seconds"] for run in runs)

@@ -66,7 +66,9 @@ def cells(row: str, records: Records) -> str:
         value = evaluated(expression, records)
         return UNPLAYED if value is None else FAILED if math.isnan(value) else formatted(value, form)
 
-    return re.sub(r"\{([^{}]+)\}", figure, row).replace(f"{UNPLAYED} ± {UNPLAYED}", UNPLAYED)
+    filled = re.sub(r"\{([^{}]+)\}", figure, row)
+    filled = re.sub(f"{UNPLAYED}((?:, | ± ){UNPLAYED})+", UNPLAYED, filled)
+    return filled.replace(" ± inf", " (one seed)")
 
 
 def formatted(value: float, form: str) -> str:
