@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from printed import Table, baffle, cgd, pbpfl
-from printed.commands import HOURS
 from records_of_pages import HERE, Records, UnknownPlace
 
 PAGES = ("reproduction.md", "baffle.md", "cgd.md")
@@ -97,9 +96,8 @@ def source(declared: Table, records: Records) -> str:
     found = [records.found[name] for name in used if name in records.found]
     links = [f"[{one.path.stem}](../experiments/{one.path.relative_to(records.folder)}) ({one.told})" for one in found]
     said += [f"From {', '.join(links)}."] if links else []
-    left = [f"`{records.command(name)}`" + (f" ({HOURS[name]})" if name in HOURS else "")
-            for name, whole in used.items() if not whole]  # fmt: skip
-    said += [f"{UNPLAYED.capitalize()}: {'; '.join(left)}."] if left else []
+    left = [f"`{records.command(name)}`" for name, whole in used.items() if not whole]
+    said += [f"{UNPLAYED.capitalize()} ([hours](reproduction.md#the-plan)): {'; '.join(left)}."] if left else []
     return textwrap.fill(" ".join(said), 118, break_long_words=False, break_on_hyphens=False)
 
 

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page. head: its columns, joined by " | ". rows: the same. paper: what stands in brackets.
-
-    unplayed: of records that have no cells yet, how long that takes, in words.
-    """
+    """A table of a page. head: its columns, joined by " | ". rows: the same. paper: what stands in brackets."""
 
     head: str
     rows: Sequence[str]

@@ -1,4 +1,4 @@
-"""The records that a script makes, not `moretta reproduce`, and its command; and how long what is not played takes."""
+"""The records that a script makes, not `moretta reproduce`, and its command."""
 
 LOCAL = "python experiments/cgd/local.py"
 
@@ -20,6 +20,3 @@ SCRIPTS = {
     "pbpfl-rounding": "python experiments/pbpfl/rounding.py --data DIR",
     "table4": "python experiments/audit/table4.py --data DIR --out table4.json",
 }  # fmt: skip
-
-HOURS: dict[str, str] = {}
-"""Of records with cells that are not played: how long these take on one core."""
