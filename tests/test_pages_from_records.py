@@ -83,7 +83,10 @@ def test_a_cell_that_is_not_there_yet_stands_with_its_command(copies: Path) -> N
     (copies / "experiments" / "baffle" / "results" / f"{OWN}.json").unlink()
     found = tables.table("baffle-own", Records(copies / "experiments"))
     assert "| own, K = 40 | not played |" in found
-    assert "Not played ([hours](reproduction.md#the-plan)): `moretta reproduce baffle-own --data DIR`." in found.replace("\n", " ")
+    assert (
+        "Not played ([hours](reproduction.md#the-plan)): `moretta reproduce baffle-own --data DIR`."
+        in found.replace("\n", " ")
+    )
 
 
 @pytest.mark.parametrize(
