@@ -458,7 +458,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if given.out is not None:
         given.out.write_text(json.dumps(found | provenance(), indent=2) + "\n")
-    print(json.dumps(found, indent=2) if given.json else printed(found))
+    print(json.dumps(found | provenance(), indent=2) if given.json else printed(found))
     return 0
 
 

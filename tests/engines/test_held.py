@@ -24,8 +24,12 @@ import os, sys, time
 from pathlib import Path
 from moretta.engines.held import held
 with held(Path(sys.argv[1])):
-    if len(sys.argv) > 2 and not os.fork():
-        time.sleep(30)
+    if len(sys.argv) > 2:
+        ours, theirs = os.pipe()
+        if not os.fork():
+            os.write(theirs, b".")
+            time.sleep(30)
+        os.read(ours, 1)  # the child runs, and has closed what it is not to keep
     print("held", flush=True)
     time.sleep(30)
 """
