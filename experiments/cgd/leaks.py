@@ -456,9 +456,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MorettaError as error:
         say(f"error: {error}")
         return 2
+    record = json.dumps(found | provenance(), indent=2)
     if given.out is not None:
-        given.out.write_text(json.dumps(found | provenance(), indent=2) + "\n")
-    print(json.dumps(found | provenance(), indent=2) if given.json else printed(found))
+        given.out.write_text(record + "\n")
+    print(record if given.json else printed(found))
     return 0
 
 
