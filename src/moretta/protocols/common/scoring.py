@@ -154,14 +154,7 @@ class HeldOut:
             return np.asarray(RowLosses(self.loss)(outputs[None], self.y)[0])
         if figure == "mse":  # that of `torch.nn.MSELoss`
             return np.asarray(np.square(outputs.astype(np.float64) - self.y).mean(axis=1))
-        return np.asarray(_classes(outputs) == _classes(self.y), dtype=np.float64)
-
-
-def _classes(values: Array) -> Array:
-    """Return each row's class, of outputs or of targets: whole numbers, one column for class 1, or one a class."""
-    if values.ndim == 1:
-        return values
-    return values[:, 0] > 0.5 if values.shape[1] == 1 else values.argmax(axis=1)
+        return np.asarray(predicted(outputs) == classes_of(self.y), dtype=np.float64)
 
 
 def asked_of(ask: Score, agreed: Sequence[bytes]) -> Asked:
