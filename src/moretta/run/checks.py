@@ -5,7 +5,6 @@ Every check raises `moretta.errors.ParameterError`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,8 +22,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.run import metrics
 from moretta.run.inputs import RowChecks
-
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+from moretta.secure_aggregation.identity import is_silo_name
 
 
 def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, least_rows: int | None) -> None:
@@ -33,7 +31,7 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, le
     folded = Counter(name.casefold() for name in names)
     _check_grid(silos, protocol)
     for silo in silos:
-        if not NAME.fullmatch(silo.name) or silo.name == "server":
+        if not is_silo_name(silo.name):
             raise ParameterError(
                 f"silo name {silo.name!r:.80}: expected 1 to 64 letters, digits, dots, dashes and underscores, "
                 'not "server"'

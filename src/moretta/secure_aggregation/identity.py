@@ -117,6 +117,14 @@ def verify(public_key: bytes, signature: bytes, *purpose: int | str | bytes) -> 
     return True
 
 
+def is_silo_name(name: str) -> bool:
+    """Return whether a silo may be called so: 1 to 64 letters, digits, dots, dashes and underscores, not `server`.
+
+    A dot may not come first, as names are those of files and folders too.
+    """
+    return re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name) is not None and name != "server"
+
+
 def fingerprint(key: bytes) -> str:
     """Return the first 16 hexadecimal digits of a public key's SHA-256, to compare by telephone."""
     return hashlib.sha256(key).hexdigest()[:16]
@@ -201,7 +209,7 @@ class Roster:
         names = {silo: self.engine_name(silo) for silo in {**self.keys, **self.engine_names}}
         for silo, engine_name in names.items():
             for what, name in (("name", silo), ("engine-name", engine_name)):
-                if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name) or name == "server":
+                if not is_silo_name(name):
                     raise ParameterError(
                         f"[[silo]] {silo!r:.80}: {what}: expected 1 to 64 letters, digits, dots, dashes and "
                         f"underscores, not a dot first and not `server`, got {name!r:.80}; choose another"
