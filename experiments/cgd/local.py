@@ -41,21 +41,13 @@ from moretta.run.federation import Federation
 from moretta.secure_aggregation.keystream import SecretRoot
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from printed.cgd import LOCAL
 from provenance import provenance
 
 HERE = Path(__file__).parent
 COLUMNS = ("Mean %", "Standard error", "Worst %", "Mean loss", "Trained", "Of")
-PAPER = {  # local training's accuracy and loss; the paper does not say whether mean or worst
-    "mnist": {
-        "10x7": (54.39, 1.283),
-        "100x49": (23.53, 2.076),
-        "1000x112": (11.64, 2.348),
-        "10x1": (92.01, 0.278),
-        "100x1": (82.89, 0.549),
-        "1000x1": (50.11, 1.566),
-    },
-    "cifar10": {"10x2": (65.3, 0.980), "100x16": (26.25, 2.008), "1000x32": (16.19, 2.434)},
-}
+# Local training's accuracy and loss in the paper, which does not say whether mean or worst, by run file and grid.
+PAPER = {file: {grid: tuple(map(float, told)) for grid, told in rows.items()} for file, _, rows in LOCAL}
 
 
 def train_alone(silo: Silo, federation: Federation, rounds: int, seed: int) -> dict[str, Any]:

@@ -50,6 +50,8 @@ HIDDEN = (
 )
 """What hides a gradient, Feng et al.'s "defendability" (Table IV), and the digits of three columns."""
 
+PHASES = ("PP", "LFP", "LBP", "MU", "MB down", "MB up")
+
 EXCHANGES = (
     ("wdbc, 2 classes, m = 2, 32 rows", 0),
     ("digits, 10 classes, m = 5, 32 rows", 2),
@@ -88,21 +90,30 @@ TABLES = {
         grid(
             "pbpfl-table-5-quick",
             {"FedAvg": (0, 2.19, 88.89, 89.11, 0.85, 0.85), "PBPFL": (3.66, "2.20", 225.86, 92.39, 0.85, 2.55)},
-            ("PP", "LFP", "LBP", "MU", "MB down", "MB up"),
+            PHASES,
             ".2f",
             "; ",
-        ),
+        )
+        + [
+            joined(f"{one}, authors' settings", *(f"{{pbpfl-table-5-authors[{one}; {phase}]:.2f}}" for phase in PHASES))
+            for one in ("FedAvg", "PBPFL")
+        ],
         "Feng et al., Table V",
     ),
     "pbpfl-images": Table(
-        "accuracy, per cent | FedAvg | PBPFL",
+        "accuracy, per cent | FedAvg | PBPFL | authors' settings, FedAvg | authors' settings, PBPFL",
         [
             *(
-                joined(what, *(f"{{{record}[{cell}, k = 5]:.2f}} ({paper})" for cell, paper in ((a, p), (b, q))))
+                joined(
+                    what,
+                    *(f"{{{record}[{cell}, k = 5]:.2f}} ({paper})" for cell, paper in ((a, p), (b, q))),
+                    *(f"{{{record.replace('quick', 'authors')}[{cell}, k = 5]:.2f}}" for cell in (a, b)),
+                )
                 for what, record, a, p, b, q in IMAGES
             ),
             "Table 2 (first version), HAM10000, cross-entropy | "
-            "{pbpfl-first-table-2-quick[FedAvg-CE, k = 5]:.2f} (64.93) | ",
+            "{pbpfl-first-table-2-quick[FedAvg-CE, k = 5]:.2f} (64.93) | | "
+            "{pbpfl-first-table-2-authors[FedAvg-CE, k = 5]:.2f} | ",
             joined(
                 "Fig. 4 (Feng et al.), HAM10000, two seeds",
                 *(
@@ -110,6 +121,7 @@ TABLES = {
                     f"{{pbpfl-figure-4-quick[{one}, ResNet20, k = 5; ±]:.2f}}"
                     for one in ("FedAvg", "PBPFL")
                 ),
+                *(f"{{pbpfl-figure-4-authors[{one}, ResNet20, k = 5]:.2f}}" for one in ("FedAvg", "PBPFL")),
             ),
         ],
         "of each row's table at k = 5",
