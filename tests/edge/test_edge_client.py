@@ -162,6 +162,38 @@ def test_an_edge_silo_varies_images_as_the_others_do(monkeypatch: pytest.MonkeyP
     assert np.abs(varied - trained((), "")).max() > 1e-3
 
 
+class Recurrent(nn.Module):
+    """A layer that runs row after row of its input, and one that reads the last state."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
+        super().__init__()
+        self.states, self.head = kind(2, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        head: torch.Tensor = self.head(self.states(x)[0][:, -1])
+        return head
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_model_trains_by_blocks(kind: type[nn.LSTM | nn.GRU], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_export, "graph_of", EXPORT)
+    random = np.random.default_rng(2)
+    x = {name: random.normal(size=(24, 6, 2)).astype("float32") for name in ("north", "south")}
+    parts = [Silo(name, rows, (rows[:, -1, 0] > 0).astype("int64")) for name, rows in x.items()]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Recurrent(kind)
+
+    def history(edge: tuple[str, ...], rounds: int) -> list[dict[str, Any]]:
+        protocol = BAFFLE(loss="cross-entropy", perturb="blocks", learning_rate=0.05, ema=0.0)
+        made = Federation(model, parts, protocol, engine=Engine(edge=edge), batch_size=24, insecure_secret_seed=5)
+        return list(made.train(rounds, seed=3).history)
+
+    (plain,), edge = history((), 1), history(("south",), 5)
+    assert edge[0]["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    assert edge[-1]["loss"] < edge[0]["loss"]
+
+
 def test_its_process_belongs_to_the_worker_that_plays_it() -> None:
     one, two = (federation(engine={"workers": workers}).train(2, seed=3) for workers in (1, 2))
     np.testing.assert_array_equal(weights(one), weights(two))

@@ -65,7 +65,7 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
     if isinstance(model, nn.Sequential):
         raise ParameterError(
             f"a sample has the arrays {', '.join(layout.names)}, and an nn.Sequential takes one without a name; give a "
-            f"module whose forward takes {', '.join(layout.names)} by keyword"
+            f"module whose forward takes {', '.join(layout.names)} by keyword{layout.table_hint}"
         )
     takes_arrays(model).register_forward_pre_hook(Unpack(layout), with_kwargs=True)
     return model

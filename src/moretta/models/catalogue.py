@@ -68,7 +68,7 @@ def build(
             if layout is not None:
                 raise ParameterError(
                     f'model "{source}" takes one array, and a sample has {layout}; give a "module:function" whose '
-                    "module takes them by keyword"
+                    f"module takes them by keyword{layout.table_hint}"
                 )
             return _built_in(source, inputs, outputs, arguments)
         if not is_reference(source):

@@ -10,9 +10,12 @@ from __future__ import annotations
 import copy
 import fnmatch
 import operator
+import re
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,7 +109,7 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
             any_rows = ({0: torch.export.Dim("rows")},)
             program = torch.export.export(model, (rows,), dynamic_shapes=any_rows).run_decompositions({})
     except Exception as error:
-        raise _uncut(_first_line(error)) from error
+        raise _uncut(_reason(error), "".join(traceback.format_tb(error.__traceback__))) from error
     sources = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     ties = modules.ties(model)
     tensors, inputs, nodes, output = dict[Node, str](), list[Node](), list[Node](), None
@@ -123,7 +126,7 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
         elif node.op == "output":
             output = node.args[0][0]
         else:
-            raise _uncut(f"`{node.name}` is no operation of PyTorch")
+            raise _uncut(f"`{node.name}` is no operation of PyTorch", node.stack_trace)
     if len(inputs) != 1 or not isinstance(output, torch.fx.Node):
         raise _uncut("expected one input and one output")
     cut = Cut(tuple(nodes), tensors, inputs[0], output, {})
@@ -157,9 +160,10 @@ def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -
 def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
     """Return what of the model the graph reads, parameters and buffers alike, by name."""
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    missing = sorted(set(cut.tensors.values()) - held.keys())
-    if missing:
-        raise _uncut(f"it makes the tensor `{missing[0]}` while it runs; register it as a buffer")
+    for node, name in cut.tensors.items():
+        if name not in held:
+            told = next((reader.stack_trace for reader in cut.nodes if node in reader.all_input_nodes), None)
+            raise _uncut("it makes a tensor while it runs; register that as a buffer", told)
     return {name: held[name] for name in cut.tensors.values()}
 
 
@@ -238,9 +242,24 @@ def _reaching(cut: Cut) -> set[Node]:
     return found
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _reason(error: BaseException) -> str:
+    """Return in one line why torch could not follow a model."""
+    kind = type(error).__name__
+    told = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
+    if told.startswith("Constraints violated (rows)"):
+        return "it runs for one number of rows alone"
+    return "what it does depends on the values that it reads" if kind == "GuardOnDataDependentSymNode" else told
 
 
-def _uncut(why: str) -> ParameterError:
-    return ParameterError(f'perturb = "blocks": this model cannot be cut into blocks: {why:.300}; use perturb = "all"')
+def _uncut(why: str, told: str | None = None) -> ParameterError:
+    """Return the refusal of a model. told: lines of code as Python prints them, the last of a `forward` is named."""
+    own = Path(torch.__file__).parent
+    lines = re.findall(r'File "(.+)", line (\d+), in forward(?:\n +(.+))?', told or "")
+    lines = [line for line in lines if own not in Path(line[0]).parents] or lines
+    where = ""
+    if lines:
+        file, line, source = lines[-1]
+        where = f"{Path(file).name}, line {line}{f', `{source:.100}`' if source else ''}: "
+    return ParameterError(
+        f'perturb = "blocks": this model cannot be cut into blocks: {where}{why:.300}; use perturb = "all"'
+    )

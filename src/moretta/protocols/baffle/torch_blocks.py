@@ -27,7 +27,7 @@ from moretta.protocols.baffle.torch_forward import TorchForward
 TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache
 ROWS = 64  # that go through the model as one, so that layers' outputs stay in the cache
 FEW = 4  # moves; fewer are faster one by one
-ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default,)  # which torch.vmap does not know
+ONE_BY_ONE = (torch.ops.aten.scaled_dot_product_attention.default,)  # as torch.vmap runs it too, with a warning
 
 
 class TorchBlocks(TorchForward):
@@ -53,6 +53,7 @@ class TorchBlocks(TorchForward):
         held = constants_of(self._model, cut)
         self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()}
         self._kept: dict[Node, Any] = {}
+        self._alone = set[tuple[Node, ...]]()  # what torch.vmap was found not to run
 
     @property
     def rows_at_once(self) -> int:
@@ -149,7 +150,7 @@ class TorchBlocks(TorchForward):
             found.append(called(layer.node, self._kept, own))
         return torch.stack(found)
 
-    def _outputs(self, nodes: Sequence[Node], moved: Mapping[Node, Tensor]) -> Tensor:
+    def _outputs(self, nodes: tuple[Node, ...], moved: Mapping[Node, Tensor]) -> Tensor:
         """Return the model's outputs, [moves, rows, outputs], where what is `moved` is as given, [moves, ...]."""
 
         def go_on(values: Mapping[Node, Tensor]) -> Tensor:
@@ -158,12 +159,16 @@ class TorchBlocks(TorchForward):
             outputs: Tensor = found[self._cut.output]
             return outputs
 
-        first = next(iter(moved.values()))
-        alone = any(node.target in ONE_BY_ONE for node in nodes)
-        if not alone and len(first) >= FEW and sum(value[0].numel() for value in moved.values()) * FEW <= TOGETHER:
-            names = list(moved)  # vmap takes lists, not dictionaries of nodes
-            together: Tensor = torch.vmap(lambda *values: go_on(dict(zip(names, values, strict=True))))(*moved.values())
-            return together
+        first, names = next(iter(moved.values())), list(moved)  # vmap takes lists, not dictionaries of nodes
+        few = len(first) < FEW or sum(value[0].numel() for value in moved.values()) * FEW > TOGETHER
+        alone = nodes in self._alone or any(node.target in ONE_BY_ONE for node in nodes)
+        if not few and not alone:
+            try:
+                together = torch.vmap(lambda *values: go_on(dict(zip(names, values, strict=True))))
+                outputs: Tensor = together(*moved.values())
+                return outputs
+            except RuntimeError:  # it has no rule for an operation, such as recurrent layers; one by one it may go
+                self._alone.add(nodes)
         return torch.stack([go_on({node: value[move] for node, value in moved.items()}) for move in range(len(first))])
 
     @staticmethod
