@@ -39,6 +39,7 @@ from hospitals import Hospitals, models_of, seen, wait_for
 from moretta.contract.codec import Codec
 from moretta.deployment import administration, job, processes
 from moretta.engines.settings import Engine, Fault, Faults
+from moretta.errors import CodecError
 from moretta.secure_aggregation.identity import Identity, public_line
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import MESSAGES
@@ -308,10 +309,11 @@ def uploads_of(hospital: Hospitals) -> set[tuple[int, str]]:
     codec, found = Codec(MESSAGES), set[tuple[int, str]]()
     for peer, messages in seen(hospital.out).items():
         for _, direction, data in messages:
-            if direction == "received" and b"secure-aggregation/" in data[:4000]:
-                message = codec.decode(data)
-                if isinstance(message, MaskedUpload) and message.stamp.attempt == attempts.get(message.stamp.round):
-                    found.add((message.stamp.round, peer))
+            if direction == "received":
+                with suppress(CodecError):  # not a message of secure aggregation
+                    message = codec.decode(data)
+                    if isinstance(message, MaskedUpload) and message.stamp.attempt == attempts.get(message.stamp.round):
+                        found.add((message.stamp.round, peer))
     return found
 
 

@@ -104,10 +104,12 @@ def test_only_a_job_of_ours_is_written_over(run_file: RunFile, tmp_path: Path) -
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
     (tmp_path / "file").write_text("a file")
-    for name in ("other", "file"):
+    (tmp_path / "new" / "notes.txt").write_text("beside a job")
+    for name in ("other", "file", "new"):
         with pytest.raises(ParameterError, match="exists and is no job of Moretta's; name another folder by --out"):
             job.write_job(run_file, tmp_path / name)
     assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "new" / "notes.txt").read_text() == "beside a job"
 
 
 def test_a_run_for_one_machine_is_no_job(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from moretta.contract.roles import State
-from moretta.engines.checkpoint import CheckpointId, begin_session, last_checkpoint, save_checkpoint
+from moretta.engines.checkpoint import CheckpointId, begin_session, last_checkpoint, rounds_kept, save_checkpoint
 from moretta.errors import ParameterError
 
 STATE: State = {
@@ -62,7 +62,9 @@ def test_every_kind_of_state_comes_back_with_its_dtype_and_shape(tmp_path: Path)
 
 def test_there_is_none_before_the_first(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path / "checkpoint") is None
+    (tmp_path / "round-x").mkdir()  # somebody else's
     assert last_checkpoint(tmp_path) is None
+    assert not rounds_kept(tmp_path)
 
 
 def test_the_last_two_are_kept_and_the_last_is_found(tmp_path: Path) -> None:

@@ -190,6 +190,8 @@ def resolved(folder: Path, source: str) -> object:
     """Return what a source points to; KeyError where it points nowhere."""
     if source.startswith("clause:"):
         return clauses.CLAUSES[source.removeprefix("clause:")]
+    if source.startswith("word:"):
+        return described.WORDS[int(source.removeprefix("word:"))]
     if source.startswith("claim:"):
         _, protocol, place = source.split(":")
         return claims_of(protocol)[int(place)]
@@ -279,7 +281,8 @@ def test_what_was_recorded_is_counted_and_what_was_not_is_not(run):
 def test_changed_views_are_refused(run):
     folder = run("recorded")
     changed = sorted((folder / "views" / "server").iterdir())[0]
-    changed.write_bytes(changed.read_bytes()[:-1] + b"x")
+    *most, last = changed.read_bytes()
+    changed.write_bytes(bytes([*most, last ^ 1]))
     with pytest.raises(ParameterError, match="is not as it was recorded"):
         write_dossier(folder)
 
@@ -441,7 +444,7 @@ def test_only_a_dossier_is_overwritten(run, tmp_path):
         write_dossier(folder, folder / "result.html")
     assert (folder / "result.json").read_bytes() == before
     assert not (folder / "result.html").exists()
-    with pytest.raises(ParameterError, match=r"a name that ends in .html or .json"):
+    with pytest.raises(ParameterError, match=r"ends in .html or .json, got .pdf"):
         write_dossier(folder, tmp_path / "dossier.pdf")
     with pytest.raises(ParameterError, match="no such directory"):
         write_dossier(tmp_path / "nowhere")

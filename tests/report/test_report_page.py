@@ -155,9 +155,9 @@ def test_a_report_is_written_whole_or_not_at_all(make_run, tmp_path, monkeypatch
             with pytest.raises(MissingExtra, match=rf'(?i){extra}: pip install "moretta\[torch\]"'):
                 write_report([folder], out)
     assert out.read_text() == "before"
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(ParameterError, match=r"cannot be written to .*taken: Is a directory"):
-        write_report([make_run("local")], tmp_path / "taken")
+    (tmp_path / "taken.html").mkdir()
+    with pytest.raises(ParameterError, match=r"cannot be written to .*taken\.html: Is a directory"):
+        write_report([make_run("local")], tmp_path / "taken.html")
     assert not list(tmp_path.glob(".*"))
 
 

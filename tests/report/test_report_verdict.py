@@ -10,7 +10,7 @@ from test_report_audit import audited
 import moretta.audit.attacks
 from moretta.protocols.registry import ENTRIES
 from moretta.report.audit import by_severity, who_does
-from moretta.report.folder import read_run
+from moretta.report.folder import ClassScore, ClassTables, read_run
 from moretta.report.page import write_report
 from moretta.report.privacy import epsilon_note
 from moretta.report.scales import METRICS, UNKNOWN, ZEROS, ends, meanings, way
@@ -84,6 +84,18 @@ def test_the_sentences_of_one_run(make_run):
         "protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 % of "
         "the way from guessing to perfect; that an attack failed does not show that none can succeed.",
     )
+
+
+def test_what_the_commonest_class_gets_is_a_number_where_rows_of_classes_are_counted(make_run):
+    record = read_run(make_run("fedsgd"))
+    counts = (("no", 30), ("yes", 10))
+    each = tuple(ClassScore.model_validate({"class": name, "rows": n, "predicted": n}) for name, n in counts)
+    test = record.test.model_copy(update={"classes": ClassTables(by_class=each)})
+    counted = record.model_copy(update={"test": test})
+    assert sentences(counted)[0].endswith("(100 % is perfect; to name the commonest class always gets 75.0 %).")
+    scale, *_ = remarks([read_run(make_run("local")), counted])  # which has no tables, and the same rows
+    assert scale == "100 % is perfect; to name the commonest class always gets 75.0 %."
+    assert sum("commonest" in one for one in remarks([read_run(make_run("pbpfl")), counted])) == 1
 
 
 def test_it_is_said_what_an_audit_would_need(make_run):

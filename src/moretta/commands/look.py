@@ -17,7 +17,7 @@ LEAST_SHOWN = 5  # as `moretta.data.withholding` has it, which a command's help 
 
 def look(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml|FILE", help="A run file, a table or an .npz file.")],
-    out: Annotated[Path | None, typer.Option(help="Write a page with plots here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a page with plots here, an .html file.")] = None,
     by_silo: Annotated[bool, typer.Option("--by-silo", help="Show each silo's counts, not only sums.")] = False,
     withhold: Annotated[int, typer.Option(help="Do not show counts below this.")] = LEAST_SHOWN,
     by: Annotated[

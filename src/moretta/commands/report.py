@@ -12,7 +12,7 @@ from moretta.commands.terminal import AsJson, needs_torch, say
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
-    out: Annotated[Path | None, typer.Option(help="The page; DIR/report.html by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page, an .html file; DIR/report.html by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about runs."""

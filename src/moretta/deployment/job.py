@@ -79,7 +79,9 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
 
 
 def _is_ours(folder: Path) -> bool:
-    return (folder / "moretta-server").is_dir() or (folder.is_dir() and not any(folder.iterdir()))
+    """Return whether a folder holds nothing but what `write_job` puts there."""
+    names = {"meta.json", "moretta-server", "moretta-site"}
+    return folder.is_dir() and names.issuperset(one.name for one in folder.iterdir())
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from moretta.deployment import (
 )
 from moretta.deployment.administration import Administrator
 from moretta.deployment.server_key import identity_of
-from moretta.engines.checkpoint import last_checkpoint
+from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import new_lines
 from moretta.engines.held import held
 from moretta.errors import MorettaError, ParameterError, RunFailed
@@ -187,7 +187,7 @@ def _play(
                 kind = ParameterError if ended.get("code") == 2 else RunFailed
                 raise kind(str(ended["sentence"]))
             return
-        if last_checkpoint(places.out / "checkpoint") is None:
+        if not rounds_kept(places.out / "checkpoint"):
             break
         say("the server's job died; it begins again from its last checkpoint")
     raise RunFailed(

@@ -95,7 +95,8 @@ def rounds_kept(folder: Path) -> frozenset[int]:
 
 
 def _found(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.glob("round-*") if path.is_dir()), key=lambda path: (len(path.name), path))
+    found = (path for path in folder.glob("round-*") if path.name.removeprefix("round-").isdecimal() and path.is_dir())
+    return sorted(found, key=lambda path: (len(path.name), path))
 
 
 def _write_id(path: Path, place: CheckpointId) -> None:

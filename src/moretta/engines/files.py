@@ -2,14 +2,20 @@
 
 A file's bytes are on the disk before it gets its name, and then its folder is synced too. Without the second step, a
 machine that loses power may come back with the old file, or with none, of what a role must remember.
+
+Where a user names the file, what lies there may be the user's own: `check_ending` and `check_replaced` come before
+anything is written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from moretta.contract.wording import either
+from moretta.errors import ParameterError
 
 
 def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:
@@ -47,6 +53,24 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_ending(path: Path, *endings: str) -> None:
+    """Raise `moretta.errors.ParameterError` unless a file's name has one of the endings, such as ``.html``."""
+    if path.suffix not in endings:
+        got = path.suffix or "no ending"
+        raise ParameterError(f"{path}: expected a file that ends in {either(endings)}, got {got}; name another file")
+
+
+def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None:
+    """Raise `moretta.errors.ParameterError` where a file is there that a new one may not replace; an empty one may go.
+
+    what: may be replaced, as a sentence has it. is_one: tells whether the file is such.
+    """
+    if out.is_dir():
+        raise ParameterError(f"{out}: expected the name of a file, and a folder is there; name another file")
+    if out.exists() and out.stat().st_size and not is_one(out):
+        raise ParameterError(f"{out} is there already, and only {what} may be replaced; name another file")
 
 
 def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:

@@ -22,6 +22,7 @@ helped/                a file a silo: which sums it has helped to open (secure_a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -36,7 +37,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import write_atomically
@@ -215,33 +216,54 @@ def _round(line: str) -> int | None:
         return None  # a line that a crash cut short
 
 
-def read_model(path: Path) -> dict[str, Array]:
-    """Return the arrays of a model in a run folder. Raises `moretta.errors.ParameterError` where there is none."""
-    if path.exists() and not path.is_file():  # a pipe would never end
-        raise ParameterError(f"{path}: expected a model of a finished run; it is no file")
+def read_model(path: Path, digest: str | None = None) -> dict[str, Array]:
+    """Return the arrays of a model in a run folder.
+
+    Raises `moretta.errors.ParameterError` where there is none, or another one than that of the SHA-256 `digest`.
+    """
+    content = _content(path, "a model")
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        arrays: dict[str, Array] = load(content)
+    except SafetensorError as error:
         raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
+    except KeyError as error:
+        raise ParameterError(f"{path}: expected a model of a finished run; NumPy has no {error.args[0]}") from None
+    if digest is not None and digest != hashlib.sha256(content).hexdigest():
+        raise ParameterError(
+            f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the folder "
+            "without result.json to use other weights"
+        )
+    return arrays
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return one JSON file of a run folder.
-
-    Raises `moretta.errors.ParameterError` where it is missing or damaged, or no plain file: a folder from somebody else
-    may have a link in its place, to what is not in that folder, or a pipe that never ends.
-    """
+    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise OSError("it is no file")
-            content: dict[str, Any] = json.loads(stream.read())
-    except OSError as error:
-        why = "it is a link, which may lead out of the folder" if path.is_symlink() else str(error)
-        raise ParameterError(f"{path}: expected a file of a finished run; {why}") from None
+        content: dict[str, Any] = json.loads(_content(path, "a file"))
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")
     return content
+
+
+def _content(path: Path, what: str) -> bytes:
+    """Return the content of a plain file of a run folder.
+
+    A folder from somebody else may have a link in its place, to what is not in that folder, or a pipe that never ends.
+    """
+    try:
+        with open(path, "rb", opener=_open_plain) as stream:
+            return stream.read()
+    except OSError as error:
+        why = "it is a link, which may lead out of the folder" if path.is_symlink() else error.strerror
+        raise ParameterError(f"{path}: expected {what} of a finished run; {why}") from None
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Open a file, neither a link nor what waits, where the system can tell: Windows has neither flag."""
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no file")

@@ -87,10 +87,10 @@ class ClassTables(_Part):
 class TestScores(_Part):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
-    per_silo: a shared model on each silo's own rows; where each silo has a model of its own, that one on the test rows.
-    mean, displacement: under CGD the mean over the confined models, and D alone; the other scores are then the worst
-    model's. by: "silos" if the scores are on rows that silos hold back. silos: the scores on those, if the server has
-    test rows too. classes: tables of a classifier, where they are of one model.
+    per_silo: a shared model on the rows that each silo trained it on; where each silo has a model of its own, that one
+    on the test rows. mean, displacement: under CGD the mean over the confined models, and D alone; the other scores are
+    then the worst model's. by: "silos" if the scores are on rows that silos hold back. silos: the scores on those, if
+    the server has test rows too. classes: tables of a classifier, where they are of one model.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moretta.data.withholding import WITHHELD, few
+from moretta.engines.files import check_ending
 from moretta.report import plots
-from moretta.report.page import template, write_page
+from moretta.report.page import PAGE, template, write_page
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -22,8 +23,10 @@ _LABEL = 28  # characters of a cell's name
 def write_look(told: Mapping[str, Any], name: str, out: Path) -> Path:
     """Write the page to `out`, whole or not at all, and return `out`. told: of `moretta.data.look.Look.told`.
 
-    Raises ParameterError for a file that cannot be written, and MissingExtra without matplotlib or Jinja2.
+    Raises ParameterError for a file that cannot be written or a name that ends in neither .html nor .htm, and
+    MissingExtra without matplotlib or Jinja2.
     """
+    check_ending(out, *PAGE)
     write_page(out, look_page(told, name))
     return out
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moretta.contract.wording import enumerated
-from moretta.engines.files import write_atomically
+from moretta.engines.files import check_ending, write_atomically
 from moretta.errors import MissingExtra, ParameterError
 from moretta.report import audit, plots
 from moretta.report.folder import TEST_ROWS, RunRecord, read_run
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
+PAGE = (".html", ".htm")  # so that none is written over a table or a run file
+
+
 def write_report(
     folders: Sequence[Path],
     out: Path,
@@ -41,9 +44,10 @@ def write_report(
 
     differences: as in `moretta.report.table.comparison_rows`. spreads: of runs from several seeds, of which the folders
     are those of the first.
-    Raises ParameterError for a folder that cannot be read or a file that cannot be written, and MissingExtra without
-    matplotlib or Jinja2; then `out` is as it was.
+    Raises ParameterError for a folder that cannot be read, a file that cannot be written or a name that ends in neither
+    .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is as it was.
     """
+    check_ending(out, *PAGE)
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
     written = page([read_run(folder) for folder in folders], differences, spreads)

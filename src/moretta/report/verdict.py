@@ -73,7 +73,7 @@ def verdicts(records: Sequence[RunRecord], *, brief: bool = False) -> tuple[Verd
 
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
-    scales = dict.fromkeys(_scale(record) for record in records if record.test.given)
+    scales = dict.fromkeys(_scale(record, records) for record in records if record.test.given)
     found = [f"{scale[0].upper()}{scale[1:]}." for scale in scales]
     if opening := _opening_of_all(records):
         found.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
@@ -104,7 +104,7 @@ def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
         return "There were no test rows, so nothing says how good the model is."
     rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
     said = f"On the {rows} {_whose(record)} reaches {scored(record.test)}{_beside(record, records)}"
-    return f"{said}." if brief else f"{said} ({_scale(record)})."
+    return f"{said}." if brief else f"{said} ({_scale(record, records)})."
 
 
 def _whose(record: RunRecord) -> str:
@@ -140,10 +140,14 @@ def _alike(one: RunRecord, record: RunRecord) -> bool:
     return same and one.test.given and one.setting("run", "seed") == record.setting("run", "seed")
 
 
-def _scale(record: RunRecord) -> str:
+def _scale(record: RunRecord, records: Sequence[RunRecord]) -> str:
+    """Return what scores mean. Rows of classes may be counted by another run alone, on the same rows."""
     if record.test.accuracy is None:
         return "0 is perfect; to guess the mean of the targets always gets their variance"
-    return "100 % is perfect; to name the commonest class always gets that class’s part of the rows"
+    tables = next((one.test.classes for one in (record, *records) if one.test.classes and _alike(one, record)), None)
+    counts = [one.rows for one in tables.by_class] if tables else []
+    share = f"{100 * max(counts) / sum(counts):.1f} %" if any(counts) else "that class’s part of the rows"
+    return f"100 % is perfect; to name the commonest class always gets {share}"
 
 
 # -- what was hidden from whom -----------------------------------------------------------------------------------------

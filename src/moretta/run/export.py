@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from moretta.engines.files import write_atomically
+from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.engines.run_folder import read_json
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
@@ -38,10 +39,11 @@ def export(
     is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
     graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
     model, allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
-    `moretta.errors.ParameterError` for another file name or a model that ONNX cannot express.
+    `moretta.errors.ParameterError` for another file name, weights that are there and no export, such as a run's own, or
+    a model that ONNX cannot express.
     """
-    if out.suffix not in (".safetensors", ".onnx"):
-        raise ParameterError(f"{out}: expected a file that ends in .safetensors or .onnx")
+    check_ending(out, ".safetensors", ".onnx")
+    check_replaced(out, "an earlier export", _is_export)
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix == ".safetensors":
@@ -50,6 +52,17 @@ def export(
         return
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     write_atomically(out, _onnx(found, _inputs(folder)))
+
+
+def _is_export(there: Path) -> bool:
+    """Return whether a file may be of `export`: of state_dicts by their metadata, which a run's own models lack."""
+    if there.suffix == ".onnx":
+        return True
+    try:
+        with safe_open(there, "np") as file:
+            return "inputs" in (file.metadata() or {})
+    except SafetensorError:
+        return False
 
 
 def _inputs(folder: Path) -> str:

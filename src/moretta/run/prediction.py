@@ -21,7 +21,7 @@ from moretta.data.layout import gather
 from moretta.data.tables.files import Format, is_table, read_columns
 from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
-from moretta.engines.files import write_atomically
+from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
@@ -59,13 +59,15 @@ def predict(
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
     fields of `Format` in which a .csv file is written otherwise than the run's own. model: of a run made from Python,
     the "module:function" that builds its architecture. allow_code: as of `moretta.run.finished.load`.
-    Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model or the rows do not fit.
+    Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
+    `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
-    if out.suffix not in (".csv", ".npy"):
-        raise ParameterError(f"{out}: expected an output file that ends in .csv or .npy")
+    check_ending(out, ".csv", ".npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    tables = [rows, *found.tables]
+    check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     given = _rows(rows, found, replace(found.form, **(form or {})))
     outputs = outputs_of_rows(found, given.x, str(rows))
     _write(out, outputs, given, found)
@@ -197,6 +199,16 @@ def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None
     writer.writerow(header)
     writer.writerows(zip(*columns, strict=True))
     write_atomically(out, text.getvalue().encode(), 0o600)
+
+
+def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
+    """Return whether a file has the header that `_write` gives it, and is none of the tables."""
+    if there.suffix == ".npy":  # no rows are read from such a file
+        return True
+    with there.open(encoding="utf-8", errors="replace", newline="") as stream:
+        (header,) = csv.reader([stream.readline(100_000)])
+    named = [name.startswith(("prediction", "probability_")) for name in header[1:] or header]  # behind an id
+    return any(named) and all(named) and not any(table.exists() and there.samefile(table) for table in tables)
 
 
 def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[Sequence[object]]]:

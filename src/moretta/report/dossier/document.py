@@ -29,7 +29,8 @@ class Sentence:
     """One sentence. text: with its full stop. sources: what it rests on, at least one.
 
     A source is ``FILE#/KEY/..`` of the run folder (a JSON pointer, also into a TOML file; without ``#`` the file as a
-    whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0) or ``clause:NAME`` of `clauses`.
+    whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0), ``clause:NAME`` of `clauses`, or
+    ``word:NUMBER``, a definition of this version's (`described.WORDS`, from 0).
     group: the heading that it stands under, if any. name: an attack's own name. by: who must answer, if it is open.
     verdict: of the attack that it is about.
     """

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from moretta.engines.files import write_atomically
+from moretta.engines.files import check_ending, write_atomically
 from moretta.errors import ParameterError
 from moretta.report.dossier.document import content, dumps, loads
 from moretta.report.dossier.evidence import read_evidence
@@ -29,8 +29,7 @@ class Files:
 
         Raises `moretta.errors.ParameterError` for a path of neither.
         """
-        if path.suffix not in (".html", ".json"):
-            raise ParameterError(f"{path}: expected a dossier's page or JSON, a name that ends in .html or .json")
+        check_ending(path, ".html", ".json")
         return cls(path.with_suffix(".json"), path.with_suffix(".html"), path.with_suffix(".signatures.json"))
 
 

@@ -74,7 +74,7 @@ SECTIONS: Sequence[tuple[str, str, str, Says]] = (
     ("0.2", "Processors and sub-processors", "", _nothing),
     ("0.3", "Name of the processing", "", described.name),
     ("0.4", "Planning of the processing", "", _nothing),
-    ("0.5", "Technical sheet of the assessment", "", lambda run: (*described.sheet(run), *described.words(run))),
+    ("0.5", "Technical sheet of the assessment", "", lambda run: (*described.sheet(run), *described.words())),
     ("1.1.a", "Processed personal data", "gdpr-35-7-a wp248-description", described.data),
     ("1.1.b", "Purposes of the processing", "gdpr-35-7-a", _nothing),
     ("1.1.c", "Secondary or compatible uses", "gdpr-35-7-a", _nothing),
