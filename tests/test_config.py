@@ -354,6 +354,7 @@ BAD = [
     (["protocol.clip-norm=0"], "[protocol] clip-norm: expected more than 0, got 0"),
     (["run.early-stopping=9"], "[run] early-stopping needs rows to validate on; give [data] validation-fraction, for"
      " example 0.1"),
+    (["protocol.learning-rate=true"], "[protocol] learning-rate: expected a number, got true"),
     (["run.participation=0"], "[run] participation: expected more than 0, got 0"),
     (["protocol.loss=mse", "protocol.label-smoothing=0.1"], "label-smoothing and class-weights belong to loss ="
      ' "cross-entropy"; remove them'),

@@ -108,7 +108,7 @@ def test_rounds_and_seeds_that_are_none_are_refused(rounds: int, seed: int) -> N
 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(ParameterError, match=r"exists and is not empty; go on with that run by --resume, or .*--out"):
+    with pytest.raises(ParameterError, match=r"exists and is not empty; .* resume=True, or .*out=\.\."):
         make(out=tmp_path).train(2)
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
     file = tmp_path / "note.txt"
@@ -118,7 +118,7 @@ def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path)
     (tmp_path / "empty").mkdir()
     make(out=tmp_path / "empty").train(2)
     before = {path: path.read_bytes() for path in (tmp_path / "empty").rglob("*") if path.is_file()}
-    with pytest.raises(ParameterError, match="--resume"):
+    with pytest.raises(ParameterError, match="by resume=True"):
         make(out=tmp_path / "empty").train(2)
     assert before == {path: path.read_bytes() for path in (tmp_path / "empty").rglob("*") if path.is_file()}
 

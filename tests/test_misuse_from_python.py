@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -111,8 +112,32 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "an unknown key of the engine": (lambda: Engine(worker=2), r"Engine: worker is not known; did you mean workers\?"),  # type: ignore[call-arg]
     "an unknown key of load": (lambda: moretta.load(".", trust=True), r"load: trust is not known; known are folder, "),  # type: ignore[call-arg]
+    "a loss without its key": (
+        lambda: FedSGD("mse"),  # type: ignore[call-arg]
+        r'^FedSGD takes its settings by keyword, for example FedSGD\(loss="mse"\)$',
+    ),
+    "a rate without its key": (lambda: PBPFL(0.1), r"^PBPFL takes .*by keyword, .*PBPFL\(learning_rate=0\.1\)$"),  # type: ignore[call-arg]
+    "workers without their key": (lambda: Engine(2), r"^Engine takes .*by keyword, .*Engine\(workers=2\)$"),  # type: ignore[call-arg]
+    "a scheme without its key": (
+        lambda: SecureAggregation("pairwise"),  # type: ignore[call-arg]
+        r'^SecureAggregation takes .*by keyword, .*SecureAggregation\(scheme="pairwise"\)$',
+    ),
+    "columns without their key": (
+        lambda: Schema({"age": Number()}),  # type: ignore[call-arg]
+        r"^Schema takes .*by keyword, .*Schema\(columns=\.\.\)$",
+    ),
+    "a number to load": (lambda: moretta.load(3), r"load: expected the path of a run folder; got an int"),  # type: ignore[arg-type]
+    "nothing to load": (lambda: moretta.load(None), r"load: expected the path of a run folder; got a NoneType"),  # type: ignore[arg-type]
     # values
     "words for a number": (lambda: FedSGD(learning_rate="fast"), r"FedSGD: learning_rate: .*, got \"fast\""),
+    "true for a number": (
+        lambda: FedSGD(learning_rate=True),
+        r"^FedSGD: learning_rate: expected a number, got true$",
+    ),
+    "true for a whole number": (
+        lambda: Engine(workers=True),
+        r"^Engine: workers: expected a whole number, got true$",
+    ),
     "a comma for a point": (lambda: FedSGD(learning_rate="0,1"), r'learning_rate: expected a number, got "0,1"'),
     "workers in words": (lambda: Engine(workers="two"), r'Engine: workers: expected a whole number, got "two"'),
     "a word for masks": (
@@ -127,6 +152,24 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "a number for a folder": (lambda: make(out=3), r"out: expected the path of a folder, or None; got an int"),
     "a word for a callback": (lambda: make().train(1, on_round="print"), r'on_round = "print": expected a function'),  # type: ignore[arg-type]
     "a word for a display": (lambda: make().train(1, progress="yes"), r'progress = "yes": expected true, false or a'),  # type: ignore[arg-type]
+    "views without a folder": (
+        lambda: make(record_views=True),
+        r"^record_views: views are recorded in the run's folder, and there is none; name one, .*out=FOLDER",
+    ),
+    "views of some rounds without a folder": (lambda: make(record_views=(1, 2)), r"^record_views: views are recorded"),
+    "what ends a run for a callback": (
+        lambda: make().train(1, on_round=moretta.StopTraining),
+        r"^on_round: expected a function of what is told .*; got the class StopTraining$",
+    ),
+    "a class for a display": (lambda: make().train(1, progress=dict), r"progress: expected .*; got the class dict$"),  # type: ignore[arg-type]
+    "a callback of nothing": (
+        lambda: make().train(1, on_round=lambda: None),  # type: ignore[arg-type,misc]
+        r"on_round: expected a function of .*, called as on_round\(finished_round\); got one that takes \(\)$",
+    ),
+    "a display of one thing": (
+        lambda: make().train(1, progress=lambda line: None),  # type: ignore[arg-type,misc]
+        r"progress: expected .*, called as progress\(round, rounds, line\); got one that takes \(line\)$",
+    ),
     "a rate below zero": (lambda: PBPFL(learning_rate=-1), r"PBPFL: learning_rate: expected more than 0, got -1"),
     "a misspelt loss": (
         lambda: FedAvg(loss="crossentropy"),
@@ -177,6 +220,14 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "a model without parameters": (lambda: make(model=Frozen()), r"model: expected one with parameters to train"),
     "a model of no numbers": (lambda: make(model=Broken()), r"model: `weight`: expected finite numbers, got NaN"),
+    "a model without numbers": (
+        lambda: make(model=nn.Linear(4, 3, device="meta")),
+        r"model: `weight`: expected numbers, got the meta device, which has none; build the model on the CPU",
+    ),
+    "a buffer without numbers": (
+        lambda: make(model=nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False, device="meta"))),
+        r"model: `1\.running_mean`: expected numbers, got the meta device",
+    ),
     "a model of other rows": (lambda: make(model=nn.Linear(7, 3)), r"the model cannot take rows of shape \[4\]"),
     "a model that gives pairs": (
         lambda: make(model=nn.LSTM(4, 3)),
@@ -232,6 +283,29 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "rows of unequal length": (
         lambda: Silo("a", [[1.0, 2.0], [3.0]], [0, 1]),
         r"silo `a`: x: expected numbers, with as",
+    ),
+    "a sparse matrix": (
+        lambda: Silo("a", sparse.csr_matrix(X), Y),
+        r"^silo `a`: x: got a sparse matrix; give all its numbers, as x\.toarray\(\)$",
+    ),
+    "a sparse test set": (lambda: make(test=(sparse.coo_array(X), Y)), r"^test: x: got a sparse matrix; give"),
+    "complex numbers": (lambda: Silo("a", X + 1j, Y), r"^silo `a`: x holds complex numbers; give real and imaginary"),
+    "no inputs": (lambda: Silo("a", None, Y), r"^silo `a`: x is missing; give numbers; for a table .*read_table"),
+    "columns by name for a layer": (
+        lambda: make(model=nn.Linear(2, 3), silos=[Silo("a", {"age": X[:, 0], "bmi": X[:, 1]}, Y)]),
+        r"cannot take the arrays age .*; columns of a table are one array as a DataFrame, or by moretta\.read_table",
+    ),
+    "columns by name for a Sequential": (
+        lambda: make(model=nn.Sequential(nn.Linear(2, 3)), silos=[Silo("a", {"age": X[:, 0], "bmi": X[:, 1]}, Y)]),
+        r"give a module whose forward takes age, bmi by keyword; columns of a table are one array as a DataFrame",
+    ),
+    "columns by name for a built-in model": (
+        lambda: make(model="mlp", silos=[Silo("a", {"age": X[:, 0], "bmi": X[:, 1]}, Y)]),
+        r'model "mlp" takes one array, .*; columns of a table are one array as a DataFrame',
+    ),
+    "words by name": (
+        lambda: Silo("a", {"age": X[:, 0], "ward": WORDS}, Y),
+        r"array `ward`: expected numbers .*; columns of a table are one array as a DataFrame, or by moretta\.read_tab",
     ),
     "words for inputs": (
         lambda: Silo("a", WORDS[:, None], Y),
@@ -297,6 +371,18 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         lambda: read_table({"age": [1.0], "bmi": [1.0, 2.0]}, AGES, labelled=False),
         r"the table: expected columns of equal length",
     ),
+    "a table without a schema": (
+        lambda: read_table({"age": [1.0]}, None, labelled=False),  # type: ignore[arg-type]
+        r"read_table: schema: expected a Schema, such as Schema\(columns=.*got a NoneType",
+    ),
+    "a mapping for a schema": (
+        lambda: read_table({"age": [1.0]}, {"age": "number"}, labelled=False),  # type: ignore[arg-type]
+        r"read_table: schema: expected a Schema, such as Schema\(columns=.*got a dict",
+    ),
+    "a schema without a table": (
+        lambda: read_table(None, AGES),
+        r"read_table: expected the path of a file, a frame or a mapping of columns; got a NoneType",
+    ),
     "a mark of blanks that there is not": (lambda: Number(blanks="men"), r'Number: blanks: expected .*got "men"; did'),
 }
 AGES: Schema = Schema(columns={"age": Number()})
@@ -328,6 +414,7 @@ PREDICTIONS: Mapping[str, tuple[Any, str]] = {
     "no rows": (X[:0], r"x: expected rows of shape \[4\], got 0 of \[4\]"),
     "words": (WORDS[:, None], r"x: x holds words or objects, and expected are numbers"),
     "a value that is not there": (np.full((2, 4), np.nan), r"x: column 'a' has 2 rows that are NaN or infinite"),
+    "a sparse matrix": (sparse.csr_matrix(X), r"x: got a sparse matrix; give all its numbers, as x\.toarray\(\)"),
     "a Dataset": (TENSORS, r"x: got a Dataset; give its samples alone, as an array"),
     "other columns": (
         {"a": [1.0], "b": [1.0], "c": [2.0]},
@@ -352,6 +439,13 @@ def no_run(folder: Path) -> None:
 def cut_weights(folder: Path) -> None:
     path = folder / "released.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
+
+
+def weights_of_16_bits(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "released.safetensors"
+    save_file({name: value.bfloat16() for name, value in load_file(path).items()}, path)
 
 
 def other_weights(folder: Path) -> None:
@@ -404,6 +498,11 @@ def pipe_for_weights(folder: Path) -> None:
     os.mkfifo(folder / "released.safetensors")
 
 
+def link_for_weights(folder: Path) -> None:
+    weights = (folder / "released.safetensors").rename(folder / "elsewhere")
+    (folder / "released.safetensors").symlink_to(weights)
+
+
 def code(folder: Path) -> None:
     told = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(told | {"source": "os:system", "arguments": {"command": "true"}}))
@@ -412,6 +511,7 @@ def code(folder: Path) -> None:
 TAMPERED: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "no run": (no_run, r"inputs\.json: expected a file of a finished run"),
     "weights that were cut": (cut_weights, r"released\.safetensors: expected a model of a finished run"),
+    "weights in a dtype that NumPy has not": (weights_of_16_bits, r"NumPy has no BF16"),
     "weights of another model": (other_weights, r"expected arrays for the 4 tensors of the model"),
     "a file that was torn": (torn_json, r"inputs\.json: expected a file of a finished run"),
     "a file with less": (less_json, r"inputs\.json or model\.json is not as a run leaves it"),
@@ -421,6 +521,10 @@ TAMPERED: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "a model of any depth": (deep_model, r"model: layers must be 10,000 at most, got 1000000000000"),
     "a record without digests": (strange_record, r"result\.json: expected the models' SHA-256 by file"),
     "a pipe for weights": (pipe_for_weights, r"released\.safetensors: expected a model of a finished run"),
+    "a link for weights": (
+        link_for_weights,
+        r"released\.safetensors: expected a model of a finished run; it is a link",
+    ),
     "code in the place of a model": (code, r"names code that would be run as you: system of os .*allow_code=True"),
 }
 
@@ -449,6 +553,72 @@ def test_other_folders(run: tuple[Result, Path], tmp_path: Path) -> None:
         numbers.predict_proba(X)
     with pytest.raises(ParameterError, match="expected a model of silo `north`; it has one model for all"):
         moretta.load(folder, silo="north")
+
+
+CALLS: Mapping[str, tuple[Callable[[Result], object], str]] = {
+    "an unknown key of predict": (
+        lambda run: run.predict(X, sil="a"),  # type: ignore[call-arg]
+        r"^Result\.predict: sil is not known; did you mean silo\?$",
+    ),
+    "a key that predict has not": (
+        lambda run: run.predict(X, threshold=0.5),  # type: ignore[call-arg]
+        r"^Result\.predict: threshold is not known; known are x, silo, true_model$",
+    ),
+    "an unknown key of predict_proba": (
+        lambda run: run.predict_proba(X, true=True),  # type: ignore[call-arg]
+        r"^Result\.predict_proba: true is not known; ",
+    ),
+    "an unknown key of raw_model": (
+        lambda run: run.raw_model(true_mode=True),  # type: ignore[call-arg]
+        r"^Result\.raw_model: true_mode is not known; did you mean true_model\?$",
+    ),
+    "a key of a loaded model": (
+        lambda run: run.raw_model().predict(X, silo="a"),  # type: ignore[call-arg]
+        r"^RawModel\.predict: silo is not known; known are x$",
+    ),
+    "an unknown key of save": (
+        lambda run: run.save(path="x"),  # type: ignore[call-arg]
+        r"^Result\.save: path is not known; known are folder$",
+    ),
+    "an unknown key of report": (
+        lambda run: run.report(pth="x"),  # type: ignore[call-arg]
+        r"^Result\.report: pth is not known; did you mean path\?$",
+    ),
+    "an unknown key of audit": (
+        lambda run: run.audit(attacks=["lemma-six"]),  # type: ignore[call-arg]
+        r"^Result\.audit: attacks is not known; known are thorough, background, progress$",
+    ),
+    "a number to save to": (lambda run: run.save(3), r"save: expected the path of a new folder, or None; got an int"),  # type: ignore[arg-type]
+    "a number for a page": (lambda run: run.report(3), r"report: expected the path of the page to write; got an int"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("misuse", "said"), CALLS.values(), ids=CALLS.keys())
+def test_a_misuse_of_a_result_is_refused(
+    run: tuple[Result, Path], misuse: Callable[[Result], object], said: str
+) -> None:
+    with pytest.raises(ParameterError, match=said) as caught:
+        misuse(run[0])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_errors_name_keywords_and_no_options_of_the_shell(run: tuple[Result, Path], tmp_path: Path) -> None:
+    mlp: Any = {"source": "mlp", "hidden": [3]}
+    with pytest.raises(ParameterError, match=r"go on .* by resume=True, or name another folder by out=\.\.$"):
+        make(model=mlp, out=run[1]).train(1)
+    with pytest.raises(
+        ParameterError, match=r"resume with those it was begun with, or name another folder by out=\.\.$"
+    ):
+        make(model=mlp, out=run[1], batch_size=3).train(2, resume=True)
+    with pytest.raises(ParameterError, match=r"start without resume=True, in an empty folder$"):
+        make(model=mlp, out=tmp_path / "--out").train(2, resume=True)
+    make(out=tmp_path / "own").train(1)
+    with pytest.raises(ParameterError, match=r'name that by model="module:function" \(or a built-in name\), or write'):
+        moretta.load(tmp_path / "own")
+    alone = make(protocol=moretta.Local(loss="cross-entropy"), model=mlp, out=tmp_path / "local").train(1)
+    assert alone.folder is not None
+    with pytest.raises(ParameterError, match=r"each silo has its own, name one by silo=\.\. \(north, south\)"):
+        moretta.load(alone.folder)
 
 
 # -- What is taken -----------------------------------------------------------------------------------------------------

@@ -1,14 +1,18 @@
-"""Keywords that a function of the public names does not have: refused with the nearest one that it has."""
+"""Arguments of the public names in errors: unknown keywords, what is no path, keywords in the place of options."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
-from moretta.contract.wording import unknown_word
-from moretta.errors import ParameterError
+from moretta.contract.wording import kind_of, unknown_word
+from moretta.errors import MorettaError, ParameterError
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 
@@ -38,3 +42,32 @@ def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Call
         return called
 
     return decorate
+
+
+_OF_OPTIONS = {
+    "--resume": "resume=True",
+    "--out": "out=..",
+    "--silo": "silo=..",
+    "--model module:function": 'model="module:function"',
+    "--model": "model=..",
+    "--background FILE": "background=(x, y)",
+}
+
+
+@contextmanager
+def says_keywords() -> Iterator[None]:
+    """Name Python's keywords where an error names the shell's options: whoever raises it serves both."""
+    try:
+        yield
+    except MorettaError as error:
+        options = "|".join(sorted(_OF_OPTIONS, reverse=True))  # the longest first
+        said = re.sub(rf"(?<!\S)({options})(?![\w-])", lambda option: _OF_OPTIONS[option[0]], str(error))
+        error.args = (said,)
+        raise
+
+
+def path_of(given: object, expected: str) -> Path:
+    """Return a path. expected: begins the sentence of the `moretta.errors.ParameterError` for anything else."""
+    if not isinstance(given, str | os.PathLike):
+        raise ParameterError(f"{expected}; got {kind_of(given)}")
+    return Path(given)

@@ -6,13 +6,17 @@ Needs pydantic, so no role of an inference-only process imports it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from inspect import signature
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from moretta.contract.wording import enumerated, first_error_in_python
+from moretta.contract.wording import enumerated, first_error_in_python, shown
 from moretta.errors import ParameterError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -83,6 +87,36 @@ def _owners(kind: type[BaseModel], key: str) -> list[str]:
     return sorted(found)
 
 
+def _kinds(annotation: object) -> list[object]:
+    """Return the types that a key's annotation names, one or the alternatives of a union."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kinds(parts[0])
+    return [kind for part in parts for kind in _kinds(part)] if origin in (Union, UnionType) else [annotation]
+
+
+def _refuse_truth(kind: type[BaseModel], given: Mapping[str, object]) -> None:
+    """Refuse true and false in the place of a number: from Python pydantic takes them for 1 and 0, from files never."""
+    for name in (name for name, value in given.items() if isinstance(value, bool) and name in kind.model_fields):
+        kinds = _kinds(kind.model_fields[name].annotation)
+        if bool not in kinds and (float in kinds or int in kinds):
+            number = "number" if float in kinds else "whole number"
+            raise ParameterError(f"{kind.__name__}: {name}: expected a {number}, got {shown(given[name])}")
+
+
+def _asks_for_keywords(kind: type[BaseModel], value: object) -> str:
+    """Say that settings are given by keyword; the example is of the first key that takes this value."""
+    keys, own = list(kind.model_fields), kind.__name__
+    example = f"{own}({keys[0]}=..)"
+    for key in keys:
+        with suppress(ParameterError):
+            kind(**{key: value})
+            text = shown(value) if isinstance(value, str) else repr(value) if isinstance(value, int | float) else ".."
+            example = f"{own}({key}={text})"
+            break
+    return f"{own} takes its settings by keyword, for example {example}"
+
+
 class Section(BaseModel):
     """A section of a run file, or the same settings given from Python.
 
@@ -93,7 +127,10 @@ class Section(BaseModel):
 
     if not TYPE_CHECKING:  # where pydantic's plugin knows each section's own keys
 
-        def __init__(self, **given: Any) -> None:
+        def __init__(self, *unkeyed: Any, **given: Any) -> None:
+            if unkeyed:
+                raise ParameterError(_asks_for_keywords(type(self), unkeyed[0]))
+            _refuse_truth(type(self), given)
             try:
                 super().__init__(**given)
             except ValidationError as error:
@@ -107,3 +144,4 @@ class Section(BaseModel):
 
         # A run file is read by `model_validate_json`, whose caller words mistakes as the file has them: not by this.
         __init__.__pydantic_base_init__ = True
+        __init__.__signature__ = signature(lambda self, **given: None)  # help() and the site show keywords alone

@@ -52,6 +52,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:56] + " ..."
 
 
+def kind_of(given: object) -> str:
+    """Return an object's type with its article, as "a list" or "an int"."""
+    name = type(given).__name__
+    return f"{'an' if name.lower().startswith(tuple('aeiou')) or name == 'ndarray' else 'a'} {name}"
+
+
 def either(choices: Iterable[str]) -> str:
     """Return choices as a sentence lists them: a, b or c."""
     return _listed(choices, "or")

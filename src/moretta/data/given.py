@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import LazyRows
-from moretta.contract.wording import nearest
+from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
 from moretta.errors import ParameterError
 
@@ -60,7 +60,8 @@ def _check_index(x: Any, y: Any, where: str) -> None:
 
 def is_dataset(x: object) -> bool:
     """Whether rows are given as a Dataset of PyTorch, or its like."""
-    plain = isinstance(x, np.ndarray | LazyRows | Mapping | Sequence | str) or hasattr(x, "detach")
+    plain = isinstance(x, np.ndarray | LazyRows | Mapping | Sequence | str)
+    plain = plain or hasattr(x, "detach") or _is_sparse(x)
     return not plain and not is_frame(x) and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not _is_series(x)
 
 
@@ -86,7 +87,14 @@ def targets_of(y: Any, where: str) -> NDArray[np.generic]:
 
 
 def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
+    """Return numbers as an array. where: begins the sentence of an error, and ends with x or y."""
+    if _is_sparse(given):
+        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {where[-1]}.toarray()")
+    if given is None:
+        raise ParameterError(f"{where} is missing; give {expected}")
     found = _array(given, where)
+    if found.dtype.kind == "c":
+        raise ParameterError(f"{where} holds complex numbers; give real and imaginary parts as columns of their own")
     if found.dtype.kind not in NUMBERS:
         raise ParameterError(f"{where} holds words or objects, and expected are {expected}")
     return found
@@ -191,12 +199,11 @@ def _stacked(given: Sequence[Any], where: str) -> NDArray[Any]:
     return np.stack(arrays)
 
 
+def _is_sparse(given: object) -> bool:
+    """Whether this is a sparse matrix of SciPy."""
+    return hasattr(given, "toarray")
+
+
 def _is_series(given: object) -> bool:
     """Whether this is one column of a frame."""
     return hasattr(given, "to_numpy")
-
-
-def kind_of(given: object) -> str:
-    """Return an object's type with its article, as "a list" or "an int"."""
-    name = type(given).__name__
-    return f"{'an' if name.lower().startswith(tuple('aeiou')) or name == 'ndarray' else 'a'} {name}"

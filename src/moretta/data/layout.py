@@ -32,6 +32,8 @@ Samples = NDArray[np.generic] | Mapping[str, ArrayLike]
 LARGEST = 1 << 24  # of whole numbers up to here, float32 holds each
 RESERVED = ("self", "outputs")  # of every forward, and of every exported graph
 
+AS_ONE_ARRAY = "; columns of a table are one array as a DataFrame, or by moretta.read_table(columns, schema).x"
+
 
 @dataclass(frozen=True)
 class InputArray:
@@ -112,6 +114,11 @@ class SampleLayout:
     def __str__(self) -> str:
         """Return the arrays in words, for messages."""
         return f"the arrays {', '.join(f'{one.name} {list(one.shape)} of {one.kind}' for one in self.arrays)}"
+
+    @property
+    def table_hint(self) -> str:
+        """The end of a sentence for a model that takes one array, where these may be columns of a table; else empty."""
+        return "" if any(one.shape for one in self.arrays) else AS_ONE_ARRAY
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -274,7 +281,7 @@ def _as_arrays(arrays: Mapping[str, ArrayLike], where: str) -> dict[str, NDArray
         if array.dtype.kind not in "fiub" or array.ndim < 1:
             raise ParameterError(
                 f"{where}: array `{name!s:.80}`: expected numbers [rows, ...] of one shape a row; got {array.dtype}"
-                f"{list(array.shape)}"
+                f"{list(array.shape)}{AS_ONE_ARRAY if array.ndim == 1 else ''}"
             )
         found[str(name)] = array
     return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config.specification import Specification
-from moretta.contract.keywords import names_keywords
+from moretta.contract.keywords import names_keywords, says_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
@@ -131,7 +131,7 @@ class Federation:
         model_source: str = "",
     ) -> None:
         given.check_protocol(protocol)
-        given.check_kinds(aggregation, engine, metrics, out)
+        given.check_kinds(aggregation, engine, metrics, out, record_views)
         given.check_settings(
             {
                 **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
@@ -303,12 +303,17 @@ class Federation:
         given.check_watchers(progress, on_round)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
-            if folder is not None and resume and folder.path.is_dir():
-                folder.hold()  # before its checkpoint is read, as others could move on from that
-            return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin)
+            with self._speaking():
+                if folder is not None and resume and folder.path.is_dir():
+                    folder.hold()  # before its checkpoint is read, as others could move on from that
+                return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin)
         finally:
             if folder is not None:
                 folder.release()
+
+    def _speaking(self) -> AbstractContextManager[None]:
+        """Have errors speak to whoever trains: of options to the shell, which has a run file, else of keywords."""
+        return nullcontext() if self.spec.text else says_keywords()
 
     def _trained(
         self,
@@ -349,7 +354,7 @@ class Federation:
             session = Session(self, players, silos, place, folder, rounds, seed, told, transport, on_round)
             if begin is not None:
                 begin()
-            with folder.logging() if folder else nullcontext(), shown or nullcontext():
+            with folder.logging() if folder else nullcontext(), shown or nullcontext(), self._speaking():
                 result = replace(session.play(), played=(self, rounds, seed))
                 if shown is not None:
                     shown.end(result.record["warnings"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,8 @@ class FinishedModel:
     shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
     form: how its .csv files are written. fills_absent: whether a value may be absent; may_lack: bool[columns], in which
     columns, or [1] for all alike. classes: their names, if known. source: of the run's data. layout: how a row of
-    several arrays is packed. image: what files of images become. integers: whether rows are token ids.
+    several arrays is packed. image: what files of images become. integers: whether rows are token ids. tables: the
+    files that the run's rows are from, whether they are there or not.
     """
 
     module: nn.Module
@@ -59,11 +59,16 @@ class FinishedModel:
     task: str
     loss: str
     classes: Sequence[str]
-    dtype: torch.dtype
     source: str
     layout: SampleLayout | None = None
     image: ImageForm | None = None
     integers: bool = False
+    tables: Sequence[Path] = ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's present dtype: a user may have said `.double()`."""
+        return next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
 
     @property
     def expansion(self) -> Expansion | None:
@@ -161,12 +166,18 @@ def of(module: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = 
         task=inputs["task"],
         loss=inputs["loss"],
         classes=list(inputs["classes"]),
-        dtype=DTYPES[inputs["dtype"]],
         source=run_file.data.source if run_file else "",
         layout=layout,
         image=_image(run_file, table, shape),
         integers=bool(inputs.get("integers", False)),
+        tables=[] if run_file is None else _tables(run_file),
     )
+
+
+def _tables(run_file: RunFile) -> list[Path]:
+    data = run_file.data
+    files = [one if isinstance(one, str) else one.source for one in data.files.values()]
+    return [run_file.resolve(one) for one in (data.source, data.test, data.labels, data.path, *files) if one]
 
 
 def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...]) -> ImageForm | None:
@@ -193,19 +204,11 @@ def weights(folder: Path, *, true_model: bool = False, silo: str | None = None) 
 
     Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
     """
-    path = model_file(folder, true_model=true_model, silo=silo)
-    tensors, name = read_model(path), str(path.relative_to(folder))
-    if (folder / "result.json").exists():
-        models = read_json(folder / "result.json").get("models", {})
-        if not isinstance(models, dict):
-            raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
-        with path.open("rb") as stream:
-            if models.get(name) not in (None, hashlib.file_digest(stream, "sha256").hexdigest()):
-                raise ParameterError(
-                    f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the "
-                    "folder without result.json to use other weights"
-                )
-    return tensors
+    path, record = model_file(folder, true_model=true_model, silo=silo), folder / "result.json"
+    models = read_json(record).get("models", {}) if record.exists() else {}
+    if not isinstance(models, dict):
+        raise ParameterError(f"{record}: expected the models' SHA-256 by file; restore it")
+    return read_model(path, models.get(str(path.relative_to(folder))))
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import nn
 
 from moretta.config.sections import Data, Run
 from moretta.config.specification import Specification
-from moretta.contract.wording import check_choice, nearest, shown
+from moretta.contract.keywords import path_of
+from moretta.contract.wording import check_choice, kind_of, nearest, shown
 from moretta.data import given
 from moretta.data.silo import Silo, layout_of, row_shape
 from moretta.engines.settings import Engine
@@ -87,37 +89,61 @@ def check_protocol(protocol: object) -> None:
         raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
 
 
-def check_kinds(aggregation: object, engine: object, metrics: object, out: object) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes."""
+def check_kinds(aggregation: object, engine: object, metrics: object, out: object, record_views: object) -> None:
+    """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes.
+
+    Also for views that are to be recorded, and no folder to record them in.
+    """
     for name, one, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
         if one is not None and not isinstance(one, kind):
-            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {given.kind_of(one)}")
+            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {kind_of(one)}")
     if isinstance(metrics, str) or not hasattr(metrics, "__iter__"):
-        raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {given.kind_of(metrics)}")
-    if out is not None and not isinstance(out, str | os.PathLike):
-        raise ParameterError(f"out: expected the path of a folder, or None; got {given.kind_of(out)}")
+        raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {kind_of(metrics)}")
+    if out is not None:
+        path_of(out, "out: expected the path of a folder, or None")
+    elif record_views:
+        raise ParameterError(
+            "record_views: views are recorded in the run's folder, and there is none; name one, "
+            "Federation(.., out=FOLDER, record_views=True)"
+        )
 
 
 def check_watchers(progress: object, on_round: object) -> None:
     """Raise `moretta.errors.ParameterError` for what is to be called after each round and cannot be called."""
-    if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise ParameterError(f"progress = {shown(progress)}: expected true, false or a function")
-    if on_round is not None and not callable(on_round):
+    if progress is not None and not isinstance(progress, bool):
+        _check_called("progress", progress, "true, false or a function", ("round", "rounds", "line"))
+    if on_round is not None:
+        _check_called("on_round", on_round, "a function of what is told after a round, or None", ("finished_round",))
+
+
+def _check_called(name: str, given: object, expected: str, arguments: Sequence[str]) -> None:
+    """Check that an argument of `train` can be called with so many arguments."""
+    if isinstance(given, type):
+        raise ParameterError(f"{name}: expected {expected}; got the class {given.__name__}")
+    if not callable(given):
+        raise ParameterError(f"{name} = {shown(given)}: expected {expected}")
+    try:
+        taken = signature(given)
+    except ValueError:  # one of C's that does not say what it takes
+        return
+    try:
+        taken.bind(*arguments)
+    except TypeError:
         raise ParameterError(
-            f"on_round = {shown(on_round)}: expected a function of what is told after a round, or None"
-        )
+            f"{name}: expected {expected}, called as {name}({', '.join(arguments)}); got one that takes {taken!s:.120}"
+        ) from None
 
 
 def listed(silos: object) -> list[Silo]:
     """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else than silos."""
     if isinstance(silos, Silo | str | Mapping) or not hasattr(silos, "__iter__"):
-        raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {given.kind_of(silos)}')
+        raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {kind_of(silos)}')
     found = list(silos)
     if not found:
         raise ParameterError("a federation needs at least one silo; got none")
     for one in found:
         if not isinstance(one, Silo):
-            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {given.kind_of(one)}")
+            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {kind_of(one)}")
         if not isinstance(one.name, str):
             raise ParameterError(f"silo name {shown(one.name)}: expected text, 1 to 64 letters and digits")
         if one.x.ndim < 2:
@@ -194,7 +220,7 @@ def built(
     if not isinstance(model, str | Mapping | nn.Module):
         raise ParameterError(
             f"model: expected a torch.nn.Module, a built-in name ({', '.join(catalogue.BUILT_IN)}) or "
-            f'"module:function"; got {given.kind_of(model)}'
+            f'"module:function"; got {kind_of(model)}'
         )
     made = Made()
     if not isinstance(model, nn.Module):
@@ -211,8 +237,12 @@ def built(
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ParameterError("model: expected one with parameters to train; this has none that require a gradient")
-    for name, value in model.named_parameters():
-        if not value.isfinite().all():
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if value.is_meta:
+            raise ParameterError(
+                f"model: `{name}`: expected numbers, got the meta device, which has none; build the model on the CPU"
+            )
+        if isinstance(value, nn.Parameter) and not value.isfinite().all():
             raise ParameterError(f"model: `{name}`: expected finite numbers, got NaN or infinity; start it anew")
     return model, made
 

@@ -100,6 +100,8 @@ def count_outputs(model: nn.Module, silos: Sequence[Silo], layout: SampleLayout 
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         if not sample.is_floating_point():
             said += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
+        if layout is not None:
+            said += layout.table_hint
         raise ParameterError(
             f"the model cannot take {layout or f'rows of shape {list(sample.shape[1:])}'}: {said}"
         ) from error

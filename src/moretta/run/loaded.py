@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.contract.keywords import names_keywords
+from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array
 from moretta.data import given
 from moretta.data.checks import as_features
@@ -26,6 +26,7 @@ from moretta.run.raw_rows import Expanded, Prepared
 
 
 @names_keywords()
+@says_keywords()
 def load(
     folder: str | Path,
     *,
@@ -41,7 +42,7 @@ def load(
     names (`moretta.run.consent`); without it no code of the folder's is run, and nothing is ever unpickled.
     Raises `moretta.errors.ParameterError`, in one sentence, for a folder that holds no such model.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "load: expected the path of a run folder")
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder, or one of Result.save; there is no such directory")
     return RawModel(finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code))
@@ -84,6 +85,7 @@ class RawModel(nn.Module):
         outputs: Tensor = self.model(x)
         return outputs
 
+    @names_keywords()
     def predict(self, x: Any) -> NDArray[np.generic]:
         """Return what is predicted of each row: int64[rows], the class's number, or numbers as the targets were.
 
@@ -96,6 +98,7 @@ class RawModel(nn.Module):
             return classes_of(outputs)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
+    @names_keywords()
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Return what each class's probability is, float64[rows, classes]. Raises as `predict` does."""
         if self.task != "classification":

@@ -121,7 +121,7 @@ yours in their place.
     moretta look run.toml                              # rows, blanks, classes
     moretta train run.toml --out runs/{name}
     moretta report runs/{name}                         # one page
-    moretta audit runs/{name}                          # after: train --set run.record-views=true
+    moretta audit runs/{name} --allow-code             # after: train --set run.record-views=true
     moretta predict runs/{name} --data data/north.csv --out predictions.csv --allow-code
     pytest                                             # does it still run, and learn?
 

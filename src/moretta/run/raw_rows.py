@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,7 +13,23 @@ from torch import Tensor, nn
 from moretta.data.tables.preparation import ONE_OF, PLAIN, Expansion, Preparation
 
 
-class Prepared(nn.Module):
+class _Uncast(nn.Module):
+    """A module of which `.float()` and its like move the `exact` buffers and do not cast them.
+
+    They are meant for the model, and not for what prepares its rows.
+    """
+
+    exact: tuple[str, ...] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = {name: self.get_buffer(name) for name in self.exact}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():
+            self.register_buffer(name, buffer.to(self.get_buffer(name).device))
+        return self
+
+
+class Prepared(_Uncast):
     """A model behind its preparation.
 
     It takes a silo's inputs, NaN where a value is absent, or with an expansion coded rows, [rows, features] (numbers,
@@ -18,6 +37,8 @@ class Prepared(nn.Module):
     bool[columns], or [1] for all alike, where a value may be absent. A row that predictions refuse (a value is absent
     elsewhere, is infinite, or is no place of a category) has NaN as its outputs.
     """
+
+    exact = ("fill", "mean", "deviation")
 
     def __init__(
         self,
@@ -31,12 +52,13 @@ class Prepared(nn.Module):
         self.fill: Tensor
         self.mean: Tensor
         self.deviation: Tensor
-        for name in ("fill", "mean", "deviation"):
+        for name in self.exact:
             self.register_buffer(name, torch.tensor(getattr(preparation, name), dtype=torch.float64))
         self.whole: Tensor
         self.register_buffer("whole", torch.tensor(~may_lack))
         self.expand = None if expansion is None else Expanded(expansion)
-        self._dtype = next(model.parameters()).dtype
+        self.like: Tensor  # of the model's dtype, with which it is cast; a scripted forward asks no parameters
+        self.register_buffer("like", torch.zeros((), dtype=next(model.parameters()).dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
@@ -49,13 +71,15 @@ class Prepared(nn.Module):
         absent = torch.isnan(wide)
         wrong = ((absent & self.whole) | torch.isinf(wide)).flatten(1).any(1, keepdim=True)
         filled = torch.where(absent, self.fill, wide)
-        found: Tensor = self.model(((filled - self.mean) / self.deviation).to(self._dtype))
+        found: Tensor = self.model(((filled - self.mean) / self.deviation).to(self.like.dtype))
         # Of the outputs, as a NaN among the inputs may be lost on the way: onnxruntime's ReLU makes it 0.
         return torch.where(wrong, torch.nan, found)
 
 
-class Expanded(nn.Module):
+class Expanded(_Uncast):
     """`Expansion.apply` as a module."""
+
+    exact = ("codes", "category")
 
     def __init__(self, expansion: Expansion) -> None:
         super().__init__()

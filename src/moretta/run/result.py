@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array, Tensors
 from moretta.data.layout import Samples, packed_as
 from moretta.errors import ParameterError
@@ -61,6 +62,7 @@ class Result:
         """Seconds in all and by phase; silos' phases are summed over silos."""
         return self.record["seconds"]  # type: ignore[no-any-return]
 
+    @names_keywords()
     def raw_model(self, *, silo: str | None = None, true_model: bool = False) -> RawModel:
         """Return a copy of a model that takes rows as the data has them, and predicts (`moretta.run.loaded.RawModel`).
 
@@ -74,14 +76,17 @@ class Result:
         modules.load(module, self._tensors(silo, true_model))
         return RawModel(of(module, self.inputs))
 
+    @names_keywords()
     def predict(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.generic]:
         """Return what is predicted of each row, as `RawModel.predict`; the model as of `raw_model`."""
         return self.raw_model(silo=silo, true_model=true_model).predict(x)
 
+    @names_keywords()
     def predict_proba(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.float64]:
         """Return what each class's probability is, as `RawModel.predict_proba`; the model as of `raw_model`."""
         return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
 
+    @names_keywords()
     def save(self, folder: str | Path | None = None) -> Path:
         """Write the models into a new folder for `moretta.load` and the shell's commands, and return the folder.
 
@@ -91,9 +96,10 @@ class Result:
         """
         from moretta.run import saving
 
+        named = None if folder is None else path_of(folder, "save: expected the path of a new folder, or None")
         federation = self._federation()
         dtype = torch.tensor(federation.silos[0].x[:0]).dtype
-        if folder is None:
+        if named is None:
             if self.folder is None:
                 raise ParameterError("save: the run has no folder of its own; name one, Result.save(folder)")
             if not federation.made.source:
@@ -101,8 +107,8 @@ class Result:
             return self.folder
         found = {f"models/{name}": self._tensors(name, False) for name in self.models}
         found = found or {"released": self._tensors(None, False)}
-        saving.save(Path(folder), self._architecture(), found, self.inputs, federation.made, dtype)
-        return Path(folder)
+        saving.save(named, self._architecture(), found, self.inputs, federation.made, dtype)
+        return named
 
     def _tensors(self, silo: str | None, true_model: bool) -> Tensors:
         """Return a model's tensors, by PyTorch's names, without what prepares its inputs."""
@@ -131,14 +137,21 @@ class Result:
         found: nn.Module = self._federation().model
         return found
 
+    @names_keywords()
     def report(self, path: str | Path) -> Path:
-        """Write the run's report, one self-contained HTML page, and return its path."""
+        """Write the run's report, one self-contained HTML page, and return its path.
+
+        Raises `moretta.errors.ParameterError` for a name that ends in neither .html nor .htm, and without a run folder.
+        """
         from moretta.report.page import write_report
 
+        page = path_of(path, "report: expected the path of the page to write")
         if self.folder is None:
             raise ParameterError("a report is made from a run folder; train with Federation(.., out=FOLDER)")
-        return write_report([self.folder], Path(path))
+        return write_report([self.folder], page)
 
+    @names_keywords()
+    @says_keywords()
     def audit(
         self,
         *,

@@ -64,9 +64,10 @@ def last_session(
         raise ParameterError(f"{folder} holds no checkpoint to resume from; start without --resume, in an empty folder")
     place, states = found
     if place.digest != digest:
+        file = f" ({folder / 'run.toml'})" if (folder / "run.toml").exists() else ""  # a run from Python has none
         raise ParameterError(
             f"{folder} was begun with another run file or other settings; resume with those it was begun "
-            f"with ({folder / 'run.toml'}), or name another folder by --out"
+            f"with{file}, or name another folder by --out"
         )
     if place.run.partition(".")[2] != _mark(roster):
         raise ParameterError(

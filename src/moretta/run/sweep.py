@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.engines.checkpoint import last_checkpoint
+from moretta.engines.checkpoint import rounds_kept
 from moretta.errors import ParameterError
 
 MOST = 1_000  # seeds
@@ -30,7 +30,7 @@ class Cell:
     @property
     def has_begun(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return last_checkpoint(self.folder / "checkpoint") is not None
+        return bool(rounds_kept(self.folder / "checkpoint"))
 
     @property
     def has_ended(self) -> bool:

@@ -37,8 +37,9 @@ after a loss of power, reserved rounds of which nothing is known count as spent.
 
 **What this does not stop.** Round number and model are the server's own words. A server that sends nearly the same
 model in two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no
-set that differs by 1 to m - 1 silos, on either side, from one it helped before, in any round of any run. Noise
-(differential privacy) also does.
+set that differs by 1 to m - 1 silos, on either side, from one it helped before, in any round of any run. Over one set a
+server subtracts where the other silos have the same rows again, in a round or over an epoch, which `apart` does not
+stop. Noise (differential privacy) stands against both.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ What is wrong is told by column, how many rows and the first line; no cell is ev
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.wording import nearest
+from moretta.contract.wording import kind_of, nearest
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_columns, as_numbers, read_columns
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
@@ -50,7 +50,16 @@ def read_table(table: Any, schema: Schema, form: Format | None = None, *, labell
     table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. form: how a .csv file is
     written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as `encode` does.
     """
+    if not isinstance(schema, Schema):
+        raise ParameterError(
+            'read_table: schema: expected a Schema, such as Schema(columns={"age": Number()}), or one read by '
+            f"moretta.data.tables.schema.load(path); got {kind_of(schema)}"
+        )
     if not isinstance(table, str | Path):
+        if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+            raise ParameterError(
+                f"read_table: expected the path of a file, a frame or a mapping of columns; got {kind_of(table)}"
+            )
         return encode(as_columns(table, "the table", schema.dropped), schema, "the table", form, labelled=labelled)
     path = Path(table)
     return encode(read_columns(path, form, schema.dropped), schema, path.name, form, labelled=labelled)

@@ -30,8 +30,8 @@ class PBPFL(Training):
     1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of every weight of the
     trunk, and the relative change of each step. The exponent is off by at most 2 up or down, drawn afresh every round,
     so it averages out over rounds. Two consecutive rounds also give the head's offset, without labels, and with it the
-    head's weights to a fraction of a percent and their step approximately. In float64, continuous scales are exact to
-    1e-8 and hide more.
+    head's weights to a fraction of a percent and their step approximately. In float64, continuous scales give a
+    round's gradient to 1e-8 and hide more.
     """
 
     name: Literal["pbpfl"] = "pbpfl"
