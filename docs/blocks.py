@@ -9,7 +9,7 @@ from dataclasses import dataclass
 FENCE = re.compile(r"( *)(```+|~~~+)(.*)")
 LOOKS = (
     ("toml", re.compile(r"\[[\w\[]|[\w-]+ = ")),
-    ("sh", re.compile(r"(moretta|make|python|pip|nvflare|OMP_NUM_THREADS=1|A\$ moretta) ")),
+    ("sh", re.compile(r"(moretta|make|python|pip|nvflare|podman|ssh|OMP_NUM_THREADS=1|A\$ moretta) ")),
     ("python", re.compile(r"(from|import|class) |np\.")),
 )
 

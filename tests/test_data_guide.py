@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from test_raw_rows import NAMES, SCHEMA, table, write
-from torch import nn
 
 from moretta.config.sections import Data, FileOfRows
 from moretta.config.silo_file import RowsSection
@@ -70,14 +67,3 @@ def test_the_fields_of_inputs_json_are_on_the_page(page: str) -> None:
     )
     assert len(fields) >= 10
     assert all(f"`{name}`" in section(page, "What is trained is what is served") for name in fields)
-
-
-def test_the_python_on_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("schema.toml").write_text(SCHEMA)
-    for seed, name in enumerate(("north", "south", "new")):
-        write(Path(f"{name}.csv"), table(seed, 60), NAMES)
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    known: dict[str, Any] = {"torch": torch, "model": lambda width: nn.Linear(width, 2)}
-    exec(compile(code, "docs/data.md", "exec"), known)  # noqa: S102  # our own page
-    assert known["outputs"].shape == (60, 2)

@@ -1,79 +1,85 @@
-"""Every block of code of README and the pages is played, or is known and named here with where it is played instead."""
+"""Every block of code of README and the pages is played here, or a line above it says why no test plays it.
+
+Blocks of TOML are read in test_settings_on_pages.py, and what pages speak of is made in beside_pages.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
+import itertools
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from beside_pages import MARK, NAMES, ROOT, blocks_of, is_marked, prepare, text_of
 from blocks import Block, blocks
-from reference import BESIDE, RUN_FILE, SILO_FILE
+from reproduction import find
 from test_cli import call
 from test_cli_watch import ADDRESS, COMMAND
 from test_readme import assert_known
 
 from moretta.config import run_files
-from moretta.contract.settings import kebab
-from moretta.data.tables import schema as schemas
-
-ROOT = Path(__file__).parents[1]
-
-PAGES = [
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-]
-NAMES = [str(path.relative_to(ROOT)) for path in PAGES if any(blocks(path.read_text(encoding="utf-8")))]
 
 # Pages that are played from their first block to their last, in a folder of their own.
-SHORT = ("docs/troubles.md",)
-LONG = ("docs/start.md", "docs/python.md", "docs/privacy.md", "docs/images.md")
+SHORT = (
+    "docs/alignment.md",
+    "docs/models.md",
+    "docs/secure-aggregation.md",
+    "docs/troubles.md",
+)
+LONG = (
+    "README.md",
+    "docs/arrays.md",
+    "docs/data.md",
+    "docs/deploy.md",
+    "docs/dossier.md",
+    "docs/images.md",
+    "docs/index.md",
+    "docs/privacy.md",
+    "docs/python.md",
+    "docs/start.md",
+)
+ELSEWHERE = {"CONTRIBUTING.md": "tests/test_docs.py"}  # code to add to the package, played section by section
 
-# Blocks that are not played here, by page: why, and which test plays them or what they stand for.
-ELSEWHERE = {
-    "README.md": ("its shell is played below, beside tables that it names", "tests/test_readme.py"),
-    "CONTRIBUTING.md": ("code to add to the package", "tests/test_docs.py"),
-    "docs/alignment.md": ("four steps of two partners", "tests/test_cli_align.py"),
-    "docs/arrays.md": ("fragments around the reader's own arrays", "tests/test_several_arrays.py"),
-    "docs/baffle.md": ("settings, one after the other", "tests/protocols/baffle/test_baffle_trains.py"),
-    "docs/benchmarks.md": ("minutes of measuring", "tests/test_benchmarks.py"),
-    "docs/cgd.md": ("settings, one after the other, and a script on MNIST", "tests/protocols/cgd/test_cgd_leaks.py"),
-    "docs/data.md": ("tables of three hospitals", "tests/test_hospitals.py"),
-    "docs/deploy.md": ("several machines", "tests/deployment/test_fault_scenarios.py"),
-    "docs/dossier.md": ("answers and identities of the reader's", "tests/report/test_dossier.py"),
-    "docs/index.md": ("the beginning of other pages", "tests/test_readme.py"),
-    "docs/models.md": ("a module of the reader's", "tests/test_exactness_command.py"),
-    "docs/reproduction.md": ("hours, and data sets that are not here", "tests/test_reproduction.py"),
-    "docs/secure-aggregation.md": ("keys of several silos, and a benchmark", "tests/test_cli_keys.py"),
-    "docs/threat-models.md": ("an hour of attacks, whose results are kept", "tests/audit/test_threat_models.py"),
-    "docs/watch.md": ("pages that wait for somebody", "tests/test_cli_watch.py"),
-    "docs/notebooks/tables.md": ("a notebook", "tests/test_site.py"),
-    "docs/notebooks/images.md": ("a notebook", "tests/test_site.py"),
-}
 WORDS = ("python", "sh", "toml", "text")
+COMMANDS = ("moretta", "python", "pip", "make", "nvflare", "podman", "ssh", "printf")
 
 
-def blocks_of(name: str) -> list[Block]:
-    return list(blocks((ROOT / name).read_text(encoding="utf-8")))
+def unaccounted(page: str, played: bool) -> Iterator[Block]:
+    """Yield the blocks of a page that are neither played nor marked, nor TOML (test_settings_on_pages.py) or output."""
+    for block in blocks(page):
+        output = block.word == "text" and not re.search(rf"^\s*({'|'.join(COMMANDS)}) ", block.text, re.MULTILINE)
+        code = block.word in ("python", "sh") and (played or is_marked(page, block))
+        if not (output or code or block.word == "toml"):
+            yield block
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_block_is_played_or_named(name: str) -> None:
-    found = blocks_of(name)
-    for block in found:
-        assert block.word in WORDS, f"{name}:{block.first + 1}: what is a block of {block.word}?"
-    if any(block.word in ("python", "sh") for block in found):
-        assert (name in SHORT + LONG) != (name in ELSEWHERE), name
-        assert name not in ELSEWHERE or (ROOT / ELSEWHERE[name][1]).exists()
+def test_every_block_is_played_or_marked(name: str) -> None:
+    page, found = text_of(name), blocks_of(name)
+    left = [f"{name}:{one.first + 1}" for one in unaccounted(page, name in (*SHORT, *LONG, *ELSEWHERE))]
+    assert not left, f"{left}: play the page below, or say above the block <!-- not played: why -->"
+    assert len(MARK.findall(page)) == sum(is_marked(page, one) and one.word in ("python", "sh") for one in found)
+    assert name not in ELSEWHERE or name in (ROOT / ELSEWHERE[name]).read_text(encoding="utf-8")
+    assert not re.search(r"^ *[`~]{3,}\{(code|code-block|sourcecode)\}", page, re.MULTILINE)
+
+
+def test_a_block_that_nobody_plays_is_found() -> None:
+    for new in ("```sh\nmoretta look x\n```", "    from x import y", "```text\nmoretta look x\n```", "```c\n1\n```"):
+        assert len(list(unaccounted(f"A page:\n\n{new}\n", played=False))) == 1
+    assert len(list(unaccounted("A page:\n\n```c\n1\n```\n", played=True))) == 1
+    marked = "<!-- not played: hours -->\n\n    make x\n\nAnd:\n\n    make y\n"
+    assert [block.text for block in unaccounted(marked, played=False)] == ["make y\n"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +108,10 @@ def check(line: str) -> None:
             assert_known([re.sub(r"^DIR|^FOLDER|^KIT", "x", word) for word in words])
             for word in words:
                 if word.startswith(("examples/", "experiments/")):
-                    assert (ROOT / word).exists(), word
+                    settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+                    assert run_files.load(ROOT / word, settings)
+            if words[1] == "reproduce" and len(words) > 2:
+                assert words[2] in find(ROOT / "experiments"), words[2]
         case "python":
             script = next(word for word in words[1:] if not word.startswith("-"))
             assert (ROOT / script).exists(), script
@@ -112,56 +121,27 @@ def check(line: str) -> None:
             extras = set(re.findall(r"\w[\w-]*", "".join(re.findall(r"\[(.*?)\]", line))))
             known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             assert extras <= set(known), extras
-        case "nvflare" | "printf":
+        case one if one in COMMANDS:
             pass
         case other:
             raise AssertionError(f"{other} is no command that is known")
 
 
-SECTIONS = {
-    name: {kebab(key) for key in kind.model_fields} | set(BESIDE.get(name, ())) for name, kind in RUN_FILE.items()
-}
-SILO_SECTIONS = {name: {kebab(key) for key in kind.model_fields} for name, kind in SILO_FILE.items()}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_block_of_toml_has_known_keys(name: str, tmp_path: Path) -> None:
-    for block in blocks_of(name):
-        if block.word != "toml":
-            continue
-        where = f"{name}:{block.first + 1}"
-        tables = tomllib.loads(block.text)
-        if tables.keys() >= {"run", "data", "model", "protocol"}:
-            (tmp_path / "run.toml").write_text(block.text)
-            assert run_files.load(tmp_path / "run.toml"), where
-            continue
-        if "target" in {column["kind"] for column in tables.get("columns", {}).values()}:
-            assert schemas.of(tables, where)
-        for section, keys in tables.items():
-            if section in ("columns", "server") or not isinstance(keys, dict):  # nor a dossier's answers
-                continue
-            if section in ("protocol", "model"):
-                known = {one for kind in run_files.PROTOCOLS.values() for one in map(kebab, kind.model_fields)}
-                assert section == "model" or set(keys) <= known, where
-                continue
-            known = SECTIONS.get(section, set()) | SILO_SECTIONS.get(section, set())
-            assert set(keys) <= known, f"{where}: [{section}] {set(keys) - known}"
-
-
 # -- playing -----------------------------------------------------------------------------------------------------------
-
-NOT_PLAYED = ("pip install", "make ")  # of installations, which tests stand on
 
 
 def play(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Play a page: write the files that its blocks name, run Python and commands, compare the output that follows."""
+    known = {"__name__": "page", **prepare(name, folder)}
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    text, known = (ROOT / name).read_text(encoding="utf-8").splitlines(), {"__name__": "page"}
-    found = blocks_of(name)
+    page, found = text_of(name), blocks_of(name)
+    text = page.splitlines()
     for block, after in zip(found, [*found[1:], None], strict=True):
         told = after.text if after and after.word == "text" and not "".join(text[block.last + 1 : after.first]) else ""
         file = re.match(r"# ([\w-]+\.(?:toml|py))\n", block.text)
+        if is_marked(page, block):
+            continue
         if file:
             Path(file[1]).write_text(block.text)
         elif block.word == "python":
@@ -181,21 +161,38 @@ def run_python(block: Block, known: dict[str, Any], told: str, where: str) -> No
 
 
 def run_line(line: str, told: str, where: str) -> None:
-    if line.startswith(NOT_PLAYED):
-        return
-    if not line.startswith("moretta "):
+    words = shlex.split(line, comments=True)
+    if words[0] in ("A$", "B$"):
+        with contextlib.chdir(words[0][0]):
+            run_line(line[3:], told, where)
+            hand_over()
+    elif words[0] == "python":
+        subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
+    elif words[0] != "moretta":
         subprocess.run(["sh", "-c", line], check=True)
-        return
-    words = shlex.split(line, comments=True)[1:]
-    if words[0] == "watch":
-        run_until_ctrl_c(words)
-        return
+    elif words[1] == "watch":
+        run_until_ctrl_c(words[1:])
+    else:
+        run_command(words[1:], told, f"{where}: {line}")
+
+
+def run_command(words: Sequence[str], told: str, where: str) -> None:
     done = call(*words)
     if told.startswith("moretta: "):
-        assert done.code in (1, 2), f"{where}: {line}"
-        assert measured(done.err.strip().splitlines()[-1]) == measured(" ".join(told.split())), f"{where}: {line}"
-    else:
-        assert done.code == 0, f"{where}: {line}: {done.err}"
+        assert done.code in (1, 2), where
+        assert measured(done.err.strip().splitlines()[-1]) == measured(" ".join(told.split())), where
+        return
+    assert done.code == 0, f"{where}: {done.err}"
+    if words[:2] == ["schema", "init"] and Path("decided.toml").exists():  # its reader decides
+        Path("decided.toml").replace("schema.toml")
+
+
+def hand_over() -> None:
+    """Give the other partner of two the files that this one has made for it."""
+    for path in Path().glob("*.bin"):
+        for other in ("A", "B"):
+            if not (Path("..") / other / path).exists():
+                shutil.copy(path, Path("..") / other)
 
 
 def run_until_ctrl_c(words: Sequence[str]) -> None:
@@ -222,69 +219,9 @@ def test_a_short_page_plays(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_page_plays(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare(name, tmp_path)
     play(name, tmp_path, monkeypatch)
     if name == "docs/start.md":
         for page in ("first", "three"):
             assert (tmp_path / "runs" / page / "report.html").exists()
-
-
-IMAGES = """
-[run]
-rounds = 1
-[data]
-source = "image-folder"
-path = "scans"
-labels = "labels.csv"
-target = "finding"
-group-column = "patient"
-image-size = 16
-silos = 2
-[model]
-source = "lenet"
-[protocol]
-name = "fedsgd"
-loss = "cross-entropy"
-"""
-
-
-def prepare(name: str, folder: Path) -> None:
-    """Put what a page speaks of beside it."""
-    if name != "docs/images.md":
-        return
-    from PIL import Image
-
-    (folder / "scans").mkdir()
-    (folder / "new-scans").mkdir()
-    for number in range(12):
-        image = Image.new("L", (8, 8), 20 * number)
-        image.save(folder / "scans" / f"{number}.png")
-        image.save(folder / "new-scans" / f"{number}.png")
-    lines = [f"{number}.png,P{number // 2},{'nodule' if number > 5 else 'clear'}" for number in range(12)]
-    (folder / "labels.csv").write_text("\n".join(["file,patient,finding", *lines]) + "\n")
-    page = next(block for block in blocks_of(name) if block.text.startswith("[columns.file]"))
-    (folder / "schema.toml").write_text(page.text)
-    (folder / "run.toml").write_text(IMAGES)
-    assert call("train", folder / "run.toml", "--out", folder / "runs" / "mine").code == 0
-
-
-def test_the_shell_of_the_readme_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sklearn.datasets import load_breast_cancer
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("examples", "experiments"):
-        os.symlink(ROOT / name, tmp_path / name)
-    rows = load_breast_cancer()
-    write_rows(tmp_path / "patients.csv", list(rows.feature_names), rows.data[:20])
-    network = "nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 10))"
-    (tmp_path / "my_models.py").write_text(f"from torch import nn\n\n\ndef build():\n    return {network}\n")
-    (block,) = [block for block in blocks_of("README.md") if "moretta train" in block.text]
-    for line in lines_of(block):
-        if "schema init" not in line:  # asks in a terminal; tests/test_schema_commands.py
-            run_line(line, "", "README.md")
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21
-
-
-def write_rows(path: Path, names: Sequence[str], rows: Any) -> None:
-    path.write_text("\n".join([",".join(names), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    if name == "README.md":
+        assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21
