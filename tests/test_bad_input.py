@@ -483,7 +483,7 @@ def test_rows_that_cannot_be_predicted(here: Path, mine: Path) -> None:
 
 
 def test_predictions_that_have_nowhere_to_go(here: Path, mine: Path, finished: Path) -> None:
-    assert "expected an output file that ends in .csv or .npy" in refused(here, *predict("patients.csv", "out.txt"))
+    assert "expected a file that ends in .csv or .npy, got .txt" in refused(here, *predict("patients.csv", "out.txt"))
     assert "in a folder that is there; make nowhere" in refused(here, *predict("patients.csv", "nowhere/out.csv"))
     (mine / "released.safetensors").unlink()
     assert "mine/released.safetensors: expected a model of a finished" in refused(here, *predict("patients.csv"))

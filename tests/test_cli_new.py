@@ -98,3 +98,15 @@ def test_a_name_that_no_run_can_have_is_refused(name: str, tmp_path: Path) -> No
     assert done.code == 2
     assert "letters, digits" in done.sentence
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_shell_of_its_readme_plays(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    lines = [line.partition("#")[0].split() for line in (project / "README.md").read_text().splitlines()]
+    commands = [words[1:] for words in lines if words[:1] == ["moretta"]]
+    assert [words[0] for words in commands] == ["look", "train", "report", "audit", "predict"]
+    for words in commands:
+        more = ("--set", "run.record-views=true", "--set", "run.rounds=4") if words[0] == "train" else ()
+        assert call(*words, *more).code == 0, words
+    assert (project / "predictions.csv").exists()

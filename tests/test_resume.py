@@ -275,7 +275,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="holds no checkpoint to resume from; start without --resume"):
+    with pytest.raises(ParameterError, match="holds no checkpoint to resume from; start without resume=True"):
         make("fedsgd", tmp_path / "none").train(5, SEED, resume=True)
     assert not (tmp_path / "none").exists()
     with pytest.raises(ParameterError, match="needs the run's folder"):

@@ -183,7 +183,7 @@ def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(tmp_path: Pat
 
     whole = federation_of("fedsgd", tmp_path / "whole").train(5, seed=3)
     made = federation_of("fedsgd", tmp_path / "run", engine=Engine(workers=2))
-    with pytest.raises(RunFailed, match=r"killed by signal 9\), and with it .*go on with --resume"):
+    with pytest.raises(RunFailed, match=r"killed by signal 9\), and with it .*go on with resume=True"):
         made.train(5, seed=3, progress=kill)
     resumed = made.train(5, seed=3, resume=True)
     assert models_of(tmp_path / "run") == models_of(tmp_path / "whole")

@@ -141,7 +141,8 @@ def of_another_version(run):
 
 def with_a_tampered_view(run):
     path = run / "views" / "silo-2" / "round-000002.0.bin"
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    *most, last = path.read_bytes()
+    path.write_bytes(bytes([*most, last ^ 1]))
 
 
 def with_a_tampered_index(run):

@@ -398,7 +398,7 @@ def test_garbage_in_the_set_up_costs_the_round_only(case: str) -> None:
 def test_too_few_of_a_group_fail_the_run_by_name(tmp_path: Path) -> None:
     silos = grid([6, 4], [3, 2])
     made = make(silos, CGD(delta=0.2), out=tmp_path / "run")
-    with pytest.raises(RunFailed, match=r"round 3: .* group `(heads|columns-[12])` .*too few to sum.*--resume"):
+    with pytest.raises(RunFailed, match=r"round 3: .* group `(heads|columns-[12])` .*too few to sum.*resume=True"):
         train(made, ROUNDS, wrap=failing(Fault("silo-0-1", 3, Forward, times=9)))
     found = last_checkpoint(tmp_path / "run" / "checkpoint")
     assert found is not None
