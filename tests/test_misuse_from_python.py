@@ -92,6 +92,11 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         lambda: make(learning_rate=0.1),
         r"Federation: learning_rate is a setting of the protocol, such as FedSGD\(learning_rate=\.\.\)",
     ),
+    "true for a share": (lambda: make(participation=True), r"participation: expected a number, got true"),
+    "a schema as a dictionary": (
+        lambda: make(table={"target": "y"}),
+        r"table: expected a schema, such as Schema\.load\(FILE\), or None; got a dict",
+    ),
     "a key of train": (lambda: make(rounds=3), r"Federation: rounds is an argument of train: .*train\(rounds=\.\.\)"),
     "an unknown key of train": (
         lambda: make().train(3, sed=1),  # type: ignore[call-arg]

@@ -131,13 +131,13 @@ class Federation:
         model_source: str = "",
     ) -> None:
         given.check_protocol(protocol)
-        given.check_kinds(aggregation, engine, metrics, out, record_views)
+        given.check_kinds(aggregation, engine, metrics, out, record_views, table)
         given.check_settings(
             {
                 **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
                 **{"batch_size": batch_size, "missing": missing, "checkpoint_every": checkpoint_every},
                 **{"early_stopping": early_stopping, "least_rows": least_rows, "score_at_silos": score_at_silos},
-                "insecure_secret_seed": insecure_secret_seed,
+                **{"insecure_secret_seed": insecure_secret_seed, "participation": participation},
             }
         )
         silos, feature_names = given.columns_agreed(given.listed(silos), feature_names)

@@ -20,6 +20,7 @@ from moretta.contract.keywords import path_of
 from moretta.contract.wording import check_choice, kind_of, nearest, shown
 from moretta.data import given
 from moretta.data.silo import Silo, layout_of, row_shape
+from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -89,7 +90,9 @@ def check_protocol(protocol: object) -> None:
         raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
 
 
-def check_kinds(aggregation: object, engine: object, metrics: object, out: object, record_views: object) -> None:
+def check_kinds(
+    aggregation: object, engine: object, metrics: object, out: object, record_views: object, table: object
+) -> None:
     """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes.
 
     Also for views that are to be recorded, and no folder to record them in.
@@ -97,6 +100,8 @@ def check_kinds(aggregation: object, engine: object, metrics: object, out: objec
     for name, one, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
         if one is not None and not isinstance(one, kind):
             raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {kind_of(one)}")
+    if table is not None and not isinstance(table, Schema):
+        raise ParameterError(f"table: expected a schema, such as Schema.load(FILE), or None; got {kind_of(table)}")
     if isinstance(metrics, str) or not hasattr(metrics, "__iter__"):
         raise ParameterError(f"metrics: expected a list of functions, [my_metric, ..]; got {kind_of(metrics)}")
     if out is not None:
