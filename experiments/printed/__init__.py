@@ -2,13 +2,19 @@
 
 A row is Markdown with figures in braces: `{RECORD[PLACE]:FORMAT}`, as `{baffle-mnist[K = 200, LeNet]:.2f}`; `+ - * /`,
 brackets, `max`, `min` and `abs` may join several. RECORD is a file in experiments/*/results/, PLACE as in
-`records_of_pages.py`. A paper's figures are constants of the rows, and `paper` says where it prints them.
+`records_of_pages.py`. A paper's figures are those of the experiment's tables.toml, as `paper_of` reads them, or, of what
+no experiment is compared with, constants; a table's `paper` says where they are printed.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,23 @@ class Table:
 def joined(*cells: object) -> str:
     """Return cells as a row."""
     return " | ".join(map(str, cells))
+
+
+def paper_of(experiment: str) -> dict[str, tuple[str, ...]]:
+    """Return what the paper prints in each row of an experiment's table, as text with its columns' digits."""
+    of = _experiments()[experiment]
+    digits = [figure.get("digits", 3) for figure in of["figures"]]
+    return {row: tuple(map(_text, printed, cycle(digits))) for row, printed in of["printed"].items()}
+
+
+def _text(figure: float, digits: int) -> str:
+    return str(figure) if isinstance(figure, int) else f"{figure:.{digits}f}"
+
+
+@cache
+def _experiments() -> dict[str, Any]:
+    files = Path(__file__).parents[1].glob("*/tables.toml")
+    return {name: one for file in files for name, one in tomllib.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def grid(

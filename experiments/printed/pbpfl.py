@@ -1,16 +1,8 @@
 """The tables of the PBPFL papers and of what was measured beside them. "Feng et al.": arXiv 2002.09843, a later version."""
 
-from printed import Table, grid, joined
+from printed import Table, grid, joined, paper_of
 
-FENG_1 = {
-    "FedAvg, MLP-3": (0.059, 0.079, 0.097),
-    "FedAvg, MLP-5": (0.059, 0.079, "0.100"),
-    "FedAvg, MLP-7": (0.058, 0.086, 0.113),
-    "PBPFL, MLP-3": ("0.060", 0.078, 0.097),
-    "PBPFL, MLP-5": (0.059, 0.077, 0.101),
-    "PBPFL, MLP-7": (0.059, 0.082, 0.114),
-}
-"""Feng et al., Table I, UBMD: mean squared error."""
+FENG_1 = paper_of("pbpfl-table-1")
 SILOS = ("k = 1", "k = 5", "k = 10")
 BY_SILOS = " | ".join(["", *SILOS])
 
@@ -31,13 +23,12 @@ SHORT = {cell.removeprefix("FedAvg, "): row for cell, row in FENG_1.items() if "
 MLP_3 = {cell: row for cell, row in FENG_1.items() if "MLP-3" in cell}
 
 IMAGES = (
-    ("Table II (Feng et al.), HAM10000, cross-entropy", "pbpfl-table-2-quick", "FedAvg, ResNet20", 69.27,
-     "PBPFL, ResNet20", 69.29),
-    ("Table 2 (first version), HAM10000, squared error", "pbpfl-first-table-2-quick", "FedAvg-MSE", 61.68,
-     "PBPFL", 61.74),
-    ("Table III (Feng et al.), CIFAR-100 subset, PBPFL with masks", "pbpfl-table-3-quick", "FedAvg", 71.68,
-     "PBPFL with masks", 71.77),
-)  # fmt: skip
+    ("Table II (Feng et al.), HAM10000, cross-entropy", "pbpfl-table-2", "FedAvg, ResNet20", "PBPFL, ResNet20"),
+    ("Table 2 (first version), HAM10000, squared error", "pbpfl-first-table-2", "FedAvg-MSE", "PBPFL"),
+    ("Table III (Feng et al.), CIFAR-100 subset, PBPFL with masks", "pbpfl-table-3", "FedAvg", "PBPFL with masks"),
+)
+K_5 = 1
+"""The place of k = 5 in a row that the papers print."""
 
 HIDDEN = (
     ("nothing", "", ".1e", ".1e", ".1e"),
@@ -89,7 +80,7 @@ TABLES = {
         " | PP | LFP | LBP | MU | MB down | MB up",
         grid(
             "pbpfl-table-5-quick",
-            {"FedAvg": (0, 2.19, 88.89, 89.11, 0.85, 0.85), "PBPFL": (3.66, "2.20", 225.86, 92.39, 0.85, 2.55)},
+            paper_of("pbpfl-table-5"),
             PHASES,
             ".2f",
             "; ",
@@ -106,13 +97,13 @@ TABLES = {
             *(
                 joined(
                     what,
-                    *(f"{{{record}[{cell}, k = 5]:.2f}} ({paper})" for cell, paper in ((a, p), (b, q))),
-                    *(f"{{{record.replace('quick', 'authors')}[{cell}, k = 5]:.2f}}" for cell in (a, b)),
+                    *(f"{{{name}-quick[{cell}, k = 5]:.2f}} ({paper_of(name)[cell][K_5]})" for cell in cells),
+                    *(f"{{{name}-authors[{cell}, k = 5]:.2f}}" for cell in cells),
                 )
-                for what, record, a, p, b, q in IMAGES
+                for what, name, *cells in IMAGES
             ),
             "Table 2 (first version), HAM10000, cross-entropy | "
-            "{pbpfl-first-table-2-quick[FedAvg-CE, k = 5]:.2f} (64.93) | | "
+            f"{{pbpfl-first-table-2-quick[FedAvg-CE, k = 5]:.2f}} ({paper_of('pbpfl-first-table-2')['FedAvg-CE'][K_5]}) | | "
             "{pbpfl-first-table-2-authors[FedAvg-CE, k = 5]:.2f} | ",
             joined(
                 "Fig. 4 (Feng et al.), HAM10000, two seeds",
