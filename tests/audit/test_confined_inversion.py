@@ -19,7 +19,8 @@ def cgd(delta, loss="cross-entropy"):
 
 
 def test_near_starts_let_rows_be_found(tmp_path):
-    truth = recorded(tmp_path, protocol=cgd(0.001), data=ONE_ROW, model=NO_BIAS, run=SHORTER)
+    # Six rounds, for fewer are judged by their sizes: one search that ends less near, as some processors' do, decides.
+    truth = recorded(tmp_path, protocol=cgd(0.001), data=ONE_ROW, model=NO_BIAS, run=SHORT)
     found = attacked(ATTACK, truth)
     assert found.succeeded
     assert found.score > 0.5

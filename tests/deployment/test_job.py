@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from filelock import FileLock, Timeout
+from nvflare.lighter.utils import sign_folders
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
@@ -95,6 +97,17 @@ def test_a_roster_names_sites_as_flare_does(run_file: RunFile, tmp_path: Path) -
     assert job.site_names(keyed) == ["site-1", "south"]
     job.write_job(keyed, tmp_path / "job")
     assert read(tmp_path / "job" / "meta.json")["deploy_map"]["moretta-site"] == ["site-1", "south"]
+
+
+def test_a_job_that_flare_signed_is_written_over(run_file: RunFile, tmp_path: Path) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    (tmp_path / "owner.crt").write_text("a certificate")
+    job.write_job(run_file, tmp_path / "job")
+    before = sorted(path.name for path in (tmp_path / "job").rglob("*"))
+    sign_folders(str(tmp_path / "job"), key, str(tmp_path / "owner.crt"))
+    assert len([*(tmp_path / "job").rglob("*")]) > len(before)
+    job.write_job(run_file, tmp_path / "job")
+    assert sorted(path.name for path in (tmp_path / "job").rglob("*")) == before
 
 
 def test_only_a_job_of_ours_is_written_over(run_file: RunFile, tmp_path: Path) -> None:

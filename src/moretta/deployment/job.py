@@ -17,6 +17,7 @@ from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Roster
 
+OF_FLARE = ".__nvfl_"  # what names begin with of files that FLARE leaves in a job which it signs
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
     "task_data_filters": [],
@@ -79,9 +80,11 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether a folder holds nothing but what `write_job` puts there."""
+    """Return whether a folder holds nothing but what `write_job` puts there, and FLARE where it signs a job."""
+    if not folder.is_dir():
+        return False
     names = {"meta.json", "moretta-server", "moretta-site"}
-    return folder.is_dir() and names.issuperset(one.name for one in folder.iterdir())
+    return all(one.name in names or one.name.startswith(OF_FLARE) for one in folder.iterdir())
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
