@@ -22,7 +22,7 @@ def _side_by_side(data: str) -> list[str]:
         )
         forwards = "" if row == "BP baseline" else f"{{{place}row-forwards] / 1e6:.1f}}"
         rows.append(joined(
-            row, paper, f"{{baffle-table-1-{data}-authors[{row}, LeNet]:.2f}}", f"{{{ours}[{row}, LeNet]:.2f}}", "",
+            row, paper, f"{{baffle-table-1-{data}-authors[{row}, LeNet]:.2f}}", f"{{{ours}[{row}, LeNet]:.2f}} ± {{{ours}[{row}, LeNet; ±]:.2f}}", "",
             forwards, f"{{{work}multiply-adds a row, million] / 1e6:.2f}}", f"{{{place}seconds]:,.0f}}",
         ))  # fmt: skip
     return rows

@@ -11,7 +11,7 @@ SIDE_BY_SIDE = [
         f"{cell}, {silos}",
         paper,
         f"{{pbpfl-table-1-authors[{cell}, {silos}]:.3f}}",
-        f"{{pbpfl-table-1[{cell}, {silos}]:.3f}}",
+        f"{{pbpfl-table-1[{cell}, {silos}]:.3f}} ± {{pbpfl-table-1[{cell}, {silos}; ±]:.4f}}",
         f"{{pbpfl-table-1[{cell}, {silos}; rounds]:,.0f}}",
         f"{{pbpfl-table-1[{cell}, {silos}; seconds]:,.0f}}",
     )
