@@ -241,7 +241,7 @@ TABLES = {
     ),
     "baffle-3": Table(
         " | plain | rotated | blurred | recoloured | mean",
-        grid("baffle-domains-quick", dict.fromkeys(("K = 20", "K = 50", "K = 100", "K = 200", "K = 500", "BP baseline"), ()),
+        grid("baffle-domains", dict.fromkeys(("K = 20", "K = 50", "K = 100", "K = 200", "K = 500", "BP baseline"), ()),
              ("plain", "rotated", "blurred", "recoloured", "mean"), ".2f", "; "),
     ),
     "baffle-4": Table(

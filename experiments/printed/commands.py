@@ -3,7 +3,7 @@
 LOCAL = "python experiments/cgd/local.py"
 
 SCRIPTS = {
-    "baffle-domains-quick": "python experiments/baffle/domains.py runs/baffle-backbone --quick --data DIR",
+    "baffle-domains": "python experiments/baffle/domains.py runs/baffle-backbone --data DIR",
     "baffle-equal-forwards-quick": "python experiments/baffle/equal_forwards.py --quick --data DIR",
     "baffle-figure-5": "python experiments/baffle/loss_differences.py --data DIR",
     "baffle-multiply-adds": "python experiments/baffle/multiply_adds.py",
