@@ -10,11 +10,12 @@ import pytest
 from test_cli import call
 
 from moretta.config import run_files
+from moretta.engines.files import check_replaced
 from moretta.errors import ParameterError
 from moretta.run import project
 from moretta.run.assembly import federation_of
 from moretta.run.export import export
-from moretta.run.prediction import predict
+from moretta.run.prediction import HEADER, _are_predictions, predict
 from moretta.run.result import Result
 
 TABLE = "age,prediction\n61,0.5\n"  # no features but an age, and a target of that name
@@ -33,6 +34,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
     os.link(home / "data" / "south.csv", home / "hard.csv")
     (home / "other.csv").write_text(TABLE.replace("prediction", "pressure"))
     (home / "ages.csv").write_text(TABLE)
+    (home / "dates.csv").write_text("patient,prediction_date\n1,2020-01-01\n")
+    (home / "weeks.csv").write_text("patient,prediction_week_4,probability_of_icu\n1,2,3\n")
+    (home / "other.onnx").write_bytes(b"a model of somebody else's")
+    (home / "signed.signatures.json").write_text("{}")
     run_file = run_files.load(home / "run.toml", ["run.rounds=1"])
     result = federation_of(run_file, home / "runs" / "proj").train(1, run_file.run.seed)
     kept = home / "runs" / "proj" / "run.toml"
@@ -62,6 +67,8 @@ EXPORTED = THERE.format("an earlier export")
     (REPORT, "run.toml", PAGE.format("toml")),
     (LOOK, "schema.toml", PAGE.format("toml")),
     (LOOK, "run.toml", PAGE.format("toml")),
+    (REPORT, "signed.html", "signed.signatures.json beside it signs a dossier of that name; name another file"),
+    (LOOK, "signed.html", "signed.signatures.json beside it signs a dossier of that name; name another file"),
     (("dossier", "write", "runs/proj"), "data/north.csv", "expected a file that ends in .html or .json, got .csv"),
     (("dossier", "write", "runs/proj"), "runs/proj/result.json", "is there already: expected the JSON of a dossier"),
     (("compare", "runs/proj", "runs/proj"), "data/north.csv", "cannot be written to"),
@@ -73,10 +80,13 @@ EXPORTED = THERE.format("an earlier export")
     ((*PREDICT, "new.csv"), "hard.csv", PREDICTIONS),
     ((*PREDICT, "new.csv"), "other.csv", PREDICTIONS),  # a table that the run does not name
     ((*PREDICT, "new.csv"), "ages.csv", PREDICTIONS),  # a silo's rows, whose columns could be predictions
+    ((*PREDICT, "new.csv"), "dates.csv", PREDICTIONS),
+    ((*PREDICT, "new.csv"), "weeks.csv", PREDICTIONS),
     ((*PREDICT, "new.csv"), "run.toml", "expected a file that ends in .csv or .npy, got .toml"),
     ((*PREDICT, "new.csv"), "runs/proj/result.json", "expected a file that ends in .csv or .npy, got .json"),
     (EXPORT, "runs/proj/released.safetensors", EXPORTED),
     (EXPORT, "runs/proj/model.safetensors", EXPORTED),
+    (EXPORT, "other.onnx", EXPORTED),
     (EXPORT, "data/north.csv", "expected a file that ends in .safetensors or .onnx, got .csv"),
     ((*EXPORT, "--history"), "data/north.csv", "exists already"),
     (("schema", "init", "new.csv"), "schema.toml", "exists already"),
@@ -122,8 +132,10 @@ def test_python_leaves_what_is_there(home: Path, finished: Result) -> None:
     (REPORT, "page.html"),
     (LOOK, "page.html"),
     ((*PREDICT, "new.csv"), "predictions.csv"),
+    (REPORT, "PAGE.HTML"),
     (EXPORT, "out.safetensors"),
     (("dossier", "write", "runs/proj"), "dossier.html"),
+    (("dossier", "write", "runs/proj"), "dossier.json"),
 ])  # fmt: skip
 def test_what_the_same_command_wrote_is_written_again(
     home: Path, tmp_path: Path, words: tuple[str, ...], out: str
@@ -142,3 +154,33 @@ def test_earlier_predictions_are_kept_where_they_are_what_is_predicted(home: Pat
     assert told.read_bytes() == before
     shutil.copy(told, tmp_path / "other.csv")
     assert call(*PREDICT, "new.csv", "--out", tmp_path / "other.csv").code == 0
+
+
+def test_predictions_are_known_by_their_header(tmp_path: Path) -> None:
+    there, classes = tmp_path / "told.csv", [f"probability_class{number:06}" for number in range(9000)]
+    for header in (
+        "prediction",
+        "id,prediction",
+        "prediction_0,prediction_1",
+        ",".join(["id", "prediction", *classes]),
+    ):
+        there.write_text(f"{header}\n1,2\n")
+        assert _are_predictions(there, [])
+    assert len(",".join(classes)) > HEADER  # the last name that is read is cut
+    for header in ("id", "prediction_1", "id,prediction,age", "id,age,prediction", "prediction_0,prediction_2"):
+        there.write_text(f"{header}\n1,2\n")
+        assert not _are_predictions(there, [])
+
+
+def test_tables_that_cannot_be_reached_are_no_predictions(tmp_path: Path) -> None:
+    (tmp_path / "told.csv").write_text("prediction\n1\n")
+    assert _are_predictions(tmp_path / "told.csv", [tmp_path / ("long" * 2000)])  # whatever the system says of it
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    def unreadable(there: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "there").write_text("something")
+    with pytest.raises(ParameterError, match=r"is there already and cannot be read: Permission denied; name another"):
+        check_replaced(tmp_path / "there", "an earlier one", unreadable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +92,18 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "a key of the protocol": (
         lambda: make(learning_rate=0.1),
         r"Federation: learning_rate is a setting of the protocol, such as FedSGD\(learning_rate=\.\.\)",
+    ),
+    "a sparse matrix among arrays": (
+        lambda: make(silos=[Silo("a", {"w": sparse.csr_matrix(X)}, Y)]),
+        r"silo `a`: x\['w'\]: got a sparse matrix; give all its numbers, as \.toarray\(\)",
+    ),
+    "a lazy layer": (
+        lambda: make(model=nn.Sequential(nn.LazyLinear(2))),
+        r"model: `0\.weight`: .*a lazy layer's has none",
+    ),
+    "a model to load that is a function": (
+        lambda: moretta.load(".", model=lambda: nn.Linear(4, 2)),  # type: ignore[arg-type]
+        r'model: expected a name or "module:function"; got a function',
     ),
     "true for a share": (lambda: make(participation=True), r"participation: expected a number, got true"),
     "a schema as a dictionary": (
@@ -683,3 +696,22 @@ def test_targets_in_another_order_than_their_rows_are_refused() -> None:
         Silo("a", frame, y[::-1])
     with pytest.raises(ParameterError, match=r"test: the indices of x and y differ"):
         make(silos=[Silo("a", frame, y), Silo("b", frame, y)], test=(frame, y[::-1]))
+
+
+def test_complex_numbers_of_a_frame_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ParameterError, match=r"silo `a`: column 'a' holds complex numbers"):
+        Silo("a", pandas.DataFrame({"a": X[:, 0] * 1j}), Y)
+
+
+def test_a_callback_may_be_wrapped_by_what_takes_more() -> None:
+    def told(line: str) -> None:
+        lines.append(line)
+
+    @functools.wraps(told)
+    def adapted(number: int, of: int, line: str) -> None:
+        told(line)
+
+    lines: list[str] = []
+    make().train(1, progress=adapted)
+    assert lines

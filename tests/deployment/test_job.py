@@ -99,30 +99,38 @@ def test_a_roster_names_sites_as_flare_does(run_file: RunFile, tmp_path: Path) -
     assert read(tmp_path / "job" / "meta.json")["deploy_map"]["moretta-site"] == ["site-1", "south"]
 
 
-def test_a_job_that_flare_signed_is_written_over(run_file: RunFile, tmp_path: Path) -> None:
+def test_a_job_that_flare_signed_is_replaced(run_file: RunFile, tmp_path: Path) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     (tmp_path / "owner.crt").write_text("a certificate")
     job.write_job(run_file, tmp_path / "job")
     before = sorted(path.name for path in (tmp_path / "job").rglob("*"))
     sign_folders(str(tmp_path / "job"), key, str(tmp_path / "owner.crt"))
     assert len([*(tmp_path / "job").rglob("*")]) > len(before)
+    job.check_replaced(tmp_path / "job")
     job.write_job(run_file, tmp_path / "job")
     assert sorted(path.name for path in (tmp_path / "job").rglob("*")) == before
 
 
-def test_only_a_job_of_ours_is_written_over(run_file: RunFile, tmp_path: Path) -> None:
+def test_only_a_job_of_ours_is_replaced(run_file: RunFile, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for folder in ("new", "empty", "new"):
-        job.write_job(run_file, tmp_path / folder)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    for name in ("absent", "empty", "new"):
+        job.check_replaced(tmp_path / name)
+    job.write_job(run_file, tmp_path / "new")
+    job.check_replaced(tmp_path / "new")
     (tmp_path / "file").write_text("a file")
-    (tmp_path / "new" / "notes.txt").write_text("beside a job")
-    for name in ("other", "file", "new"):
+    for name in (
+        "other/thesis.tex", "meta/meta.json", "deep/moretta-server/thesis.tex", "foreign/moretta-server/config/" +
+        "config_fed_server.json", "beside/notes.txt", "below/moretta-site/custom/mine.py",
+    ):  # fmt: skip
+        folder = tmp_path / name.partition("/")[0]
+        if folder.name in ("beside", "below"):
+            job.write_job(run_file, folder)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
         with pytest.raises(ParameterError, match="exists and is no job of Moretta's; name another folder by --out"):
-            job.write_job(run_file, tmp_path / name)
-    assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
-    assert (tmp_path / "new" / "notes.txt").read_text() == "beside a job"
+            job.check_replaced(folder)
+    with pytest.raises(ParameterError, match="exists and is no job of Moretta's"):
+        job.check_replaced(tmp_path / "file")
 
 
 def test_a_run_for_one_machine_is_no_job(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _not_tried(name: str, tried: Iterable[str], missed: Iterable[Mapping[str, st
     told = next((one["because"] for one in missed if one["attack"] == name), None)
     others = f"the attacks on this run are {', '.join(tried)}" if tried else "no attack is"
     why = f"it is not: {told}" if told else others
-    return ParameterError(f"limit of {name}: expected an attack that is tried on this run; {why}")
+    return ParameterError(f"{name} is given a limit: expected an attack that is tried on this run; {why}")
 
 
 def audit(

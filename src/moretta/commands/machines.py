@@ -180,9 +180,11 @@ def job(
 
     run_file = run_files.load(run, overrides)
     with needs_flare():
-        from moretta.deployment.job import write_job
+        from moretta.deployment import job as jobs
 
-        write_job(run_file, out)
+        jobs.check(run_file)
+        jobs.check_replaced(out)
+        jobs.write_job(run_file, out)
     say({"job": str(out)}, as_json, lambda: print(f"{out}   (nvflare job submit -j {out})"))
 
 

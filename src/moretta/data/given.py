@@ -68,11 +68,17 @@ def is_dataset(x: object) -> bool:
 def samples(x: Any, where: str) -> Samples:
     """Return inputs as an array of numbers; several arrays by name stay a mapping."""
     if isinstance(x, Mapping):
-        return {name: _array(one, f"{where}: x") if hasattr(one, "detach") else one for name, one in x.items()}
+        return {name: _of_mapping(one, f"{where}: x[{name!r}]") for name, one in x.items()}
     if is_frame(x):
         return _of_frame(x, where)
     remedy = "numbers; for a table with words give a schema: moretta.read_table(table, schema)"
     return _of_numbers(x, f"{where}: x", remedy)
+
+
+def _of_mapping(given: Any, where: str) -> Any:
+    if _is_sparse(given):
+        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as .toarray()")
+    return _array(given, where) if hasattr(given, "detach") else given
 
 
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
@@ -93,11 +99,15 @@ def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
     if given is None:
         raise ParameterError(f"{where} is missing; give {expected}")
     found = _array(given, where)
-    if found.dtype.kind == "c":
-        raise ParameterError(f"{where} holds complex numbers; give real and imaginary parts as columns of their own")
+    _check_real(found, where)
     if found.dtype.kind not in NUMBERS:
         raise ParameterError(f"{where} holds words or objects, and expected are {expected}")
     return found
+
+
+def _check_real(found: NDArray[Any], where: str) -> None:
+    if found.dtype.kind == "c":
+        raise ParameterError(f"{where} holds complex numbers; give real and imaginary parts as columns of their own")
 
 
 def pair(
@@ -134,6 +144,7 @@ def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
     columns = []
     for name in frame.columns:
         column = np.asarray(frame[name].to_numpy())
+        _check_real(column, f"{where}: column {str(name)!r}")
         if column.dtype.kind not in NUMBERS:
             column = _nullable(column, f"{where}: column {str(name)!r}")
         columns.append(column.astype(np.float32 if column.dtype.kind != "f" else column.dtype))

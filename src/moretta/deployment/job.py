@@ -17,6 +17,8 @@ from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Roster
 
+META, SERVER, SITE = "meta.json", "moretta-server", "moretta-site"
+OF_SERVER, OF_SITE = f"{SERVER}/config/config_fed_server.json", f"{SITE}/config/config_fed_client.json"
 OF_FLARE = ".__nvfl_"  # what names begin with of files that FLARE leaves in a job which it signs
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
@@ -43,13 +45,11 @@ def site_names(run_file: RunFile) -> list[str]:
 
 
 def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float) -> None:
-    """Write a job folder. controller: further arguments of `moretta.deployment.controller.Controller`.
+    """Write a job in the place of whatever is in the folder.
 
-    Raises `moretta.errors.ParameterError` where there is something in it that is no job of ours.
+    controller: further arguments of `moretta.deployment.controller.Controller`.
     """
     check(run_file)
-    if folder.exists() and not _is_ours(folder):
-        raise ParameterError(f"{folder} exists and is no job of Moretta's; name another folder by --out")
     shutil.rmtree(folder, ignore_errors=True)
     names, text = site_names(run_file), shared_settings.shared_text(run_file)
     server = {
@@ -60,31 +60,42 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
     }
     site = {"told": text, "digest": digest_of(text), "made": time.time()}
     _write(
-        folder / "meta.json",
+        folder / META,
         {
             "name": run_file.run.name,
             "resource_spec": {},
             # No mandatory client: FLARE would end the job with any that it takes for gone.
             "min_clients": 1,
-            "deploy_map": {"moretta-server": ["server"], "moretta-site": names},
+            "deploy_map": {SERVER: ["server"], SITE: names},
         },
     )
     _write(
-        folder / "moretta-server" / "config" / "config_fed_server.json",
+        folder / OF_SERVER,
         {**_PLAIN, "task_request_interval": 1.0, "workflows": [{"id": "moretta", "path": CONTROLLER, "args": server}]},
     )
     _write(
-        folder / "moretta-site" / "config" / "config_fed_client.json",
+        folder / OF_SITE,
         {**_PLAIN, "executors": [{"tasks": ["none"], "executor": {"id": "moretta", "path": EXECUTOR, "args": site}}]},
     )
 
 
+def check_replaced(folder: Path) -> None:
+    """Raise `moretta.errors.ParameterError` where a user's folder holds what is no job of ours, or is none."""
+    if folder.exists() and not _is_ours(folder):
+        raise ParameterError(f"{folder} exists and is no job of Moretta's; name another folder by --out")
+
+
 def _is_ours(folder: Path) -> bool:
-    """Return whether a folder holds nothing but what `write_job` puts there, and FLARE where it signs a job."""
+    """Return whether a folder is empty, or holds a job of `write_job` and nothing else, signed by FLARE or not."""
     if not folder.is_dir():
         return False
-    names = {"meta.json", "moretta-server", "moretta-site"}
-    return all(one.name in names or one.name.startswith(OF_FLARE) for one in folder.iterdir())
+    files = [one for one in folder.rglob("*") if one.is_symlink() or not one.is_dir()]
+    written = {one.relative_to(folder).as_posix() for one in files if not one.name.startswith(OF_FLARE)}
+    if not written:
+        return not files
+    if not {OF_SERVER} <= written <= {META, OF_SERVER, OF_SITE}:
+        return False
+    return CONTROLLER.encode() in (folder / OF_SERVER).read_bytes()
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -57,7 +57,7 @@ def sync(folder: Path) -> None:
 
 def check_ending(path: Path, *endings: str) -> None:
     """Raise `moretta.errors.ParameterError` unless a file's name has one of the endings, such as ``.html``."""
-    if path.suffix not in endings:
+    if path.suffix.lower() not in endings:
         got = path.suffix or "no ending"
         raise ParameterError(f"{path}: expected a file that ends in {either(endings)}, got {got}; name another file")
 
@@ -69,7 +69,13 @@ def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None
     """
     if out.is_dir():
         raise ParameterError(f"{out}: expected the name of a file, and a folder is there; name another file")
-    if out.exists() and out.stat().st_size and not is_one(out):
+    try:
+        kept = out.exists() and out.stat().st_size and not is_one(out)
+    except OSError as error:
+        raise ParameterError(
+            f"{out} is there already and cannot be read: {error.strerror}; name another file"
+        ) from None
+    if kept:
         raise ParameterError(f"{out} is there already, and only {what} may be replaced; name another file")
 
 

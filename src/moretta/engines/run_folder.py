@@ -256,7 +256,11 @@ def _content(path: Path, what: str) -> bytes:
         with open(path, "rb", opener=_open_plain) as stream:
             return stream.read()
     except OSError as error:
-        why = "it is a link, which may lead out of the folder" if path.is_symlink() else error.strerror
+        why = (
+            "it is a link, which may lead out of the folder; put the file itself there"
+            if path.is_symlink()
+            else error.strerror
+        )
         raise ParameterError(f"{path}: expected {what} of a finished run; {why}") from None
 
 

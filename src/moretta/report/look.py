@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moretta.data.withholding import WITHHELD, few
-from moretta.engines.files import check_ending
 from moretta.report import plots
-from moretta.report.page import PAGE, template, write_page
+from moretta.report.page import check_page, template, write_page
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -26,7 +25,7 @@ def write_look(told: Mapping[str, Any], name: str, out: Path) -> Path:
     Raises ParameterError for a file that cannot be written or a name that ends in neither .html nor .htm, and
     MissingExtra without matplotlib or Jinja2.
     """
-    check_ending(out, *PAGE)
+    check_page(out)
     write_page(out, look_page(told, name))
     return out
 

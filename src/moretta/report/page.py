@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-PAGE = (".html", ".htm")  # so that none is written over a table or a run file
-
-
 def write_report(
     folders: Sequence[Path],
     out: Path,
@@ -47,12 +44,20 @@ def write_report(
     Raises ParameterError for a folder that cannot be read, a file that cannot be written or a name that ends in neither
     .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is as it was.
     """
-    check_ending(out, *PAGE)
+    check_page(out)
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
     written = page([read_run(folder) for folder in folders], differences, spreads)
     write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may be of silos' own rows
     return out
+
+
+def check_page(out: Path) -> None:
+    """Raise `moretta.errors.ParameterError` for a name that is no page's, or the page of a signed dossier's."""
+    check_ending(out, ".html", ".htm")  # so that none is written over a table or a run file
+    signatures = out.with_suffix(".signatures.json")
+    if signatures.exists():
+        raise ParameterError(f"{out}: {signatures.name} beside it signs a dossier of that name; name another file")
 
 
 def write_page(out: Path, written: str, mode: int = 0o644) -> None:

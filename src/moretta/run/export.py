@@ -21,6 +21,8 @@ from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
 from moretta.run.raw_rows import Prepared
 
+METADATA = "moretta.inputs"  # of an ONNX file: what inputs and outputs mean, as JSON
+
 
 def export(
     folder: Path,
@@ -46,7 +48,7 @@ def export(
     check_replaced(out, "an earlier export", _is_export)
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
-    if out.suffix == ".safetensors":
+    if out.suffix.lower() == ".safetensors":
         tensors = finished.weights(folder, true_model=true_model, silo=silo)
         write_atomically(out, save(dict(tensors), metadata={"inputs": _inputs(folder)}))
         return
@@ -55,9 +57,9 @@ def export(
 
 
 def _is_export(there: Path) -> bool:
-    """Return whether a file may be of `export`: of state_dicts by their metadata, which a run's own models lack."""
-    if there.suffix == ".onnx":
-        return True
+    """Return whether a file is of `export`, by its metadata, which a run's own models lack."""
+    if there.suffix.lower() == ".onnx":
+        return METADATA.encode() in there.read_bytes()
     try:
         with safe_open(there, "np") as file:
             return "inputs" in (file.metadata() or {})
@@ -136,6 +138,6 @@ def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
     if program is None:
         raise ParameterError("this model cannot be expressed in ONNX: torch.onnx gave no program")
     proto = program.model_proto
-    proto.metadata_props.add(key="moretta.inputs", value=inputs)
+    proto.metadata_props.add(key=METADATA, value=inputs)
     graph: bytes = proto.SerializeToString()
     return graph

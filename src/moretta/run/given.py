@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from moretta.config.sections import Data, Run
 from moretta.config.specification import Specification
@@ -128,8 +129,8 @@ def _check_called(name: str, given: object, expected: str, arguments: Sequence[s
     if not callable(given):
         raise ParameterError(f"{name} = {shown(given)}: expected {expected}")
     try:
-        taken = signature(given)
-    except ValueError:  # one of C's that does not say what it takes
+        taken = signature(given, follow_wrapped=False)  # what is called, not what a decorator says of it
+    except (TypeError, ValueError):  # one of C's that does not say what it takes
         return
     try:
         taken.bind(*arguments)
@@ -243,6 +244,10 @@ def built(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ParameterError("model: expected one with parameters to train; this has none that require a gradient")
     for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(value):
+            raise ParameterError(
+                f"model: `{name}`: expected numbers, and a lazy layer's has none yet; call the model once on a row"
+            )
         if value.is_meta:
             raise ParameterError(
                 f"model: `{name}`: expected numbers, got the meta device, which has none; build the model on the CPU"

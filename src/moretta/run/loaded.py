@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array
+from moretta.contract.wording import kind_of
 from moretta.data import given
 from moretta.data.checks import as_features
 from moretta.data.tables.files import as_columns
@@ -43,6 +44,8 @@ def load(
     Raises `moretta.errors.ParameterError`, in one sentence, for a folder that holds no such model.
     """
     folder = path_of(folder, "load: expected the path of a run folder")
+    if model is not None and not isinstance(model, str):
+        raise ParameterError(f'model: expected a name or "module:function"; got {kind_of(model)}')
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder, or one of Result.save; there is no such directory")
     return RawModel(finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code))

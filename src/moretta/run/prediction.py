@@ -29,6 +29,8 @@ from moretta.protocols.common.predicted import probabilities
 from moretta.run import finished
 from moretta.run.finished import FinishedModel
 
+HEADER = 100_000  # characters of a first line that are looked at
+
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
@@ -186,7 +188,7 @@ def _of_arrays(model: FinishedModel) -> Schema | None:
 
 
 def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None:
-    if out.suffix == ".npy":
+    if out.suffix.lower() == ".npy":
         buffer = io.BytesIO()
         np.save(buffer, outputs, allow_pickle=False)
         write_atomically(out, buffer.getvalue(), 0o600)  # of people, as those beside their ids are
@@ -203,12 +205,30 @@ def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None
 
 def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
     """Return whether a file has the header that `_write` gives it, and is none of the tables."""
-    if there.suffix == ".npy":  # no rows are read from such a file
+    if there.suffix.lower() == ".npy":  # no rows are read from such a file
         return True
     with there.open(encoding="utf-8", errors="replace", newline="") as stream:
-        (header,) = csv.reader([stream.readline(100_000)])
-    named = [name.startswith(("prediction", "probability_")) for name in header[1:] or header]  # behind an id
-    return any(named) and all(named) and not any(table.exists() and there.samefile(table) for table in tables)
+        line = stream.readline(HEADER)
+    (header,) = csv.reader([line])
+    if len(line) == HEADER:
+        del header[-1]  # may be cut
+    written = _is_header(header) or _is_header(header[1:])  # behind an id
+    return written and not any(_are_one(there, table) for table in tables)
+
+
+def _is_header(names: Sequence[str]) -> bool:
+    """Return whether columns are named as those of `_predicted` are."""
+    if names[:1] == ["prediction"]:
+        return all(name.startswith("probability_") for name in names[1:])
+    return bool(names) and list(names) == [f"prediction_{k}" for k in range(len(names))]
+
+
+def _are_one(there: Path, table: Path) -> bool:
+    """Return whether a file is a table. Who predicts need not be able to look at the tables of training: no then."""
+    try:
+        return there.samefile(table)
+    except OSError:
+        return False
 
 
 def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[Sequence[object]]]:

@@ -87,7 +87,7 @@ def _group(one: dict[str, Any]) -> str:
 
 def _check_place(files: Files, data: bytes, page: bytes) -> None:
     """Refuse to overwrite what is no dossier, and a signed one by another."""
-    if files.data.exists():
+    if files.data.exists() and files.data.stat().st_size:
         try:
             before = files.data.read_bytes()
         except OSError as error:
