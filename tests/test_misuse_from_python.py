@@ -705,13 +705,13 @@ def test_complex_numbers_of_a_frame_are_refused() -> None:
 
 
 def test_a_callback_may_be_wrapped_by_what_takes_more() -> None:
-    def told(line: str) -> None:
+    def told(line: Mapping[str, Any]) -> None:
         lines.append(line)
 
     @functools.wraps(told)
-    def adapted(number: int, of: int, line: str) -> None:
+    def adapted(number: int, of: int, line: Mapping[str, Any]) -> None:
         told(line)
 
-    lines: list[str] = []
+    lines: list[Mapping[str, Any]] = []
     make().train(1, progress=adapted)
     assert lines
