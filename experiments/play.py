@@ -101,13 +101,18 @@ class Row(Section):
 
     def done(self, chosen: Reproduction, out: Path) -> dict[Cell, dict[str, Any]]:
         """Return the records of cells of the row's experiment, of OUT, of `results/` or of a folder in it."""
-        results = chosen.home / "results"
-        return chosen.done(out, results, *filter(Path.is_dir, sorted(results.glob("*"))))
+        return chosen.done(out, *_folders(chosen))
 
     def left(self, chosen: Reproduction, out: Path) -> list[Cell]:
         """Return the cells of the row that are to be played."""
         done = self.done(chosen, out)
         return [cell for cell in chosen.cells() if chosen.is_wanted(cell) and cell not in done]
+
+
+def _folders(chosen: Reproduction) -> list[Path]:
+    """Return where an experiment's records are: `results/`, or a folder in it for another length."""
+    results = chosen.home / "results"
+    return [results, *filter(Path.is_dir, sorted(results.glob("*")))]
 
 
 def rows(names: Sequence[str] = ()) -> list[Row]:
@@ -153,10 +158,10 @@ def _played(row: Row, out: Path, data: Path | None, overrides: Sequence[str], wa
         if row.run:
             return _ran(row, out, data)
         reproduction = row.chosen(data, overrides)
-        kept = reproduction.home / "results" / reproduction.path(out).name
-        if kept.is_file() and not reproduction.path(out).exists():
+        kept = max(_folders(reproduction), key=lambda folder: len(reproduction.done(folder)))
+        if reproduction.done(kept) and not reproduction.path(out).exists():
             out.mkdir(parents=True, exist_ok=True)
-            shutil.copy(kept, reproduction.path(out))  # cells that were played before
+            shutil.copy(reproduction.path(kept), out)  # cells that were played before
         reproduction.run(out, say, watch)
     except MorettaError as error:
         say(f"{row.table}: {error}")

@@ -170,3 +170,16 @@ def test_a_cell_of_another_device_is_done(home: Path, tmp_path: Path) -> None:
     assert play.main(["--out", str(tmp_path)]) == 0
     chosen = choose("mine", home, overrides=["run.device=cuda"])
     assert len(chosen.done(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("kept", ["results", "results/longer"])
+def test_cells_that_have_a_record_are_not_played_again(
+    home: Path, tmp_path: Path, kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "mine" / "tables.toml").write_text(TABLE.replace("rounds = 30\n", "rounds = 4\n"))
+    choose("mine", home, only=["long"]).run(home / "mine" / "results", lambda line: None)  # of another length
+    (home / "mine" / "tables.toml").write_text(TABLE)
+    choose("mine", home, only=["short"]).run(home / "mine" / kept, lambda line: None)
+    capsys.readouterr()
+    assert play.main(["--out", str(tmp_path / "out")]) == 0
+    assert "mine: 2 cells, 1 to train" in capsys.readouterr().err
