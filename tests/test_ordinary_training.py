@@ -401,7 +401,7 @@ def test_a_warm_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ({"early_stopping": 3}, r"early_stopping needs rows to judge by"),
         ({"evaluate_every": 0}, r"evaluate_every = 0: expected a whole number, at least 1, or None"),
         ({"evaluate_every": 2.5}, r"evaluate_every = 2\.5: expected a whole number, at least 1, or None"),
-        ({"participation": 0.0}, r"participation = 0\.0: expected more than 0"),
+        ({"participation": 0.0}, r"Federation: participation: expected more than 0, got 0"),
         ({"augment": True}, r"augment is for images"),
         ({"augment": "turn"}, r"augment is for images"),
     ],
