@@ -97,7 +97,7 @@ def test_a_piece_ends_after_its_seconds_and_the_next_goes_on(
     kept = json.loads((out / "mine.json").read_text())
     whole = choose("mine", home).run(tmp_path / "whole", lambda line: None)
     assert kept["rows"] == whole["rows"]
-    assert all(cell["core_seconds"] > 0 for cell in kept["cells"])
+    assert all(0 <= cell["core_seconds"] < 60 for cell in kept["cells"])  # of a quick machine less than is kept
 
 
 def test_it_goes_on_after_a_kill(home: Path, tmp_path: Path) -> None:
