@@ -134,6 +134,7 @@ def test_python_leaves_what_is_there(home: Path, finished: Result) -> None:
     ((*PREDICT, "new.csv"), "predictions.csv"),
     (REPORT, "PAGE.HTML"),
     (EXPORT, "out.safetensors"),
+    ((*EXPORT, "--allow-code"), "OUT.ONNX"),
     (("dossier", "write", "runs/proj"), "dossier.html"),
     (("dossier", "write", "runs/proj"), "dossier.json"),
 ])  # fmt: skip

@@ -182,7 +182,6 @@ def job(
     with needs_flare():
         from moretta.deployment import job as jobs
 
-        jobs.check(run_file)
         jobs.check_replaced(out)
         jobs.write_job(run_file, out)
     say({"job": str(out)}, as_json, lambda: print(f"{out}   (nvflare job submit -j {out})"))

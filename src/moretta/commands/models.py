@@ -81,6 +81,6 @@ def export(
             rounds = export_history(folder, out)
             say({"out": str(out), "rounds": rounds}, as_json, lambda: print(f"{out}   (tensorboard --logdir {out})"))
             return
-        allowed = out.suffix == ".onnx" and allows_code(folder, allow_code)
+        allowed = out.suffix.lower() == ".onnx" and allows_code(folder, allow_code)
         export_model(folder, out, true_model=true_model, silo=silo, model=model, allow_code=allowed)
     say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))

@@ -76,8 +76,7 @@ def samples(x: Any, where: str) -> Samples:
 
 
 def _of_mapping(given: Any, where: str) -> Any:
-    if _is_sparse(given):
-        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as .toarray()")
+    _check_dense(given, where)
     return _array(given, where) if hasattr(given, "detach") else given
 
 
@@ -94,8 +93,7 @@ def targets_of(y: Any, where: str) -> NDArray[np.generic]:
 
 def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
     """Return numbers as an array. where: begins the sentence of an error, and ends with x or y."""
-    if _is_sparse(given):
-        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {where[-1]}.toarray()")
+    _check_dense(given, where, where[-1])
     if given is None:
         raise ParameterError(f"{where} is missing; give {expected}")
     found = _array(given, where)
@@ -103,6 +101,11 @@ def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
     if found.dtype.kind not in NUMBERS:
         raise ParameterError(f"{where} holds words or objects, and expected are {expected}")
     return found
+
+
+def _check_dense(given: object, where: str, name: str = "") -> None:
+    if _is_sparse(given):
+        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {name}.toarray()")
 
 
 def _check_real(found: NDArray[Any], where: str) -> None:

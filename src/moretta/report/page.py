@@ -30,6 +30,8 @@ from moretta.report.verdict import remarks, verdicts
 if TYPE_CHECKING:
     from jinja2 import Template
 
+SIGNATURES = ".signatures.json"  # in the place of the ending of a dossier that they sign
+
 
 def write_report(
     folders: Sequence[Path],
@@ -55,7 +57,7 @@ def write_report(
 def check_page(out: Path) -> None:
     """Raise `moretta.errors.ParameterError` for a name that is no page's, or the page of a signed dossier's."""
     check_ending(out, ".html", ".htm")  # so that none is written over a table or a run file
-    signatures = out.with_suffix(".signatures.json")
+    signatures = out.with_suffix(SIGNATURES)
     if signatures.exists():
         raise ParameterError(f"{out}: {signatures.name} beside it signs a dossier of that name; name another file")
 

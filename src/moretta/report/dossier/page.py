@@ -12,7 +12,7 @@ from moretta.errors import ParameterError
 from moretta.report.dossier.document import content, dumps, loads
 from moretta.report.dossier.evidence import read_evidence
 from moretta.report.dossier.sections import sections
-from moretta.report.page import template
+from moretta.report.page import SIGNATURES, template
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Files:
         Raises `moretta.errors.ParameterError` for a path of neither.
         """
         check_ending(path, ".html", ".json")
-        return cls(path.with_suffix(".json"), path.with_suffix(".html"), path.with_suffix(".signatures.json"))
+        return cls(path.with_suffix(".json"), path.with_suffix(".html"), path.with_suffix(SIGNATURES))
 
 
 @dataclass(frozen=True)
