@@ -6,9 +6,10 @@
     python experiments/play.py --plan                                     # per row: cells, done, core-hours, command
     python experiments/play.py --time --data DIR                          # times a few rounds of what was never timed
 
-A piece ends after the round in which its seconds are over, with a checkpoint of it, and a minute later at the latest,
-with the last checkpoint there is; the next piece goes on there, as it does after a kill. It ends with 0 if nothing is
-left, with 3 if another piece is to follow, with 2 where no row that is left can be played (no data, a wrong name).
+A piece of training ends after a round, with a checkpoint of it, when its seconds are over or the next round would end
+a minute past them; a script is stopped then. The next piece goes on there, as it does after a kill; a round that is
+longer than a piece makes the piece as long. It ends with 0 if nothing is left, with 3 if another piece is to follow,
+with 2 where no row that is left can be played (no data, a wrong name).
 
 Core-hours are processor time. What was played has it in its records, older ones the clock's. What is left is estimated:
 one round of such a cell, timed by --time in one process and kept in `seconds.json`, times its rounds, without tests
@@ -23,24 +24,21 @@ import itertools
 import json
 import os
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from reproduction import DATA, Cell, Reproduction, choose  # noqa: E402
+from reproduction import DATA, Cell, Reproduction, choose, seconds_of  # noqa: E402
 
 from moretta.contract.settings import Section  # noqa: E402
 from moretta.contract.wording import did_you_mean  # noqa: E402
@@ -96,7 +94,7 @@ class Row(Section):
         chosen = self.chosen()
         wanted, left = [cell for cell in chosen.cells() if chosen.is_wanted(cell)], self.left(chosen, out)
         records = [record for cell, record in self.done(chosen, out).items() if cell in wanted]
-        spent = sum(record.get("core_seconds", record["wall_seconds"]) for record in records)
+        spent = sum(map(seconds_of, records))
         return len(wanted), len(records), spent, [estimated(chosen, cell) for cell in left]
 
     def done(self, chosen: Reproduction, out: Path) -> dict[Cell, dict[str, Any]]:
@@ -131,46 +129,53 @@ def play(chosen: Sequence[Row], out: Path, data: Path | None, overrides: Sequenc
 
     overrides: keys of all cells, such as run.device, which makes no other cells of them.
     """
-    began, failed = clock(), 0
-
-    def watch(cell: str, number: int, of: int) -> None:
-        if seconds and clock() - began > seconds:
-            raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, _time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds + GRACE if seconds else 0)
+    piece, failed = Piece(seconds), 0
     try:
         for row in chosen:
             cells, done, *_ = row.counted(out)
             if done < cells:
-                failed += not _played(row, out, data, overrides, watch)
+                failed += not _played(row, out, data, overrides, piece)
     except TimeIsUp:
-        say(f"stopped after {clock() - began:.0f} s; the same command goes on")
+        say(f"stopped after {clock() - piece.began:.0f} s; the same command goes on")
         return LEFT
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     return FAILED if failed else 0
 
 
-def _played(row: Row, out: Path, data: Path | None, overrides: Sequence[str], watch: Callable[..., None]) -> bool:
+class Piece:
+    """So many seconds of playing; 0 has no end."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.began = seconds, clock()
+        self._last = ("", 0.0)
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that a command may take, None for any number."""
+        return max(0.0, self.seconds + GRACE - (clock() - self.began)) if self.seconds else None
+
+    def watch(self, cell: str, number: int, of: int) -> None:
+        """Raise `TimeIsUp` after a round when time is up, or would be well before the end of another round."""
+        now, (before, ended) = clock() - self.began, self._last
+        self._last = cell, now
+        each = now - ended if before == cell else 0.0
+        if self.seconds and (now > self.seconds or now + each > self.seconds + GRACE):
+            raise TimeIsUp
+
+
+def _played(row: Row, out: Path, data: Path | None, overrides: Sequence[str], piece: Piece) -> bool:
     try:
         if row.run:
-            return _ran(row, out, data)
+            return _ran(row, out, data, piece.left)
         reproduction = row.chosen(data, overrides)
-        kept = max(_folders(reproduction), key=lambda folder: len(reproduction.done(folder)))
-        if reproduction.done(kept) and not reproduction.path(out).exists():
-            out.mkdir(parents=True, exist_ok=True)
-            shutil.copy(reproduction.path(kept), out)  # cells that were played before
-        reproduction.run(out, say, watch)
+        reproduction.run(out, say, piece.watch, _folders(reproduction))
     except MorettaError as error:
         say(f"{row.table}: {error}")
         return False
     return True
 
 
-def _ran(row: Row, out: Path, data: Path | None) -> bool:
-    """Run a row's command until it ends or the piece does, and it with it."""
+def _ran(row: Row, out: Path, data: Path | None, seconds: float | None) -> bool:
+    """Run a row's command until it ends or these seconds are over."""
     words = shlex.split(row.run.format(data=data or f"${DATA}", out=out.absolute()))
     words[:1] = [sys.executable, "-m", "moretta"] if words[0] == "moretta" else [sys.executable]
     if ((out / row.record).parent / "checkpoint").is_dir():
@@ -178,7 +183,9 @@ def _ran(row: Row, out: Path, data: Path | None) -> bool:
     say(f"{row.table}: {row.command}")
     child = subprocess.Popen(words, cwd=HERE.parent)
     try:
-        return child.wait() == 0
+        return child.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        raise TimeIsUp from None
     finally:
         child.terminate()
         child.wait()
@@ -219,7 +226,7 @@ def _played_before() -> dict[str, dict[str, Any]]:
     found = {}
     for path in HERE.glob("*/results/**/*.json"):
         for record in json.loads(path.read_text(encoding="utf-8")).get("cells", []):
-            seconds = record.get("core_seconds", record["wall_seconds"]) / record["rounds"]
+            seconds = seconds_of(record) / record["rounds"]
             epoch = round(record["rounds"] / record["epochs"])
             settings = record["settings"]
             found[cost(settings)] = {"epoch": epoch, "round": seconds / _more(settings), "beside": 0}
@@ -286,10 +293,6 @@ def plan(chosen: Sequence[Row], out: Path) -> str:
 def say(line: str) -> None:
     """Tell what happens, as it does."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _time_is_up(number: int, frame: FrameType | None) -> None:
-    raise TimeIsUp
 
 
 def _timed() -> dict[str, dict[str, Any]]:

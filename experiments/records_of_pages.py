@@ -3,7 +3,7 @@
 A record of `moretta reproduce` has these places, LEVELS being a cell's levels joined by ", ":
 
     LEVELS; FIGURE          mean over seeds; "; FIGURE" may be left out where there is but one
-    LEVELS; ±               deviation over seeds, of the only figure; infinite of one seed
+    LEVELS; FIGURE; ±       deviation over seeds, infinite of one; "; FIGURE" may be left out where there is but one
     LEVELS; seed 1          the only figure of one seed
     LEVELS; round 50        the curve there, mean over seeds; "; seed 1; round 50" of one seed
     LEVELS; rounds          also parameters, seconds (a cell's mean), rows (trained on in all), row-forwards
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from printed.commands import SCRIPTS
+from reproduction import choose, seconds_of, without_device
 
 HERE = Path(__file__).parent
 FORWARDS = {"mean": (1, 0), "base": (1, 1), "central": (2, 0), "twice-forward": (2, 0)}
@@ -61,13 +62,17 @@ class Record:
         """Seeds, seconds, versions and commit, those of them that the record has."""
         cells = self.content.get("cells", [])
         seeds = sorted({cell["seed"] for cell in cells} | set(_all(self.content, "seed") if not cells else []))
-        seconds = sum(cell["wall_seconds"] for cell in cells) or sum(_all(self.content, "wall_seconds", "seconds"))
+        seconds = sum(map(seconds_of, cells)) or sum(_all(self.content, "wall_seconds", "seconds"))
         torch = sorted(set(_all(self.content, "torch")))
         commits = sorted(set(_all(self.content, "commit")))
         parts = [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
         parts += [f"{seconds:,.0f} s"] if seconds else []
         parts += [f"PyTorch {', '.join(torch)}"] if torch else []
         return "; ".join(parts + ([f"commit {', '.join(commits)}"] if commits else []))
+
+
+def _name_of(path: Path) -> str:
+    return path.stem if path.parent.name == "results" else f"{path.stem}-{path.parent.name}"
 
 
 @dataclass(frozen=True)
@@ -78,9 +83,9 @@ class Records:
 
     @cached_property
     def found(self) -> Mapping[str, Record]:
-        """Every record by its name."""
-        paths = sorted(self.folder.glob("*/results/*.json"))
-        return {path.stem: Record(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths}
+        """Every record by its name; one in a folder of its own, of another length, with that behind it."""
+        paths = sorted(self.folder.glob("*/results/**/*.json"))
+        return {_name_of(path): Record(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths}
 
     @cached_property
     def experiments(self) -> Mapping[str, set[str]]:
@@ -115,12 +120,44 @@ class Records:
             return None
         raise UnknownPlace(f"{name}[{place}]: no such record, or no such place in it")
 
+    def apart(self, name: str) -> list[str]:
+        """Return what of a record is not as its command would play it now: keys, seeds that are left, failures.
+
+        Records of scripts have no settings to compare.
+        """
+        cells = self.found[name].content.get("cells", [])
+        if not cells:
+            return []
+        quick = name not in self.experiments
+        now = choose(name.removesuffix("-quick") if quick else name, self.folder, quick=quick)
+        wanted = {(cell.levels, cell.seed): without_device(now.settings(cell)) for cell in now.cells()}
+        of_levels = {levels: settings for (levels, _), settings in wanted.items()}
+        keys: dict[str, int] = {}
+        for cell in cells:
+            settings = without_device(cell["settings"]) | {"seed": cell["seed"]}
+            near = of_levels[tuple(cell["levels"])] | {"seed": cell["seed"]}
+            if other := sorted(key for key in settings | near if settings.get(key) != near.get(key)):
+                told = ", ".join(f"{key} ({_length(settings[key])})" if key == "length" else key for key in other)
+                keys[told] = keys.get(told, 0) + 1
+        played = {(tuple(cell["levels"]), cell["seed"]) for cell in cells}
+        left = {levels for levels, seed in wanted if (levels, seed) not in played} & {levels for levels, _ in played}
+        failed = sum("failed" in cell for cell in cells)
+        of = f"of its {len(cells)} cells"
+        said = [f"{number} {of} differ from the command in {told}" for told, number in keys.items()]
+        said += [f"{len(left)} of its rows have fewer seeds than the command"] if left else []
+        return said + ([f"{failed} {of} failed, without which the means are"] if failed else [])
+
     def command(self, name: str) -> str:
         """Return the command that plays a record."""
         if name in SCRIPTS:
             return SCRIPTS[name]
         quick = " --quick" if name not in self.experiments else ""
         return f"moretta reproduce {name.removesuffix('-quick')}{quick} --data DIR"
+
+
+def _length(length: Mapping[str, int]) -> str:
+    ((unit, number),) = length.items()
+    return f"{number:,} {unit}"
 
 
 def _of_cells(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
@@ -131,13 +168,13 @@ def _of_cells(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]
         for name in names:
             values = [run["figures"][name] for run in runs if run["figures"]]
             mean = statistics.fmean(values) if values else math.nan
-            yield f"{levels}; {name}", mean
+            deviation = statistics.stdev(values) if len(values) > 1 else math.inf
+            yield from ((f"{levels}; {name}", mean), (f"{levels}; {name}; ±", deviation))
             if len(names) == 1:
-                yield levels, mean
-                yield f"{levels}; ±", statistics.stdev(values) if len(values) > 1 else math.inf
+                yield from ((levels, mean), (f"{levels}; ±", deviation))
                 yield from ((f"{levels}; seed {run['seed']}", run["figures"].get(name, math.nan)) for run in runs)
-        yield from ((f"{levels}; seed {run['seed']}; seconds", run["wall_seconds"]) for run in runs)
-        yield f"{levels}; seconds", statistics.fmean(run["wall_seconds"] for run in runs)
+        yield from ((f"{levels}; seed {run['seed']}; seconds", seconds_of(run)) for run in runs)
+        yield f"{levels}; seconds", statistics.fmean(map(seconds_of, runs))
         for key in ("rounds", "epochs", "parameters"):
             yield f"{levels}; {key}", runs[0][key]
         yield from ((f"{levels}; {key}", value) for key, value in _work(runs[0]).items())

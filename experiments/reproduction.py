@@ -37,6 +37,7 @@ from moretta.contract.settings import Section, Seed
 from moretta.contract.wording import did_you_mean
 from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import write_atomically
+from moretta.engines.held import held
 from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class Reproduction:
     def done(self, *folders: Path) -> dict[Cell, dict[str, Any]]:
         """Return the records of cells that have been trained, of the first of these folders that has one."""
         records = [record for folder in folders for record in _kept(self.path(folder))]
-        kept = [(record["levels"], _without_device(record["settings"])) for record in records]
+        kept = list(map(_key_of, records))
         found = ((cell, self._key(cell)) for cell in self.cells())
         return {cell: records[kept.index(key)] for cell, key in found if key in kept}
 
@@ -330,17 +331,31 @@ class Reproduction:
             record["curve"] = [[round(at, 3), round(float(value), 5)] for at, value in points]
         figures = {figure.name: figure.times * _read(result.record, figure.path) for figure in of.figures}
         before = result.record["seconds"]["total"] - played  # of rounds before it was stopped
-        return record | {"figures": figures, "wall_seconds": round(_since(began) + before, 1)}
+        return record | {"figures": figures, "wall_seconds": round(_since(began) + before, 3)}
 
-    def run(self, out: Path, say: Say, watch: Watch | None = None) -> dict[str, Any]:
-        """Train the cells that `out` does not hold yet; keep and return the results.
+    def run(self, out: Path, say: Say, watch: Watch | None = None, kept: Sequence[Path] = ()) -> dict[str, Any]:
+        """Train the cells that neither `out` nor a folder of `kept` holds yet; keep all in `out`, and return them.
 
-        Raises `moretta.errors.ParameterError`, before anything is trained, where a cell cannot be: no data, a bad key.
+        Raises `moretta.errors.ParameterError`, before anything is trained, where a cell cannot be (no data, a bad key),
+        where `out` has cells of other settings, which would be lost, and where another process is at it.
         """
-        path, cells, done = self.path(out), self.cells(), self.done(out)
-        left = [cell for cell in cells if cell not in done and self.is_wanted(cell)]
-        for cell in left:
+        for cell in self._left(self.done(out, *kept)):
             self.run_file(cell)
+        with held(out / "unfinished" / self.path(out).stem):
+            return self._run(out, say, watch, kept)
+
+    def _left(self, done: Mapping[Cell, object]) -> list[Cell]:
+        return [cell for cell in self.cells() if cell not in done and self.is_wanted(cell)]
+
+    def _run(self, out: Path, say: Say, watch: Watch | None, kept: Sequence[Path]) -> dict[str, Any]:
+        path, cells, done = self.path(out), self.cells(), self.done(out, *kept)
+        left, known = self._left(done), [self._key(cell) for cell in cells]
+        before = _kept(path)
+        if others := sum(_key_of(record) not in known for record in before):
+            raise ParameterError(
+                f"{path} has cells of other settings, seeds or length than now ({others} of {len(before)}), which "
+                "would be lost; name another folder by --out, or move the file"
+            )
         say(f"{self.name}: {len(cells)} cells, {len(left)} to train; results in {path}")
         for cell in left:
             folder = self._folder(out, cell)
@@ -367,10 +382,10 @@ class Reproduction:
             if folder.is_dir():
                 kept.write_text(str(before + sum(os.times()[:4]) - began))
             raise
-        return record | {"core_seconds": round(before + sum(os.times()[:4]) - began, 1)}
+        return record | {"core_seconds": round(before + sum(os.times()[:4]) - began, 2)}
 
     def _key(self, cell: Cell) -> tuple[list[str], dict[str, Any]]:
-        return list(cell.levels), _without_device(self.settings(cell))
+        return list(cell.levels), without_device(self.settings(cell))
 
     def _folder(self, out: Path, cell: Cell) -> Path:
         """Return where a cell trains until its record is kept: of its settings, so that others do not go on there."""
@@ -573,7 +588,7 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 1)
+    return round(time.perf_counter() - began, 3)
 
 
 def _text(value: object) -> str:
@@ -587,7 +602,7 @@ def _batches(federation: Federation) -> int:
     return math.ceil(rows / federation.spec.batch_size) if federation.spec.batch_size else 1
 
 
-def _without_device(settings: Mapping[str, Any]) -> dict[str, Any]:
+def without_device(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without the device, on which no figures depend but seconds."""
     timed = any(" seconds." in figure for figure in settings["figures"].values())
     return {key: value for key, value in settings.items() if timed or key != "run.device"}
@@ -600,6 +615,16 @@ def _read(record: Mapping[str, Any], path: str) -> float:
             raise ParameterError(f"a run's record has no {path}; mend the figure's path")
         value = value[part]
     return float(value)
+
+
+def seconds_of(record: Mapping[str, Any]) -> float:
+    """Return a cell's seconds: of the processor, in older records the clock's."""
+    return float(record.get("core_seconds", record["wall_seconds"]))
+
+
+def _key_of(record: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return which cell a record is of."""
+    return record["levels"], without_device(record["settings"])
 
 
 def _kept(path: Path) -> list[dict[str, Any]]:

@@ -21,23 +21,27 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import play
 from printed import Table, baffle, cgd, pbpfl
 from records_of_pages import HERE, Records, UnknownPlace
 
 PAGES = ("reproduction.md", "baffle.md", "cgd.md")
 TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES
+PLAN = "plan"
 UNPLAYED, FAILED = "not played", "failed"
 
 REFERENCE = re.compile(r"([a-z][\w-]*)\[([^\[\]{}]+)\]")
 BLOCK = re.compile(r"^( *)<!-- table (\S+) -->\n.*?<!-- end of \2 -->", re.DOTALL | re.MULTILINE)
 NOTES = re.compile(r"<!-- figures\n(.*?)-->", re.DOTALL)
 UNITS = "points?|per cent|%|MiB|MB|kB|times|seconds|minutes|hours"
-FIGURE = re.compile(rf"(?<![\w.,/^-])\d[\d,]*(?:\.\d+(?:e-?\d+)?|e-?\d+|(?= (?:{UNITS})(?!\w)))(?![\w.]*\d)")
+BEFORE_UNIT = rf"(?=(?: to \d[\d,.]*)? (?:{UNITS})(?!\w))"
+FIGURE = re.compile(rf"(?<![\w.,/^-])\d[\d,]*(?:\.\d+(?:e-?\d+)?|e-?\d+|{BEFORE_UNIT})(?![\w.]*\d)")
 PLACES = re.compile(
     r"(?:Theorem|[Ss]ection|Table|Eq\.|PyTorch|Runtime|Appendix|App\.) [\dA-Z][\d.]*(?:(?:,| and| to) \d[\d.]*)*"
 )
@@ -76,7 +80,9 @@ def formatted(value: float, form: str) -> str:
 
 
 def table(name: str, records: Records) -> str:
-    """Return a table with the line below it: which records it is from, and what is not played."""
+    """Return a table with the line below it: its records, what differs in them, what is not played."""
+    if name == PLAN:
+        return play.plan(play.rows(), Path(os.devnull))  # of what is kept here
     declared = TABLES[name]
     columns = declared.head.count("|") + 1
     lines = [f"| {declared.head} |".replace("|  |", "| |"), "|" + "---|" * columns]
@@ -96,6 +102,9 @@ def source(declared: Table, records: Records) -> str:
     found = [records.found[name] for name in used if name in records.found]
     links = [f"[{one.path.stem}](../experiments/{one.path.relative_to(records.folder)}) ({one.told})" for one in found]
     said += [f"From {', '.join(links)}."] if links else []
+    said += [
+        f"Of {name}, {'; '.join(told)}." for name in used if name in records.found and (told := records.apart(name))
+    ]
     left = [f"`{records.command(name)}`" for name, whole in used.items() if not whole]
     said += [f"{UNPLAYED.capitalize()} ([hours](reproduction.md#the-plan)): {'; '.join(left)}."] if left else []
     return textwrap.fill(" ".join(said), 118, break_long_words=False, break_on_hyphens=False)
@@ -148,6 +157,10 @@ def follows(figure: str, expression: str, records: Records) -> bool:
 
 def differences(page: str, records: Records) -> Iterator[str]:
     """Yield a sentence about each figure of a page, and each table, that is not as the records have it."""
+    names = [match[2] for match in BLOCK.finditer(page)]
+    for mark in ("table", "end of"):
+        if re.findall(rf"<!-- {mark} (\S+) -->", page) != names:
+            yield f"a line <!-- {mark} NAME --> has no partner, so its table is neither written nor checked"
     for heading, text in sections(page):
         for match in BLOCK.finditer(text):
             if filled(match[0], records) != match[0]:

@@ -175,7 +175,10 @@ TABLE: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("data.target=ward", *model("twins")),
         r"expected classes 0 to 1 .* 2 outputs, got 0 to 2",
     ),
-    "a file that is not there": (("data.source=none.csv",), r"there is no file .*none\.csv; a relative path"),
+    "a file that is not there": (
+        ("data.source=none.csv",),
+        r"there is no file .*none\.csv; check the path, which in a run file starts at its folder",
+    ),
     "a text as numbers": (
         ("data.task=regression", "data.target=ward"),
         r"column 'ward' is the target of a regression and holds words",
@@ -468,7 +471,7 @@ def test_rows_that_cannot_be_predicted(here: Path, mine: Path) -> None:
         "infinite.csv": r"column 'age' has something else than a number in 1 of 1 rows",
         "gaps.csv": r"column 'age' has no value in 2 of 60 rows",
         "latin.csv": r"is not utf-8 text \(byte 0\)",
-        "absent.csv": r"a relative path in a run file starts at",
+        "absent.csv": r"check the path, which in a run file starts at",
         "rows.txt": r"expected rows to predict in a table",
         "text.npz": r"is not an \.npz file",
         "objects.npz": r"is not an \.npz file of plain arrays",

@@ -22,6 +22,7 @@ from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.run_folder import read_json, read_model
 from moretta.engines.silos_here import Answered, SilosHere
+from moretta.run.federation import Federation
 
 RUN = """
 [run]
@@ -328,6 +329,37 @@ def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(SilosHere, "answers", answers)
     assert call("train", "run.toml", "--out", "mine", "--resume", "--set", "run.checkpoint-every=1").code == 0
+
+
+def test_an_interrupt_before_training_is_a_sentence_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(run_files, "load", interrupted)
+        done = call("train", "run.toml", "--out", "mine", "--json")
+    assert (done.code, done.sentence) == (1, "interrupted")
+    monkeypatch.setattr(Federation, "train", interrupted)
+    done = call("train", "run.toml", "--out", "mine", "--quiet")
+    assert (done.code, done.sentence) == (1, "interrupted; nothing was written")
+    assert not (here / "mine").exists()
+
+
+def test_what_a_model_prints_does_not_stand_beside_the_object(here: Path) -> None:
+    (here / "loud.py").write_text(
+        "from torch import nn\nprint('imported')\ndef built(hidden):\n    print('built')\n    return nn.Linear(5, 2)\n"
+    )
+    done = call("train", "run.toml", "--json", "--set", "model.source=loud:built")
+    assert done.told["rounds"] == 3
+    assert {"imported", "built"} <= set(done.err.splitlines())
+    assert "built" in call("train", "run.toml", "--out", "again", "--set", "model.source=loud:built").out
+
+
+def test_a_lazy_layer_of_a_function_is_refused(here: Path) -> None:
+    (here / "lazy.py").write_text("from torch import nn\ndef built(hidden):\n    return nn.LazyLinear(2)\n")
+    refused = call("train", "run.toml", "--set", "model.source=lazy:built")
+    assert refused.code == 2
+    assert "`weight`: expected numbers, and a lazy layer's has none yet; call the model once on a row" in refused.err
 
 
 def test_the_console_script(here: Path) -> None:

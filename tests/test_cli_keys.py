@@ -95,8 +95,8 @@ def test_bad_input_is_a_sentence_and_exit_code_2(here: Path) -> None:
         "take what `moretta keys show` prints",
         ("show", "empty"): "empty: expected identity.key or identity.pub, got neither; name the one that is meant",
         ("show", "keys"): "keys/identity.key is open to others (mode 0644); run: chmod 600 keys/identity.key",
-        ("new", "--out", "file"): "file: File exists",
-        ("new", "--out", "file/keys"): "file/keys: Not a directory",
+        ("new", "--out", "file"): "file: is there already; name another, or remove it",
+        ("new", "--out", "file/keys"): "file/keys: is or lies below a file, and expected is a folder; name another",
     }.items():
         for more in ([], ["--json"]):
             done = call("keys", *words, *more)

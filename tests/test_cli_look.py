@@ -122,6 +122,7 @@ def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         (["nothing.npz"], "nothing.npz"),
         (["run.toml", "--schema", "schema.toml"], "--schema and --target go with a table"),
         (["clinic.csv", "--set", "run.rounds=1"], "--set goes with a run file"),
+        (["clinic.csv", "--schema", "schema.toml", "--target", "outcome"], "--schema names one; remove either"),
         (["clinic.csv", "--withhold", "-1"], "--withhold -1: expected 0 to"),
         (["rows.npz", "--schema", "schema.toml"], "a schema is for tables"),
         (["rows.npz"], "expected arrays x and y"),
@@ -144,6 +145,11 @@ def test_bad_input_is_one_sentence(
     assert said in err
     assert err.count("\n") == 1
     assert sorted(path.name for path in clinic.iterdir()) == before
+    if words == ["sites.toml"]:
+        code, out, err = call(capsys, monkeypatch, "train", "sites.toml", "--out", "run")
+        assert (code, out) == (2, "")
+        assert "the rows of this run are at its sites, and none are here; train over many machines by moretta" in err
+        assert not (clinic / "run").exists()
 
 
 def test_training_says_first_what_it_trains_on(

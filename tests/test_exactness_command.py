@@ -78,6 +78,7 @@ def sines(): return Sines()
 def branch(): return Branch()
 def squashed(): return nn.Sequential(nn.Linear(4, 3), nn.Sigmoid())
 def linear(): return nn.Linear(4, 3)
+def frozen(): return nn.Sequential(nn.Linear(4, 6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 3))
 """
 KEYS = {
     "relative_error_float64",
@@ -121,6 +122,7 @@ def command(model: str, *inputs: str, classes: int = 3) -> list[str]:
         ("words", ["5:int20"]),
         ("both", ["3,2,2", "4"]),
         ("linear", ["4"]),
+        ("frozen", ["4"]),
     ],
 )
 def test_models_that_are_trained_exactly(model: str, inputs: list[str], settings: tuple[str, ...]) -> None:

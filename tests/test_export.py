@@ -58,6 +58,24 @@ def test_weights_that_the_run_did_not_write_are_not_given_on(runs: Path, tmp_pat
     export(mine, tmp_path / "out.safetensors")
 
 
+def test_inputs_that_the_run_did_not_write_are_not_gone_by(runs: Path, tmp_path: Path) -> None:
+    """With its classes in another order a model says yes for no."""
+    mine = shutil.copytree(runs / "pbpfl", tmp_path / "mine")
+    told = json.loads((mine / "inputs.json").read_text())
+    (mine / "inputs.json").write_text(json.dumps(told | {"classes": told["classes"][::-1]}))
+    for out in ("out.safetensors", "out.onnx"):
+        with pytest.raises(ParameterError, match=r"inputs\.json is not what the run wrote, .*; restore it"):
+            export(mine, tmp_path / out)
+        assert not (tmp_path / out).exists()
+    with pytest.raises(ParameterError, match="not what the run wrote"):
+        moretta.load(mine)
+    (mine / "result.json").unlink()
+    moretta.load(mine)
+    (mine / "run.toml").unlink()
+    with pytest.raises(ParameterError, match=r"has neither run\.toml nor model\.json, .*restore it"):
+        moretta.load(mine)
+
+
 @pytest.mark.parametrize("true_model", [False, True])
 def test_onnx_predicts_raw_rows_as_predict_does(runs: Path, tmp_path: Path, true_model: bool) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -24,6 +24,7 @@ from moretta import (
     FedAvg,
     Federation,
     FedSGD,
+    Local,
     Result,
     Schema,
     SecureAggregation,
@@ -58,6 +59,48 @@ class Pairs(Dataset[Any]):
 
     def __getitem__(self, place: int) -> Any:
         return self.rows[place]
+
+
+class InPlace(nn.Linear):
+    """A model that writes to the rows that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mul_(1.5))
+
+
+class Votes(nn.Linear):
+    """A model that gives whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (super().forward(x) > 0).long()
+
+
+class Detached(nn.Linear):
+    """A model whose outputs have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
+def with_nothing() -> nn.Module:
+    model = nn.Linear(4, 3)
+    model.nothing = nn.Parameter(torch.zeros(0, 3))
+    return model
+
+
+def frozen_head(part: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    model.get_parameter(f"2.{part}").requires_grad_(False)
+    return model
 
 
 class Broken(nn.Linear):
@@ -96,6 +139,35 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     "a sparse matrix among arrays": (
         lambda: make(silos=[Silo("a", {"w": sparse.csr_matrix(X)}, Y)]),
         r"silo `a`: x\['w'\]: got a sparse matrix; give all its numbers, as \.toarray\(\)",
+    ),
+    "a model that writes to its rows": (
+        lambda: make(model=InPlace()),
+        r"the model changes its input in place, .*write x = x \* 2 in the place of x\.mul_\(2\)",
+    ),
+    "the same under baffle": (
+        lambda: make(model=InPlace(), protocol=BAFFLE(loss="cross-entropy", k=4)),
+        r"the model changes its input in place",
+    ),
+    "votes for outputs": (
+        lambda: make(model=Votes()),
+        r"outputs of floats, got torch\.int64; leave out argmax or round",
+    ),
+    "outputs without a gradient": (lambda: make(model=Detached()), r"expected outputs with a gradient, .*use baffle"),
+    "a parameter without numbers": (
+        lambda: make(model=with_nothing()),
+        r"model: `nothing`: expected numbers, got shape \[0, 3\]; leave it out",
+    ),
+    "a wrapper around a model": (
+        lambda: make(model=nn.DataParallel(nn.Linear(4, 3))),
+        r"expected the module itself, not DataParallel around it; give \.module",
+    ),
+    "a head with a frozen bias under pbpfl": (
+        lambda: make(model=frozen_head("bias"), protocol=PBPFL(loss="cross-entropy")).train(1),
+        r"`2\.bias` is frozen, and PBPFL needs the gradient of the whole head, .*freeze layers below the head alone",
+    ),
+    "a head with a frozen weight under pbpfl": (
+        lambda: make(model=frozen_head("weight"), protocol=PBPFL(loss="cross-entropy")).train(1),
+        r"`2\.weight` is frozen",
     ),
     "a lazy layer": (
         lambda: make(model=nn.Sequential(nn.LazyLinear(2))),
@@ -215,7 +287,16 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         lambda: make(early_stopping=0),
         r"Federation: early_stopping: expected 1 or more, got 0",
     ),
-    "names in one word": (lambda: make(feature_names="age"), r'feature_names = "age": expected a list of names'),
+    "names in one word": (
+        lambda: make(feature_names="age"),
+        r"feature_names: expected a list of words, .*got a str",
+    ),
+    "a number for names of columns": (
+        lambda: make(feature_names=5),
+        r"feature_names: expected a list of words, such as",
+    ),
+    "nothing for what to standardise": (lambda: make(standardise=None), r"standardise: expected True, False or names"),
+    "a number for what to standardise": (lambda: make(standardise=1), r"standardise: expected True, False or names"),
     "too few names": (lambda: make(feature_names=["age"]), r"feature_names: expected 4 names, .*`north`; got 1"),
     "a name twice": (lambda: make(feature_names=list("aabc")), r"feature_names: 'a' is there twice; give each column"),
     # models and protocols
@@ -306,6 +387,38 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
         lambda: Silo("a", sparse.csr_matrix(X), Y),
         r"^silo `a`: x: got a sparse matrix; give all its numbers, as x\.toarray\(\)$",
     ),
+    "a masked array": (
+        lambda: Silo("a", np.ma.masked_array(X, X > 1), Y),
+        r"^silo `a`: x: got a masked array; say what stands for masked values, as x\.filled\(nan\)$",
+    ),
+    "masked targets": (lambda: Silo("a", X, np.ma.masked_array(Y, Y > 1)), r"silo `a`: y: got a masked array"),
+    "a masked array among arrays": (
+        lambda: make(silos=[Silo("a", {"w": np.ma.masked_array(X, X > 1)}, Y)]),
+        r"silo `a`: x\['w'\]: got a masked array",
+    ),
+    "too few groups": (
+        lambda: Silo("a", X, Y, groups=np.array(["p1", "p2"])),
+        r"^silo `a`: groups: expected 12 words or whole numbers, one a row; got 2 values of type <U2$",
+    ),
+    "one group": (lambda: Silo("a", X, Y, groups=np.array("p1")), r"groups: expected 12 words or .*; got an ndarray$"),
+    "groups that are not there": (
+        lambda: Silo("a", X, Y, groups=np.array([None] * 12)),
+        r"groups: expected 12 words or whole",
+    ),
+    "too few ids": (
+        lambda: Silo("a", X, Y, ids=np.array(["p1"])),
+        r"^silo `a`: ids: expected 12 words or whole numbers",
+    ),
+    "an unknown task": (
+        lambda: make(task="clasification"),
+        r'task = "clasification" is unknown; did you mean "classif',
+    ),
+    "too few names of classes": (
+        lambda: make(class_names=["no", "yes"]),
+        r"class_names: expected 3 different names, one for each class; got 'no' and 'yes'",
+    ),
+    "a class twice": (lambda: make(class_names=["a", "a", "b"]), r"class_names: expected 3 different names"),
+    "a number for names of classes": (lambda: make(class_names=5), r"class_names: expected a list of words, such as"),
     "a sparse test set": (lambda: make(test=(sparse.coo_array(X), Y)), r"^test: x: got a sparse matrix; give"),
     "complex numbers": (lambda: Silo("a", X + 1j, Y), r"^silo `a`: x holds complex numbers; give real and imaginary"),
     "no inputs": (lambda: Silo("a", None, Y), r"^silo `a`: x is missing; give numbers; for a table .*read_table"),
@@ -433,6 +546,7 @@ PREDICTIONS: Mapping[str, tuple[Any, str]] = {
     "words": (WORDS[:, None], r"x: x holds words or objects, and expected are numbers"),
     "a value that is not there": (np.full((2, 4), np.nan), r"x: column 'a' has 2 rows that are NaN or infinite"),
     "a sparse matrix": (sparse.csr_matrix(X), r"x: got a sparse matrix; give all its numbers, as x\.toarray\(\)"),
+    "a masked array": (np.ma.masked_array(X, X > 1), r"x: got a masked array; say what stands for masked values"),
     "a Dataset": (TENSORS, r"x: got a Dataset; give its samples alone, as an array"),
     "other columns": (
         {"a": [1.0], "b": [1.0], "c": [2.0]},
@@ -556,6 +670,88 @@ def test_folders_that_cannot_be_loaded(
     with pytest.raises(ParameterError, match=said) as caught:
         moretta.load(saved)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own of what it deprecates, and yet people have such models
+@pytest.mark.parametrize("by", [torch.jit.script, torch.compile])
+@pytest.mark.parametrize("protocol", [PBPFL(loss="cross-entropy"), BAFFLE(loss="cross-entropy", k=4)])
+def test_layers_that_cannot_be_looked_into(by: Any, protocol: Any) -> None:
+    with pytest.raises(
+        ParameterError, match=r"expected a module of Python's, .* as it was before torch\.(jit|compile)"
+    ):
+        make(model=by(nn.Linear(4, 3)), protocol=protocol).train(1)
+    make(model=by(nn.Linear(4, 3))).train(1)
+
+
+def test_a_layer_may_write_to_its_input_where_its_own_models_are_compared() -> None:
+    """Each silo's model was tested on the rows that the one before had changed."""
+    first = nn.Hardswish(inplace=True), nn.Hardswish()
+    found = []
+    for layer in first:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(layer, nn.Linear(4, 3))
+        x = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+        result = make(model=model, protocol=Local(loss="cross-entropy"), test=(x, np.arange(9) % 3)).train(2)
+        found.append(result.test["per_silo"])
+    assert found[0] == found[1]
+
+
+def test_a_loaded_model_is_called_with_tensors(run: tuple[Result, Path], tmp_path: Path) -> None:
+    loaded = moretta.load(run[0].save(tmp_path / "saved"))
+    with pytest.raises(ParameterError, match=r"expected a tensor; got an ndarray: give it to predict or predict_proba"):
+        loaded(np.zeros((2, 4), np.float32))
+
+
+def test_views_past_the_last_round(tmp_path: Path) -> None:
+    recorded = make(out=tmp_path / "run", record_views=(7, 9))
+    with pytest.raises(ParameterError, match="from round 7 on, and this run has 5; name rounds from 1 to 5"):
+        recorded.train(5)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(
+        ParameterError, match=r"file/run cannot be made: Not a directory; expected a folder that may be"
+    ):
+        make(out=tmp_path / "file" / "run").train(1)
+
+
+CLASSES = np.array([0, 1, 2, 1])
+ONE_HOT = np.eye(3, dtype=np.float32)[CLASSES]
+SOFT_LABELS = 0.8 * ONE_HOT + 0.1 / 1.5
+
+
+@pytest.mark.parametrize(
+    ("loss", "first", "second", "task"),
+    [
+        ("cross-entropy", SOFT_LABELS, CLASSES, "classification"),
+        ("cross-entropy", CLASSES, SOFT_LABELS, "classification"),
+        ("cross-entropy", SOFT_LABELS, SOFT_LABELS, "classification"),
+        ("mse", CLASSES, ONE_HOT, "classification"),
+        ("mse", ONE_HOT, ONE_HOT, "classification"),
+        ("mse", SOFT_LABELS, SOFT_LABELS, "regression"),
+    ],
+)
+def test_the_task_is_that_of_all_silos(loss: Any, first: Any, second: Any, task: str) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 4))
+    federation = make(silos=[Silo("a", x, first), Silo("b", x, second)], protocol=FedSGD(loss=loss))
+    assert federation.spec.task == task
+
+
+def test_classes_here_and_numbers_there() -> None:
+    x = np.zeros((4, 4))
+    mixed = [Silo("a", x, SOFT_LABELS), Silo("b", x, CLASSES)]
+    for silos_in_order in (mixed, mixed[::-1]):
+        with pytest.raises(ParameterError, match=r"of silo `b` are classes and those of `a` are numbers; .* task = "):
+            make(silos=silos_in_order, protocol=FedSGD(loss="mse"))
+    make(silos=mixed, protocol=FedSGD(loss="mse"), task="classification")
+
+
+def test_names_of_classes_as_numpy_gives_them() -> None:
+    names, _ = np.unique(["no", "yes", "perhaps"], return_inverse=True)
+    assert list(make(class_names=names).class_names) == ["no", "perhaps", "yes"]
 
 
 def test_other_folders(run: tuple[Result, Path], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def copies(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
     for page in tables.PAGES:
         shutil.copy(ROOT / "docs" / page, tmp_path / "docs")
-    for path in [*ROOT.glob("experiments/*/results/*.json"), *ROOT.glob("experiments/*/tables.toml")]:
+    for path in [*ROOT.glob("experiments/*/results/**/*.json"), *ROOT.glob("experiments/*/*.toml")]:
         (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     return tmp_path
@@ -47,7 +47,7 @@ def test_the_pages_have_what_the_records_have() -> None:
     said: list[str] = []
     assert tables.main(["--check"], say=said.append) == 0, "\n".join(said)
     pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in tables.PAGES)
-    assert set(re.findall(r"<!-- table (\S+) -->", pages)) == set(tables.TABLES)
+    assert set(re.findall(r"<!-- table (\S+) -->", pages)) == {*tables.TABLES, tables.PLAN}
 
 
 def test_a_changed_digit_is_found_in_a_table_and_in_a_sentence(copies: Path) -> None:
@@ -77,6 +77,48 @@ def test_a_changed_record_is_found_and_written_into_tables(copies: Path) -> None
     found, said = check(copies, "--check")  # the table is written, the sentence is for a person to mend
     assert (found, len(said)) == (1, 1)
     assert "| w/o EMA | 70.26 (85.06) |" in (copies / "docs" / "reproduction.md").read_text(encoding="utf-8")
+
+
+def test_a_slip_in_a_marker_is_found(copies: Path) -> None:
+    page = copies / "docs" / "reproduction.md"
+    changed(page, "<!-- end of baffle-own -->", "<!-- end of bafle-own -->")
+    changed(page, "| own, K = 40 | 65.38", "| own, K = 40 | 65.39")
+    found, said = check(copies, "--check")
+    assert found == 1
+    assert any("<!-- table NAME --> has no partner" in line for line in said)
+    assert any("<!-- end of NAME --> has no partner" in line for line in said)
+
+
+def test_the_plan_is_a_table_like_others(copies: Path) -> None:
+    changed(copies / "docs" / "reproduction.md", "| BAFFLE 4 | 9 | 9 |", "| BAFFLE 4 | 9 | 8 |")
+    found, said = check(copies, "--check")
+    assert found == 1
+    assert any("The plan: table plan differs" in line for line in said)
+
+
+def test_cells_of_other_settings_and_failures_are_told_below_a_table(copies: Path) -> None:
+    path = copies / "experiments" / "baffle" / "results" / f"{OWN}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    number = len(record["cells"])
+    record["cells"][0]["settings"] |= {"protocol.learning-rate": "9", "length": {"rounds": 4}}
+    record["cells"][1] |= {"failed": "diverged", "figures": {}}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert Records(copies / "experiments").apart(OWN) == [
+        f"1 of its {number} cells differ from the command in length (4 rounds), protocol.learning-rate",
+        f"1 of its {number} cells failed, without which the means are",
+    ]
+    assert any("table baffle-own differs" in line for line in check(copies, "--check")[1])
+
+
+def test_fewer_seeds_than_the_command_has_are_told(copies: Path) -> None:
+    path = copies / "experiments" / "baffle" / "results" / "baffle-blocks-mnist.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert Records(copies / "experiments").apart("baffle-blocks-mnist") == []
+    record["cells"] = [cell for cell in record["cells"] if (cell["seed"], cell["levels"][0]) != (2, "activations")]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert Records(copies / "experiments").apart("baffle-blocks-mnist") == [
+        "1 of its rows have fewer seeds than the command"
+    ]
 
 
 def test_a_cell_that_is_not_there_yet_stands_with_its_command(copies: Path) -> None:

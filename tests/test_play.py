@@ -100,6 +100,19 @@ def test_a_piece_ends_after_its_seconds_and_the_next_goes_on(
     assert all(0 <= cell["core_seconds"] < 60 for cell in kept["cells"])  # of a quick machine less than is kept
 
 
+def test_a_piece_has_at_least_a_round_however_long(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count(step=64)
+    monkeypatch.setattr(play, "clock", lambda: next(ticks))  # 64 seconds a round
+    rounds = list[int]()
+    for _ in range(3):
+        assert play.main(["--out", str(tmp_path / "out"), "--seconds", "130"]) == play.LEFT
+        rounds.append(checkpoint(tmp_path / "out"))
+    assert rounds == [2, 2, 4]  # a third one would end more than GRACE past them
+    monkeypatch.setattr(play, "clock", lambda: next(ticks) * 100)  # longer than a piece
+    assert play.main(["--out", str(tmp_path / "out"), "--seconds", "130"]) == play.LEFT
+    assert checkpoint(tmp_path / "out") == rounds[-1] + 1
+
+
 def test_it_goes_on_after_a_kill(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (home / "mine" / "tables.toml").write_text(TABLE.replace("rounds = 30\n", "rounds = 3000\n"))
@@ -177,9 +190,12 @@ def test_cells_that_have_a_record_are_not_played_again(
     home: Path, tmp_path: Path, kept: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "mine" / "tables.toml").write_text(TABLE.replace("rounds = 30\n", "rounds = 4\n"))
-    choose("mine", home, only=["long"]).run(home / "mine" / "results", lambda line: None)  # of another length
+    choose("mine", home, only=["long"]).run(home / "mine" / "results" / "4-rounds", lambda line: None)
     (home / "mine" / "tables.toml").write_text(TABLE)
     choose("mine", home, only=["short"]).run(home / "mine" / kept, lambda line: None)
+    choose("mine", home, only=["long"]).run(tmp_path / "out", lambda line: None)
     capsys.readouterr()
     assert play.main(["--out", str(tmp_path / "out")]) == 0
+    assert "to train" not in capsys.readouterr().err  # one here and one there are all
+    assert play.main(["--out", str(tmp_path / "new")]) == 0
     assert "mine: 2 cells, 1 to train" in capsys.readouterr().err

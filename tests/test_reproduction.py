@@ -11,6 +11,7 @@ import reproduction
 from reproduction import Reproduction, choose, find, listing
 
 from moretta.commands import main as cli
+from moretta.engines.held import held
 from moretta.errors import ParameterError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -78,8 +79,21 @@ def test_a_table_end_to_end_and_a_second_time_without_training(
     monkeypatch.setattr(Reproduction, "train", refuse)
     assert chosen.run(out, quiet) == first
     other = choose("pbpfl-table-1", EXPERIMENTS, bank, quick=True, overrides=["protocol.learning-rate=0.2"])
-    with pytest.raises(AssertionError, match="nothing is left"):  # other settings are trained again
+    with pytest.raises(ParameterError, match=r"has cells of other settings, seeds or length than now \(12 of 12\)"):
         other.run(out, quiet)
+    assert json.loads((out / "pbpfl-table-1-quick.json").read_text()) == first
+    with pytest.raises(AssertionError, match="nothing is left"):  # elsewhere they are trained
+        other.run(tmp_path / "other", quiet)
+
+
+def test_a_record_is_of_one_process_at_a_time(bank: Path, tmp_path: Path) -> None:
+    chosen = choose("pbpfl-table-1", EXPERIMENTS, bank, quick=True)
+    with (
+        held(tmp_path / "unfinished" / "pbpfl-table-1-quick"),
+        pytest.raises(ParameterError, match="is in use by proc"),
+    ):
+        chosen.run(tmp_path, quiet)
+    assert not chosen.path(tmp_path).exists()
 
 
 def _text(results: dict[str, object]) -> str:
@@ -149,10 +163,10 @@ def test_a_cell_goes_on_from_its_last_checkpoint(bank: Path, tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         chosen.run(tmp_path / "one", quiet, watch)
-    assert len(list((tmp_path / "one" / "unfinished").iterdir())) == 1
+    assert len(list((tmp_path / "one" / "unfinished").glob("mine-*"))) == 1
     found = chosen.run(tmp_path / "one", quiet, watch)
     assert played == [1, 2, 3, 4, 5, 6, 7]  # what a watcher raises leaves a checkpoint of its round
-    assert not list((tmp_path / "one" / "unfinished").iterdir())
+    assert not list((tmp_path / "one" / "unfinished").glob("mine-*"))
     whole = chosen.run(tmp_path / "other", quiet)
     assert found["rows"] == whole["rows"]
     assert found["cells"][0]["wall_seconds"] > 0

@@ -319,12 +319,15 @@ def test_other_settings_from_python_are_refused_too(tmp_path: Path) -> None:
     before = snapshot(out)
     fewer = make("fedsgd", out)
     fewer.silos = fewer.silos[:2]
+    bent = make("fedsgd", out)
+    bent.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))  # the same tensors, another function
     others = [
         make("fedavg", out),
         make("centralised", out),
         make("pbpfl", out),
         make("fedsgd", out, dtype="float64"),
         fewer,
+        bent,
     ]
     for other in others:
         with pytest.raises(ParameterError, match="other settings"):

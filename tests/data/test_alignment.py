@@ -62,6 +62,8 @@ def test_rules_have_a_digest_and_names() -> None:
     assert IdRules().digest == IdRules.of(["strip", "unicode", "fold-case"]).digest != ALL.digest
     with pytest.raises(ParameterError, match="no rule for ids is called 'folding'"):
         IdRules.of(["folding"])
+    with pytest.raises(ParameterError, match="none stands alone"):
+        IdRules.of(["none", "drop-zeros"])
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\r", "\x00", "a\u2028b", "\x85", "a\u200bb", "\ud800"])

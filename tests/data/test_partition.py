@@ -56,6 +56,12 @@ def test_sizes_are_relative() -> None:
 def test_silos_may_all_have_the_same_first_rows() -> None:
     assert [rows.tolist() for rows in partition(LABELS, 5, "same-rows", 3)] == [list(range(40))] * 5
     assert [rows.tolist() for rows in partition(LABELS, 1, "same-rows", 3)] == [list(range(200))]
+    arrays = {"x": np.arange(200), "y": LABELS}
+    for k in (1, 5, 10):  # the authors' loader begins client i at (2 // k) i: it takes a dict's length for the rows'
+        begins = [len(arrays) // k * client for client in range(k)]
+        assert begins == [0] * k
+        theirs = [arrays["x"][begin : begin + 200 // k].tolist() for begin in begins]
+        assert [rows.tolist() for rows in partition(LABELS, k, "same-rows", 3)] == theirs
     with pytest.raises(ParameterError, match='sizes are for partition = "iid" and "by-label", not for "same-rows"'):
         partition(LABELS, 2, "same-rows", 0, sizes=[1, 2])
 

@@ -109,6 +109,25 @@ def test_partners_columns_go_where_the_run_file_says(here: Path) -> None:
     assert federation.test[0].shape == (60, 5)
 
 
+@pytest.mark.parametrize("form", ["clinic.csv", "insurer.csv"])
+def test_a_run_folders_file_keeps_the_order_of_silos(form: str, here: Path) -> None:
+    """TOML lists plain values before tables: partners' columns went by position to the other one."""
+    files = "\n".join(
+        f'{name} = {{source = "{name}.csv", separator = ","}}' if f"{name}.csv" == form else f'{name} = "{name}.csv"'
+        for name in ("clinic", "insurer")
+    )
+    given = run_files.load(run(COLUMNS + 'test = "whole.csv"\nabsent = ["none"]', CGD, files))
+    (here / "kept.toml").write_text(run_files.dump(given))
+    kept = run_files.load(here / "kept.toml")
+    assert list(kept.data.files) == ["clinic", "insurer"] == list(given.data.files)
+    assert run_files.digest(kept) == run_files.digest(given)
+    first, again = federation_of(given, None).silos, federation_of(kept, None).silos
+    assert [silo.name for silo in first] == [silo.name for silo in again]
+    assert all(
+        (one.x == other.x).all() and one.columns == other.columns for one, other in zip(first, again, strict=True)
+    )
+
+
 def test_no_test_row_is_of_whom_a_silo_trains_on(here: Path) -> None:
     others = [row | {"person": f"T-{number}"} for number, row in enumerate(people())]
     others[3]["person"] = "P-0003"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.description import as_toml, lines_of
-from moretta.data.tables.files import Format, read_columns
+from moretta.data.tables.files import Format, as_columns, read_columns
 from moretta.data.tables.inference import Guess, Hints, infer, propose
 from moretta.data.tables.preparation import Preparation
 from moretta.data.tables.rows import TableRows, encode, expansion_of, read_table, rules_of
@@ -81,8 +81,22 @@ def test_how_a_file_is_written_may_be_declared(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.x[:, 0], np.array([1.5, np.nan, 2.25], np.float32))
     with pytest.raises(ParameterError, match=r't\.csv is not utf-8 text \(byte 2\); .* file-encoding = "latin-1"'):
         read_columns(path)
-    with pytest.raises(ParameterError, match='no encoding is called "klingon"'):
+    with pytest.raises(ParameterError, match='no encoding of such text is called "klingon"'):
         read_columns(path, Format(encoding="klingon"))
+    path = write(tmp_path, "age,y\n31-,0\n45-,1\n")
+    for codec in ("punycode", "undefined", "rot13"):  # Python has them, and they are none of such texts
+        with pytest.raises(ParameterError, match=f'no encoding of such text is called "{codec}"') as caught:
+            read_columns(path, Format(encoding=codec))
+        assert "31" not in str(caught.value)
+
+
+def test_a_column_twice_in_parquet_is_said_as_in_csv(tmp_path: Path) -> None:
+    twice = pyarrow.table([[1, 2], [3, 4], ["a", "b"]], names=["age", "age", "y"])
+    pyarrow.parquet.write_table(twice, tmp_path / "t.parquet")
+    with pytest.raises(ParameterError, match=r"t\.parquet: the header repeats the column 'age'"):
+        read_columns(tmp_path / "t.parquet")
+    with pytest.raises(ParameterError, match=r"run\.toml: expected a table, a file that ends in \.csv, "):
+        read_columns(write(tmp_path, "x", "run.toml"))
 
 
 def test_the_same_rows_as_csv_parquet_and_arrow_are_the_same_bytes(tmp_path: Path) -> None:
@@ -123,12 +137,26 @@ def test_the_same_rows_as_csv_parquet_and_arrow_are_the_same_bytes(tmp_path: Pat
         (",a,y\n1,2,0\n", "has a column without a name"),
         ("", "has no rows"),
         ("a,y\n", "has no rows"),
-        ('a,y\n1,0\n"2,1\n', "line 3 has 1 cells, but the header has 2"),
+        ('a,y\n1,0\n"2,1\n', "line 3 has a quote that no other closes at the end of its cell"),
+        ('a,y\n1,0\n"old,1\n2,0\n3,"1"\n', "line 3 has a quote that no other closes"),
+        ('a,y\n1,0\n2,"fever\n3,0\n4,1\n', "line 3 has a quote that no other closes"),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         read_columns(write(tmp_path, text))
+
+
+def test_quotes_that_close_are_part_of_no_cell(tmp_path: Path) -> None:
+    path = write(tmp_path, 'a,y\n"one, and\ntwo",0\n5" long,1\n"5"" long",1\n"",0\n')
+    assert list(read_columns(path)["a"]) == ["one, and\ntwo", '5" long', '5" long', ""]
+
+
+def test_pandas_na_is_blank() -> None:
+    pandas = pytest.importorskip("pandas")
+    words = pandas.DataFrame({"ward": ["A", None, "B"]})
+    for frame in (words.convert_dtypes(), words.astype("string"), words.replace({None: pandas.NA})):
+        assert list(as_columns(frame, "rows")["ward"]) == ["A", "", "B"]
 
 
 def test_bad_files(tmp_path: Path) -> None:
@@ -203,6 +231,17 @@ NAMES = [f"{chr(97 + i % 26)}{chr(98 + i % 25)}{chr(99 + i % 23)}" for i in rang
         (column([str(i // 2) for i in range(40)]).replace("x,", "patientId,"), {}, 'ids, .* kind = "group"'),
         (column([f"2024-01-{1 + i % 28:02}" for i in range(20)]), {}, 'dates; .* format = "%Y-%m-%d"'),
         (column([f"{1 + i % 28}.11.2024" for i in range(20)]), {}, 'dates; .* format = "%d.%m.%Y"'),
+        (column([f"0{1 + i % 9}/0{1 + i % 5}/20" for i in range(20)]), {}, '"%m/%d/%y" or "%d/%m/%y"'),
+        (
+            column(["2024-01-05", "05.01.2024"] * 10),
+            {},
+            "dates that are not all of one known form; write them in one way",
+        ),
+        (
+            "x,y\n" + "".join(f"{i % 7}.5,{('NO', 'yes', 'no', 'yes')[i % 4]}\n" for i in range(40)),
+            {},
+            "by capitals alone",
+        ),
         (column(["1", "2", "<5", "7"] * 5), {}, 'in 5 of 20 rows something else; .* censored = "limit" or "half"'),
         (column(["1", "2", "n/a", "7"] * 5), {}, r'something else; .* absent = \["n/a"\]'),
         (column(['"1,5"', '"2,25"', "7"] * 5), {}, 'decimal comma: say decimal = ","'),

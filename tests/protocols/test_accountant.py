@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from math import comb, exp, inf, log
 
+import numpy as np
 import pytest
 
-from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.common.accountant import Accountant, Privacy, epsilon, noise_for
+from moretta.errors import MissingExtra, ParameterError, RangeError
+from moretta.protocols.common.accountant import LEAST_STEPS, Accountant, Privacy, epsilon, noise_for
+from moretta.secure_aggregation.encoding import MOST_WEIGHT
 
 
 def divergences(sigma: float, q: float, rounds: int) -> dict[int, float]:
@@ -125,6 +127,29 @@ def test_what_is_spent_on_the_way_is_the_epsilon_of_the_end(sigma: float, rate: 
     for releases in (1, 10, 1000):
         assert made.spent(releases) == pytest.approx(made.facts(releases)["epsilon"], rel=1e-9)
     assert made.spent(0) == 0.0
+
+
+def test_a_ring_too_coarse_for_a_silos_share_of_the_noise_is_refused() -> None:
+    privacy, weight = Privacy(noise=2.0, clip=1.0, delta=1e-5), {MOST_WEIGHT: 1 << 40}  # shares of 1 for four
+    privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight, 4)  # steps of a quarter
+    Accountant(privacy, 0.1, 4).check_steps({"gradient/w": 2} | weight)
+    with pytest.raises(RangeError, match=r"deviation 0\.894, and sums are rounded to 0\.25; expected 4 such steps"):
+        privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight, 5)
+    with pytest.raises(RangeError, match=r"a lower \[secure-aggregation\] limit"):
+        Accountant(privacy, 0.1, 4).check_steps({"gradient/w": 9, "gradient/b": -11} | weight)
+    privacy.check_steps({}, 4)  # in the clear
+    Privacy(0.0, 1.0, 1e-5).check_steps({"gradient/w": -60}, 4)  # no noise is asked for, and epsilon is unbounded
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 0.5])
+def test_noise_of_the_fewest_steps_survives_rounding(shift: float) -> None:
+    """Silos round their shares apart: at `LEAST_STEPS` the sum has all of the noise, well below it none."""
+    silos, draws = 7, 20_000
+    drawn = np.random.default_rng(5).normal(0, 1, (silos, draws))
+    # The variance of n squares has the deviation sqrt(2 / n); a rounding adds 1/12 of a step's square.
+    wanted = silos * (LEAST_STEPS**2 + 1 / 12)
+    assert np.rint(LEAST_STEPS * drawn + shift).sum(axis=0).var() == pytest.approx(wanted, rel=5 * np.sqrt(2 / draws))
+    assert np.rint(0.05 * drawn + 0.2).sum(axis=0).var() == 0
 
 
 def test_without_noise_what_is_spent_is_unbounded() -> None:

@@ -160,6 +160,15 @@ def test_an_audit_of_another_run_is_left_out_and_said(make_run):
     assert any("audit.json is of another run" in warning for warning in record.warnings)
 
 
+def test_a_history_that_was_cut_is_said(make_run):
+    folder = make_run()
+    lines = (folder / "history.jsonl").read_text().splitlines(keepends=True)
+    assert not any("history.jsonl" in warning for warning in read_run(folder).warnings)
+    (folder / "history.jsonl").write_text("".join(lines[:-2]))
+    said = f"history.jsonl ends with round {len(lines) - 2} of {len(lines)}, so curves"
+    assert any(said in warning for warning in read_run(folder).warnings)
+
+
 def test_sentences_have_their_attacks_for_evidence(make_run):
     said = {one.text: one.evidence for one in privacy_statements(read_run(audited(make_run())))}
     evidence = next(told for text, told in said.items() if "least squares" in text)

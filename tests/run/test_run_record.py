@@ -97,6 +97,11 @@ BLIND = replace(PLAN, spec=replace(SPEC, score_at_silos=True))
             replace(END, history=[round_line(1, rho=3.0), round_line(2, rho=1.5), round_line(3, rho=2.0)]),
             ["rho was lowered in 2 rounds, to 1.5 at the lowest"],
         ),
+        (
+            PLAN,
+            replace(END, history=[round_line(1, ring_step=4.0)], outcome=Outcome({"w": np.ones(1)}, facts={})),
+            ["sums were rounded to steps of 4, which may have moved weights by"],
+        ),
         (BLIND, END, ["the participants alone know"]),
         (BLIND, replace(END, has_scores_of_silos=True), []),
         (replace(PLAN, has_test_rows=False), END, ["no test rows were given"]),

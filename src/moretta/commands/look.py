@@ -48,6 +48,8 @@ def look(
     elif overrides:
         raise ParameterError("--set goes with a run file")
     else:
+        if by is not None and target is not None:
+            raise ParameterError("--target goes with a table without a schema, and --schema names one; remove either")
         form = form_of(separator, decimal, file_encoding, absent)
         found = look_of_file(file, by, form, Hints(target, missing="mean"), withhold)
     told = {"format": 1, **found.told(withhold, by_silo=by_silo)}

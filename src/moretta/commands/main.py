@@ -33,7 +33,7 @@ from moretta.commands import (
     watch,
 )
 from moretta.commands.every import UsageError, add_quiet, misused
-from moretta.commands.terminal import begin, needs_torch, print_error, say, screen, unhush
+from moretta.commands.terminal import begin, needs_torch, one_object, print_error, say, screen, unhush
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
@@ -42,6 +42,14 @@ HELP = """Train one PyTorch model across organisations, where nobody says more t
 
 Exit codes: 0 done, 1 failed, 2 bad usage or input.
 """
+_OF_PATHS: dict[type[OSError], str] = {
+    FileNotFoundError: "there is no such file or folder; check the path",
+    FileExistsError: "is there already; name another, or remove it",
+    NotADirectoryError: "is or lies below a file, and expected is a folder; name another",
+    IsADirectoryError: "is a folder, and expected is a file; name one",
+    PermissionError: "may not be read or written by you; name another, or change its permissions",
+}
+INTERRUPTED = 130  # what typer returns for a ctrl-c that no command has made a sentence of
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -64,9 +72,8 @@ def main() -> None:
     except MorettaError as error:
         _fail(error, 1)
     except OSError as error:  # of a path that was given, or of the disk
-        given = isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError)
         where = "" if error.filename is None else f"{error.filename}: "
-        _fail(f"{where}{error.strerror or error}", 2 if given or isinstance(error, PermissionError) else 1)
+        _fail(f"{where}{_OF_PATHS.get(type(error), error.strerror or error)}", 2 if type(error) in _OF_PATHS else 1)
     except Exception as error:  # a mistake of ours, whose traceback follows
         print_error(f"unexpected failure ({type(error).__name__}); the traceback is on stderr", 1)
         raise
@@ -77,7 +84,8 @@ def main() -> None:
 
 def _call() -> None:
     try:
-        code = app(standalone_mode=False)
+        with one_object():
+            code = app(standalone_mode=False)
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # it has shown the help of its group
             sys.exit(error.exit_code)
@@ -86,6 +94,8 @@ def _call() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except typer.Abort:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         _fail("interrupted", 1)
     sys.exit(code if isinstance(code, int) else 0)  # as the app does by itself
 

@@ -34,7 +34,14 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
             run_file.run.rounds, run_file.run.seed, resume=resume, begin=begin, progress=not screen.quiet
         )
     except KeyboardInterrupt:  # typer would only say that it aborted
-        raise RunFailed(f"interrupted; {folder} goes on from its last checkpoint by --resume") from None
+        raise RunFailed(f"interrupted; {_left_in(folder)}") from None
+
+
+def _left_in(folder: Path) -> str:
+    """Return how to go on after a run that was interrupted."""
+    if any((folder / "checkpoint").glob("round-*")):
+        return f"{folder} goes on from its last checkpoint by --resume"
+    return f"{folder} has no checkpoint yet: remove it, and begin again" if folder.exists() else "nothing was written"
 
 
 def audit_with_bar(

@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from moretta.errors import MissingExtra
 
 screen = Console(stderr=True)
 _printed = list[bool]()  # an object a command: there is one
+_stdout = list[TextIO]()  # where that goes
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
@@ -45,13 +46,23 @@ def print_error(sentence: str, code: int) -> None:
     A check that fails has printed what it found.
     """
     if wants_json() and not _printed:
-        print(json.dumps({"format": 1, "error": sentence, "exit_code": code}), flush=True)
+        _print_object({"format": 1, "error": sentence, "exit_code": code})
+
+
+def _print_object(told: Mapping[str, Any]) -> None:
+    print(json.dumps(told), file=_stdout[0] if _stdout else sys.stdout, flush=True)
 
 
 def begin() -> None:
     """Begin a command: what an earlier one of this process said and hushed is over."""
     unhush()
     _printed.clear()
+    _stdout[:] = [sys.stdout]
+
+
+def one_object() -> AbstractContextManager[object]:
+    """Keep stdout for the object, where one is asked for: what users' own models and metrics print goes to stderr."""
+    return redirect_stdout(sys.stderr) if wants_json() else nullcontext()
 
 
 def hush() -> None:
@@ -103,7 +114,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
     """Print a command's result: as one JSON object, or for a person, unless nothing is to be said."""
     if as_json:
-        print(json.dumps(told))
+        _print_object(told)
         _printed.append(True)
     elif not screen.quiet:
         plainly()

@@ -226,7 +226,8 @@ def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
     if not isinstance(protocol, str) or protocol not in PROTOCOLS:
         raise ParameterError(wording.wrong_choice("protocol", "name", protocol, PROTOCOLS))
     data, sites = tables["data"], tables.get("engine", {}).get("sites")
-    named = _files(data) or sites
+    files = _files(data)
+    data, named = {**data, **({"files": files} if files else {})}, files or sites
     if named and "silos" not in data:
         data = {"silos": len(named), **data}
     return RunFile(
@@ -256,8 +257,15 @@ def _table(tables: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], Sc
     return rest, schema.load(path.absolute().parent / (base if isinstance(base, str) else "") / named)
 
 
+WRITTEN = ("separator", "decimal", "file-encoding", "absent")  # how a silo's file is written that is given by its path
+
+
 def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section [data.files] as given, each of its own sections validated by itself."""
+    """Return the section [data.files], each of its own sections validated by itself.
+
+    Where any silo has a section, all have one: `dump` would list those after all plain paths, and the order of silos
+    says who holds which columns and labels, and which rows a run was audited on.
+    """
     files = data.get("files", {})
     if not isinstance(files, dict):
         raise ParameterError(
@@ -268,7 +276,10 @@ def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
             section(f"data.files.{name}", FileOfRows, given)
         elif not isinstance(given, str) or not given:
             raise ParameterError(f"[data.files] {name}: expected a path in quotes, got {shown(given)}")
-    return files
+    if not any(isinstance(given, dict) for given in files.values()):
+        return files
+    written = {key: data[key] for key in WRITTEN if key in data}
+    return {name: {"source": given, **written} if isinstance(given, str) else given for name, given in files.items()}
 
 
 def _check_table(name: str, table: object) -> None:

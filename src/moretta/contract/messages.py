@@ -76,8 +76,10 @@ def _integer(value: object) -> None:
 
 
 def _number(value: object) -> None:
-    if type(value) is not float or not np.isfinite(value):
+    if type(value) is not float:
         raise PeerError(f"expected a finite float; got {_describe(value)}")
+    if not np.isfinite(value):
+        raise PeerError("expected a finite float; got NaN or infinity")
 
 
 def _boolean(value: object) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
+from moretta.data.tables.dense import check_dense, is_sparse
 from moretta.errors import ParameterError
 
 NUMBERS = "fiub"
@@ -61,7 +62,7 @@ def _check_index(x: Any, y: Any, where: str) -> None:
 def is_dataset(x: object) -> bool:
     """Whether rows are given as a Dataset of PyTorch, or its like."""
     plain = isinstance(x, np.ndarray | LazyRows | Mapping | Sequence | str)
-    plain = plain or hasattr(x, "detach") or _is_sparse(x)
+    plain = plain or hasattr(x, "detach") or is_sparse(x)
     return not plain and not is_frame(x) and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not _is_series(x)
 
 
@@ -76,7 +77,7 @@ def samples(x: Any, where: str) -> Samples:
 
 
 def _of_mapping(given: Any, where: str) -> Any:
-    _check_dense(given, where)
+    check_dense(given, where)
     return _array(given, where) if hasattr(given, "detach") else given
 
 
@@ -93,7 +94,7 @@ def targets_of(y: Any, where: str) -> NDArray[np.generic]:
 
 def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
     """Return numbers as an array. where: begins the sentence of an error, and ends with x or y."""
-    _check_dense(given, where, where[-1])
+    check_dense(given, where, where[-1])
     if given is None:
         raise ParameterError(f"{where} is missing; give {expected}")
     found = _array(given, where)
@@ -103,14 +104,22 @@ def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
     return found
 
 
-def _check_dense(given: object, where: str, name: str = "") -> None:
-    if _is_sparse(given):
-        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {name}.toarray()")
-
-
 def _check_real(found: NDArray[Any], where: str) -> None:
     if found.dtype.kind == "c":
         raise ParameterError(f"{where} holds complex numbers; give real and imaginary parts as columns of their own")
+
+
+def subjects(given: Any, rows: int, where: str) -> NDArray[np.str_]:
+    """Return whom rows are about, as words, one a row."""
+    found = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    words = found.dtype.kind in "iuU" or all(isinstance(one, str) for one in found.ravel().tolist())
+    if found.ndim != 1 or len(found) != rows or not words:
+        raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {_told(given, found)}")
+    return found.astype(np.str_, copy=False)
+
+
+def _told(given: Any, found: NDArray[Any]) -> str:
+    return f"{len(found)} values of type {found.dtype}" if found.ndim == 1 else kind_of(given)
 
 
 def pair(
@@ -211,11 +220,6 @@ def _stacked(given: Sequence[Any], where: str) -> NDArray[Any]:
     if len({one.shape for one in arrays}) > 1:
         raise ParameterError(f"{where}: the Dataset's samples have different shapes; make them alike")
     return np.stack(arrays)
-
-
-def _is_sparse(given: object) -> bool:
-    """Whether this is a sparse matrix of SciPy."""
-    return hasattr(given, "toarray")
 
 
 def _is_series(given: object) -> bool:

@@ -97,6 +97,9 @@ class Silo:
             packed, layout = pack(self.x, where)
             object.__setattr__(self, "x", packed)
             object.__setattr__(self, "layout", layout)
+        for name in ("ids", "groups"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, given.subjects(getattr(self, name), len(self.x), f"{where}: {name}"))
         if self.held_out is not None:
             x, y = given.pair(self.held_out, f"{where}: held_out", self.names, "the silo")
             object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))

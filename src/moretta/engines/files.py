@@ -84,6 +84,8 @@ def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mod
 
     data: whole, or in pieces. mode: its permissions from the first byte.
     """
+    if not path.parent.is_dir():
+        raise ParameterError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another")
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a crash, with permissions of its own
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -77,7 +77,13 @@ class RunFolder:
         """Make the folder and hold it. Raises `moretta.errors.ParameterError` if there is a run in it already."""
         refuse_held(self.path)
         self._refuse_another()
-        self.hold()
+        try:
+            self.hold()
+        except OSError as error:  # below a file, say, or where nothing may be written
+            raise ParameterError(
+                f"{self.path} cannot be made: {error.strerror}; expected a folder that may be written to; name another "
+                "by --out"
+            ) from error
         self._refuse_another()  # one that has come and gone meanwhile
         if run_file is not None:
             write_atomically(self.path / "run.toml", run_file.encode())
@@ -147,10 +153,11 @@ class RunFolder:
         write_atomically(self._history, "".join(f"{line}\n" for line in kept).encode())
         return [json.loads(line) for line in kept]
 
-    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one JSON file, with the format's version."""
-        text = json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n"
-        write_atomically(self.path / name, text.encode())
+    def write_json(self, name: str, content: Mapping[str, Any]) -> str:
+        """Write one JSON file, with the format's version; return its SHA-256, in hex."""
+        written = (json.dumps({"format": FORMAT, **_finite(content)}, indent=2, allow_nan=False) + "\n").encode()
+        write_atomically(self.path / name, written)
+        return hashlib.sha256(written).hexdigest()
 
     def hold_rows(self, digests: Mapping[str, str]) -> None:
         """Keep digests of silos' rows, or compare them with those that are kept.
@@ -228,23 +235,32 @@ def read_model(path: Path, digest: str | None = None) -> dict[str, Array]:
         raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
     except KeyError as error:
         raise ParameterError(f"{path}: expected a model of a finished run; NumPy has no {error.args[0]}") from None
-    if digest is not None and digest != hashlib.sha256(content).hexdigest():
-        raise ParameterError(
-            f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the folder "
-            "without result.json to use other weights"
-        )
+    _check_digest(path, content, digest, "other weights")
     return arrays
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
+def read_json(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """Return one JSON file of a run folder.
+
+    Raises `moretta.errors.ParameterError` where it is missing, damaged, or another than that of the SHA-256 `digest`.
+    """
+    written = _content(path, "a file")
     try:
-        content: dict[str, Any] = json.loads(_content(path, "a file"))
+        content: dict[str, Any] = json.loads(written)
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")
+    _check_digest(path, written, digest, "another")
     return content
+
+
+def _check_digest(path: Path, content: bytes, digest: str | None, other: str) -> None:
+    if digest is not None and digest != hashlib.sha256(content).hexdigest():
+        raise ParameterError(
+            f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the folder "
+            f"without result.json to use {other}"
+        )
 
 
 def _content(path: Path, what: str) -> bytes:

@@ -86,8 +86,10 @@ def build(
             ) from error
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
-    from moretta.models.by_keyword import takes_packed  # it needs torch
+    from moretta.models.by_keyword import takes_packed  # these need torch
+    from moretta.models.weights import check_weights
 
+    check_weights(model)
     return takes_packed(model, layout)
 
 

@@ -286,7 +286,9 @@ def read_run(folder: Path) -> RunRecord:
         if line.strip()
     )
     audit, told = _audit(folder / "audit.json", record)
-    warnings = (*record.warnings, *told)
+    last = history[-1].round if history else 0
+    cut = f"history.jsonl ends with round {last} of {record.rounds}, so curves and counts of rounds are not whole"
+    warnings = (*record.warnings, *told, *((cut,) if last != record.rounds else ()))
     return record.model_copy(update={"folder": folder, "history": history, "audit": audit, "warnings": warnings})
 
 

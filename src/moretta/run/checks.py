@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from moretta.config.specification import Specification
-from moretta.contract.wording import nearest
+from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
 from moretta.engines.settings import Engine, Faults
@@ -69,6 +69,10 @@ def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
             f"alone puts the columns together, {getattr(protocol, 'name', 'this one')} does not"
         )
     for silo in silos:
+        if not isinstance(silo.row, str):
+            raise ParameterError(
+                f'silo `{silo.name}`: row: expected a name, such as row="north"; got {shown(silo.row)}'
+            )
         if not silo.row or not silo.columns or silo.x.shape[1:] != (len(silo.columns),):
             raise ParameterError(
                 f"silo `{silo.name}`: expected the name of its row of the grid, and inputs [rows, columns] with "
@@ -90,6 +94,23 @@ def check_names(engine: Engine, silos: Sequence[Silo]) -> None:
             close = nearest(name, names)
             hint = f"did you mean `{close}`?" if close else f"the silos are {', '.join(names):.200}"
             raise ParameterError(f"{key}: no silo is called `{name}`; {hint}")
+
+
+def check_class_names(names: Sequence[str], outputs: int) -> None:
+    """Check that names of classes, where there are any, are one for each, and different."""
+    classes = max(outputs, 2)  # of one output, the sides of a threshold
+    if names and (len(names) != classes or len(set(names)) < classes):
+        told = enumerated(map(repr, names))
+        raise ParameterError(f"class_names: expected {classes} different names, one for each class; got {told:.200}")
+
+
+def check_recorded(record_views: bool | tuple[int, ...], rounds: int) -> None:
+    """Check that views are recorded in some round of the run, where rounds are named."""
+    if not isinstance(record_views, bool) and min(record_views, default=1) > rounds:
+        raise ParameterError(
+            f"views are to be recorded from round {min(record_views)} on, and this run has {rounds}; name rounds from "
+            f"1 to {rounds}"
+        )
 
 
 def check_training(

@@ -15,7 +15,6 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from moretta.engines.files import check_ending, check_replaced, write_atomically
-from moretta.engines.run_folder import read_json
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
@@ -50,10 +49,10 @@ def export(
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix.lower() == ".safetensors":
         tensors = finished.weights(folder, true_model=true_model, silo=silo)
-        write_atomically(out, save(dict(tensors), metadata={"inputs": _inputs(folder)}))
+        write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(finished.inputs_of(folder))}))
         return
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
-    write_atomically(out, _onnx(found, _inputs(folder)))
+    write_atomically(out, _onnx(found, json.dumps(finished.inputs_of(folder))))
 
 
 def _is_export(there: Path) -> bool:
@@ -65,11 +64,6 @@ def _is_export(there: Path) -> bool:
             return "inputs" in (file.metadata() or {})
     except SafetensorError:
         return False
-
-
-def _inputs(folder: Path) -> str:
-    """Return what a run's inputs and outputs mean, as JSON."""
-    return json.dumps(read_json(folder / "inputs.json"))
 
 
 def export_history(folder: Path, out: Path) -> int:

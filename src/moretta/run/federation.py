@@ -26,6 +26,7 @@ from moretta.contract.keywords import names_keywords, says_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
+from moretta.contract.wording import check_choice, kind_of
 from moretta.data.layout import Samples, packed_as
 from moretta.data.silo import Silo, Subjects, digests_by_silo, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules
@@ -45,7 +46,7 @@ from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import build
+from moretta.protocols.registry import build, entry_of
 from moretta.run import checks, given, inputs, resuming, saving
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
@@ -77,19 +78,20 @@ class Federation:
     mask of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes the
     column's mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
     (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task: None takes
-    whole-number targets for classes. validation: inputs and targets for early stopping: after `early_stopping` rounds
-    that have not lowered the loss on them, the run stops and returns to its best round; patience is counted in rounds
-    and judged at evaluations. participation: the part of the silos that takes part in a round. augment: vary training
-    images each time they are used (`moretta.protocols.common.augmentation.varied`); true is "crop-flip".
-    evaluate_every: rounds from one evaluation on test and validation rows to the next, None for about 50 in a run; the
-    last round always is. metrics: functions of outputs and targets, each of which gives a number that stands in the
-    result and the history under the function's name (`moretta.run.metrics`). insecure_secret_seed: for tests only, all
-    secrets follow from it. run_file: the run file as resolved and its digest, kept in the run folder and compared on
-    `resume`. least_rows: the fewest rows that any silo has, where rows are remote. score_at_silos: at the end, have the
-    silos score the outcome on the rows that each holds back (`Silo.held_out`), and sum their scores in secret
-    (`moretta.protocols.common.scoring`). model_source: a digest of what the model was built by
-    (`moretta.models.catalogue.source_digest`), which noise is bound to; empty for a module given from Python. look:
-    count rows and classes of all silos together before round one, for `data` in the result.
+    whole numbers and one-hot rows for classes, and soft labels too under cross-entropy. validation: inputs and targets
+    for early stopping: after `early_stopping` rounds that have not lowered the loss on them, the run stops and returns
+    to its best round; patience is counted in rounds and judged at evaluations. participation: the part of the silos
+    that takes part in a round. augment: vary training images each time they are used
+    (`moretta.protocols.common.augmentation.varied`); true is "crop-flip". evaluate_every: rounds from one evaluation on
+    test and validation rows to the next, None for about 50 in a run; the last round always is. metrics: functions of
+    outputs and targets, each of which gives a number that stands in the result and the history under the function's
+    name (`moretta.run.metrics`). insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run
+    file as resolved and its digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that
+    any silo has, where rows are remote. score_at_silos: at the end, have the silos score the outcome on the rows that
+    each holds back (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`).
+    model_source: a digest of what the model was built by (`moretta.models.catalogue.source_digest`), which noise is
+    bound to; empty for a module given from Python. look: count rows and classes of all silos together before round one,
+    for `data` in the result.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -140,12 +142,16 @@ class Federation:
                 **{"insecure_secret_seed": insecure_secret_seed, "participation": participation},
             }
         )
+        class_names = given.names_in("class_names", class_names)
+        feature_names = given.names_in("feature_names", feature_names)
         silos, feature_names = given.columns_agreed(given.listed(silos), feature_names)
         test, validation = (
             given.rows_of(part, rows, feature_names) for part, rows in (("test", test), ("validation", validation))
         )
-        if task is None and silos:
-            task = "classification" if silos[0].y.dtype.kind in "iub" else "regression"
+        if task:
+            check_choice("task", task, ("classification", "regression"))
+        elif task is None and silos:
+            task = given.task_of(silos, getattr(protocol, "loss", ""))
         model, self.made = given.built(model, silos, protocol, task or "", class_names)
         spec = Specification(
             protocol=protocol,
@@ -177,6 +183,7 @@ class Federation:
         )
         self._tested: Subjects | None = None
         self._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, None)
+        checks.check_class_names(class_names, self.outputs)
 
     @classmethod
     def of(
@@ -239,7 +246,8 @@ class Federation:
             self._roster.check(silo.name for silo in self.silos)
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
         self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
-        self.outputs = inputs.count_outputs(self.model, silos, self.layout, self._dtype)
+        gradients = not entry_of(spec.protocol).edge
+        self.outputs = inputs.count_outputs(self.model, silos, self.layout, self._dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]
         if spec.score_at_silos:
             check_scores(spec.protocol, silos)
@@ -301,6 +309,7 @@ class Federation:
         """
         rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
         given.check_watchers(progress, on_round)
+        checks.check_recorded(self.spec.record_views, rounds)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
             with self._speaking():
@@ -449,4 +458,7 @@ def _named(standardise: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
     """Return the names of arrays to standardise as a tuple, of one too."""
     if isinstance(standardise, bool):
         return standardise
-    return (standardise,) if isinstance(standardise, str) else tuple(standardise)
+    names = (standardise,) if isinstance(standardise, str) else standardise
+    if not isinstance(names, Sequence):
+        raise ParameterError(f"standardise: expected True, False or names of arrays; got {kind_of(standardise)}")
+    return tuple(names)

@@ -91,7 +91,7 @@ def load(
     folder names (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one
     that does not say how its model is built, without `model`, or one that names code which is not allowed.
     """
-    inputs = read_json(folder / "inputs.json")
+    inputs = inputs_of(folder)
     tensors = weights(folder, true_model=true_model, silo=silo)
     run_file = _run_file(folder, model, allow_code)
     try:
@@ -123,6 +123,8 @@ def _module(
         base = Path(os.path.normpath(folder.absolute() / str(made["base"])))
         if not source and (folder / GRAPH).exists():
             return graph.read(folder / GRAPH, tensors)
+        if not source and not (folder / MADE).exists():
+            raise ParameterError(f"{folder} has neither run.toml nor {MADE}, one of which a run leaves; restore it")
         if not source:
             raise ParameterError(
                 f"{folder} is of a run made from Python, which does not say how its model is built; name that by "
@@ -199,16 +201,29 @@ def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | No
     return run_file
 
 
+def inputs_of(folder: Path) -> dict[str, Any]:
+    """Return what a run's inputs and outputs mean.
+
+    Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
+    """
+    return read_json(folder / "inputs.json", _record(folder).get("inputs"))
+
+
 def weights(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Tensors:
     """Return the tensors of a run's model.
 
     Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
     """
-    path, record = model_file(folder, true_model=true_model, silo=silo), folder / "result.json"
-    models = read_json(record).get("models", {}) if record.exists() else {}
+    path = model_file(folder, true_model=true_model, silo=silo)
+    models = _record(folder).get("models", {})
     if not isinstance(models, dict):
-        raise ParameterError(f"{record}: expected the models' SHA-256 by file; restore it")
+        raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
     return read_model(path, models.get(str(path.relative_to(folder))))
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Return what a run came to; nothing of a folder that a model was saved to."""
+    return read_json(folder / "result.json") if (folder / "result.json").exists() else {}
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

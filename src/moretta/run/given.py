@@ -6,25 +6,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from moretta.config.sections import Data, Run
 from moretta.config.specification import Specification
 from moretta.contract.keywords import path_of
 from moretta.contract.wording import check_choice, kind_of, nearest, shown
 from moretta.data import given
+from moretta.data.checks import class_of
 from moretta.data.silo import Silo, layout_of, row_shape
 from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.models.weights import check_weights
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -160,14 +160,43 @@ def listed(silos: object) -> list[Silo]:
     return found
 
 
+def names_in(keyword: str, told: object) -> tuple[str, ...]:
+    """Return names of columns or classes, of a list, an array or a frame's columns.
+
+    Raises `moretta.errors.ParameterError`, naming the keyword, for what is no list of words.
+    """
+    found = told.tolist() if hasattr(told, "tolist") else told
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
+        raise ParameterError(f"{keyword}: expected a list of words, such as ['no', 'yes']; got {kind_of(told)}")
+    return tuple(found)
+
+
+def task_of(silos: Sequence[Silo], loss: str) -> str:
+    """Return "classification" or "regression", by the targets of all silos and not by the first's alone.
+
+    Whole numbers and one-hot rows are classes, as in files (`moretta.data.checks.as_targets`), and under cross-entropy
+    so are soft labels. Raises `moretta.errors.ParameterError`, naming two silos, where some have classes and some
+    numbers.
+    """
+    if loss == "cross-entropy":
+        return "classification"
+    labelled = [silo for silo in silos if silo.y.size]
+    classes = [silo.name for silo in labelled if silo.y.dtype.kind == "b" or class_of(silo.y) is not None]
+    numbers = [silo.name for silo in labelled if silo.name not in classes]
+    if classes and numbers:
+        raise ParameterError(
+            f"the targets of silo `{classes[0]}` are classes and those of `{numbers[0]}` are numbers; expected the "
+            'same of all: mend them, or say which is meant by task = "classification" or "regression"'
+        )
+    return "regression" if numbers else "classification"
+
+
 def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Silo], Sequence[str]]:
     """Return silos with the columns of their frames in one order, and the names in that order.
 
     names: as the user gives them, else the first silo's. Rows of arrays have no names, and stay.
     Raises `moretta.errors.ParameterError`, naming silo and column, where silos have other columns, or some no names.
     """
-    if isinstance(names, str):
-        raise ParameterError(f'feature_names = "{names}": expected a list of names, one a column')
     framed = [silo for silo in silos if silo.names]
     if not framed:
         _check_count(names, silos[0])
@@ -241,19 +270,7 @@ def built(
             layout=layout_of(silos, False),
             **arguments,
         )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ParameterError("model: expected one with parameters to train; this has none that require a gradient")
-    for name, value in chain(model.named_parameters(), model.named_buffers()):
-        if is_lazy(value):
-            raise ParameterError(
-                f"model: `{name}`: expected numbers, and a lazy layer's has none yet; call the model once on a row"
-            )
-        if value.is_meta:
-            raise ParameterError(
-                f"model: `{name}`: expected numbers, got the meta device, which has none; build the model on the CPU"
-            )
-        if isinstance(value, nn.Parameter) and not value.isfinite().all():
-            raise ParameterError(f"model: `{name}`: expected finite numbers, got NaN or infinity; start it anew")
+    check_weights(model)
     return model, made
 
 

@@ -18,6 +18,7 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import rules_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
+from moretta.protocols.common import modules
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,23 @@ def column_rules(
     return replace(given, scaled=np.full(columns, standardise))
 
 
-def count_outputs(model: nn.Module, silos: Sequence[Silo], layout: SampleLayout | None, dtype: torch.dtype) -> int:
-    """Return how many outputs a model has for a row.
+def count_outputs(
+    model: nn.Module,
+    silos: Sequence[Silo],
+    layout: SampleLayout | None,
+    dtype: torch.dtype,
+    *,
+    differentiable: bool = True,
+) -> int:
+    """Return how many outputs a model has for a row. differentiable: false for protocols of forward passes alone.
 
-    Raises `moretta.errors.ParameterError` where it cannot take the silos' rows or gives no [rows, outputs].
+    Raises `moretta.errors.ParameterError` where it cannot take the silos' rows, writes to them, or gives no
+    [rows, outputs] of floats, with a gradient where one is needed.
     """
     sample = torch.zeros((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
     sample = sample.to(dtype) if sample.is_floating_point() else sample
     try:
-        with torch.no_grad():
-            outputs = copy.deepcopy(model).eval()(sample)
+        outputs, written = modules.out_of_place(copy.deepcopy(model)).eval()(sample), sample._version
     except Exception as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         if not sample.is_floating_point():
@@ -108,4 +116,16 @@ def count_outputs(model: nn.Module, silos: Sequence[Silo], layout: SampleLayout 
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
+    if written:
+        raise ParameterError(
+            "the model changes its input in place, and whoever uses those rows next has others; write x = x * 2 in "
+            "the place of x.mul_(2)"
+        )
+    if not outputs.is_floating_point():
+        raise ParameterError(f"expected a model with outputs of floats, got {outputs.dtype}; leave out argmax or round")
+    if differentiable and not outputs.requires_grad:
+        raise ParameterError(
+            "expected outputs with a gradient, and these have none: the model detaches them, or computes them under "
+            "torch.no_grad or inference_mode; leave that out, or use baffle, which needs no gradient"
+        )
     return int(outputs.shape[1])

@@ -79,6 +79,9 @@ class RawModel(nn.Module):
         wanted = set() if layout is None else set(layout.names)
         if set(arrays) != wanted or (x is None) == (layout is None):
             raise ParameterError(f"expected {layout or f'one tensor of rows {list(self._found.shape)}'}, and no others")
+        for one in arrays.values() if x is None else [x]:
+            if not isinstance(one, Tensor):
+                raise ParameterError(f"expected a tensor; got {kind_of(one)}: give it to predict or predict_proba")
         if layout is not None or x is None:  # as silos pack them
             x = torch.cat([one.flatten(1).float() for _, one in sorted(arrays.items())], dim=1)
         if self.expand is not None and x.shape[1:] == (self._features,) != self._found.shape:

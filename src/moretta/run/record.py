@@ -129,6 +129,9 @@ def facts_of(plan: RunPlan, end: RunEnd) -> dict[str, float | str]:
     return {**end.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
 
 
+MOST_MOVED = 0.1  # by fixed point, of the size of weights, without a warning
+
+
 def ring_facts(
     history: Sequence[Mapping[str, Any]], protocol: Training, parameters: Tensors, rounds: int
 ) -> dict[str, float]:
@@ -185,6 +188,13 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
         yield (
             f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
             "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
+        )
+    facts = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
+    moved = facts.get("ring_relative_weight_error", 0.0)
+    if moved > MOST_MOVED:
+        yield (
+            f"sums were rounded to steps of {facts['ring_gradient_error']:.3g}, which may have moved weights by "
+            f"{moved:.3g} of their size; give a lower [secure-aggregation] limit, or ring-bits = 64"
         )
     asked = getattr(plan.spec.protocol, "rho", 0.0)
     lowered = [line["rho"] for line in end.history if line.get("rho", asked) < asked]

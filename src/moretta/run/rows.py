@@ -25,6 +25,11 @@ def load_rows(run_file: RunFile) -> tuple[Dataset, Distributed]:
     Raises `moretta.errors.ParameterError` for data that cannot work.
     """
     run, wanted = run_file.run, run_file.data
+    if wanted.source == "sites":
+        raise ParameterError(
+            "the rows of this run are at its sites, and none are here; train over many machines by moretta serve and "
+            "join, or give [data] a source that is on this one"
+        )
     if wanted.in_files:
         return _load_files(run_file)
     dataset = sources.load(

@@ -81,10 +81,10 @@ class RunFiles:
         return views.digest(self.folder.path / "views")
 
     def end(self, outcome: Outcome, record: dict[str, Any]) -> None:
-        """Write the models that a run came to, what their inputs mean, and its record, which is given their digests."""
+        """Write a run's models, what their inputs mean, and its record, which is given the digests of both."""
         self._write_models(outcome)
         record["models"] = dict(self.folder.models)
-        self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.fitted.preparation))
+        record["inputs"] = self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.fitted.preparation))
         self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
 
     @property

@@ -340,7 +340,14 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
         magnitude = np.abs(blocks).sum(axis=0)
     _refuse(what, good, ParameterError("a missing or infinite value"))
-    _refuse(what, magnitude < LARGEST, RangeError("values too large to be summed (2^118 and more)"))
+    _refuse(
+        what,
+        magnitude < LARGEST,
+        RangeError(
+            "values too large to be summed, or too far from the mean of all (2^118 and more when squared: divide the "
+            "column by a large number)"
+        ),
+    )
     return [math.fsum(column) for column in blocks.T.tolist()]
 
 

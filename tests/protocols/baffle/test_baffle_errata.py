@@ -96,6 +96,17 @@ def test_added_in_half_precision_a_sigma_of_1e_4_moves_no_larger_weight(dtype: t
     assert torch.equal(moved, weights)
     below = torch.tensor([least / 4], dtype=dtype)
     assert not torch.equal(below + torch.tensor([1e-4], dtype=dtype), below)
+    # Gaussian entries times it move those that are above half of the distance to the next number
+    drawn_from = torch.Generator().manual_seed(0)
+    weights = torch.linspace(1.25 * least, 1.75 * least, 20_000).to(dtype)
+    steps = (1e-4 * torch.randn(len(weights), generator=drawn_from)).to(dtype)
+    size = torch.finfo(dtype).eps * least / 2 / 1e-4
+    expected = math.erfc(size / math.sqrt(2))
+    assert expected == pytest.approx(0.22, abs=0.005)
+    counting = 5 * math.sqrt(expected * (1 - expected) / len(weights))
+    rounding = math.sqrt(2 / math.pi) * math.exp(-(size**2) / 2) * size * torch.finfo(dtype).eps  # of steps, to a tie
+    found = (weights + steps != weights).double().mean().item()
+    assert found == pytest.approx(expected, abs=counting + rounding)
 
 
 PEAK = "print(next(int(w.split()[1]) for w in open('/proc/self/status') if w.startswith('VmHWM:')) / 1024)"

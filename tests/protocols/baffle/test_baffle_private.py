@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from moretta import SecureAggregation, Silo
 from moretta.contract.messages import Stamp
+from moretta.errors import RangeError
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.common.accountant import Privacy, epsilon
@@ -162,6 +164,28 @@ def test_the_noise_of_a_runs_uploads_is_as_told() -> None:
     quiet, loud = (uploads(k=200, dp_noise=noise, batch_size=0, silos=silos((24,) * 3))[0] for noise in (0.0, 5.0))
     deviation = 5.0 * 2.0 / 24  # z C / L; the first round's directions are those without noise, and all rows are in it
     assert abs(np.square((loud - quiet) / deviation).sum() - 200) < 5 * np.sqrt(2 * 200)
+
+
+def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None:
+    refused: list[int] = []
+
+    def tempt(honest: Any, ask: Estimate) -> Any:
+        assert ask.encoding["scalars"] > 8
+        with pytest.raises(RangeError, match="expected 4 such steps or more, as else the noise is rounded away"):
+            honest(replace(ask, encoding={**ask.encoding, "scalars": 1}))
+        refused.append(ask.stamp.round)
+        return honest(ask)
+
+    with casting(answering("silo-0", Estimate, tempt)):
+        train(2)
+    assert refused == [1, 2]
+
+
+def test_a_run_whose_ring_rounds_the_noise_away_is_refused() -> None:
+    with pytest.raises(RangeError, match="the noise is rounded away"):
+        make(
+            learning(dp_noise=1.0, dp_clip=2.0, k=8), aggregation=SecureAggregation(limit=1e18), evaluate_every=1
+        ).train(2)
 
 
 def test_two_runs_of_one_id_with_other_noise_do_not_cancel_it() -> None:

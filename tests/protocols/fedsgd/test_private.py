@@ -19,7 +19,7 @@ from moretta import Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
 from moretta.config import run_files
 from moretta.contract.messages import Stamp
 from moretta.data.tables.preparation import Preparation
-from moretta.errors import MissingExtra, ParameterError
+from moretta.errors import MissingExtra, ParameterError, RangeError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Privacy, epsilon
 from moretta.protocols.common.batches import Batches
@@ -187,8 +187,8 @@ def test_an_empty_lot_uploads_noise_alone(monkeypatch: pytest.MonkeyPatch) -> No
     parameters = modules.arrays(model)
     for own in (one, silent):
         monkeypatch.setattr(own, "rows_of_lot", lambda *purpose: np.arange(0))
-    assert all((value == 0).all() for value in silent.upload(model, parameters, NOW).values())
-    assert all((value != 0).all() for value in one.upload(model, parameters, NOW).values())
+    assert all((value == 0).all() for value in silent.upload(model, parameters, NOW, {}).values())
+    assert all((value != 0).all() for value in one.upload(model, parameters, NOW, {}).values())
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------
@@ -200,8 +200,8 @@ def test_a_silos_noise_has_its_share_of_the_variance(sharers: int) -> None:
     parameters, drawn = modules.arrays(model), []
     for number in range(1, 201):
         now = Stamp("run", number, 0)
-        noised = private(noise, sharers=sharers).upload(model, parameters, now)
-        bare = private(0.0, sharers=sharers).upload(model, parameters, now)
+        noised = private(noise, sharers=sharers).upload(model, parameters, now, {})
+        bare = private(0.0, sharers=sharers).upload(model, parameters, now, {})
         drawn += [np.ravel(noised[name] - bare[name]) * 8 for name in noised]
     values = np.concatenate(drawn) / (noise * CLIP / np.sqrt(sharers))
     # The sum of n squares is chi-square: mean n, deviation sqrt(2 n). n = 200 * 51; five deviations.
@@ -212,20 +212,20 @@ def test_a_silos_noise_has_its_share_of_the_variance(sharers: int) -> None:
 def test_a_take_has_the_same_upload_in_all_attempts_and_whatever_differs_has_other_noise() -> None:
     model, one = network(), private(noise=1.0)
     parameters = modules.arrays(model)
-    first = one.upload(model, parameters, NOW)
-    assert norm(first, one.upload(model, parameters, Stamp("run", 1, 1))) == 0
+    first = one.upload(model, parameters, NOW, {})
+    assert norm(first, one.upload(model, parameters, Stamp("run", 1, 1), {})) == 0
     for now in (Stamp("run", 2, 0), Stamp("other", 1, 0), Stamp("run", 1, 0, 1), Stamp("run", 1, 1, 1)):
-        assert norm(first, one.upload(model, parameters, now)) > 0.1
-    assert norm(first, private(noise=1.0, settings=b"others").upload(model, parameters, NOW)) > 0.1
+        assert norm(first, one.upload(model, parameters, now, {})) > 0.1
+    assert norm(first, private(noise=1.0, settings=b"others").upload(model, parameters, NOW, {})) > 0.1
     changed = inputs()
     changed[-1] += 1e-6  # a row that need not even be in the lot
-    assert norm(first, private(noise=1.0, own=rows(changed)).upload(model, parameters, NOW)) > 0.1
+    assert norm(first, private(noise=1.0, own=rows(changed)).upload(model, parameters, NOW, {})) > 0.1
     scaled = rows(inputs())
     scaled._preparation = Preparation(np.zeros(1), np.full(1, 1e-9), np.ones(1))
-    assert norm(first, private(noise=1.0, own=scaled).upload(model, parameters, NOW)) > 0.1
+    assert norm(first, private(noise=1.0, own=scaled).upload(model, parameters, NOW, {})) > 0.1
     moved = {name: value + (name == "0.bias") * 1e-9 for name, value in parameters.items()}
     # The gradients are all but the same: what differs is lot and noise.
-    assert norm(first, one.upload(model, moved, NOW)) > 0.1
+    assert norm(first, one.upload(model, moved, NOW, {})) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,31 @@ def test_ten_silos_add_little_more_noise_than_is_needed(secure: SecureAggregatio
     assert np.sqrt(noise_in_the_sum(silos, secure)) == pytest.approx(factor, abs=0.005 + 1.2 * 2.5 * np.sqrt(2 / 4803))
 
 
+def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None:
+    model, one = network(), private(noise=1.0, sharers=4)  # a share of the deviation CLIP / 2 = 2^-2
+    parameters = modules.arrays(model)
+    one.upload(model, parameters, NOW, dict.fromkeys(parameters, 4))
+    with pytest.raises(
+        RangeError, match=r"deviation 0\.25, and sums are rounded to 0\.125; .*the noise is rounded away"
+    ):
+        one.upload(model, parameters, Stamp("run", 2, 0), dict.fromkeys(parameters, 4) | {"0.bias": 3})
+
+
+def test_a_run_whose_ring_rounds_the_noise_away_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RangeError, match=r"rounded to .*; expected 4 such steps .*a lower \[secure-aggregation\] limit"
+    ):
+        federation(aggregation=SecureAggregation(limit=1e18), out=tmp_path / "run").train(2)
+    assert not (tmp_path / "run").exists()
+    federation(aggregation=SecureAggregation(limit=1e9)).train(2)
+
+
 def test_dropout_is_drawn_in_secret_and_leaves_torchs_generator() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3)).double()
     parameters = modules.arrays(model)
     before = torch.get_rng_state()
-    first, again = (private(size=0).upload(model, parameters, NOW) for _ in range(2))
-    other = private(size=0, root=1).upload(model, parameters, NOW)
+    first, again = (private(size=0).upload(model, parameters, NOW, {}) for _ in range(2))
+    other = private(size=0, root=1).upload(model, parameters, NOW, {})
     assert (torch.get_rng_state() == before).all()
     assert norm(first, again) == 0 < norm(first, other)
 

@@ -41,7 +41,10 @@ class IdRules:
 
         Raises `moretta.errors.ParameterError` for a name that is none.
         """
-        given = {name.replace("-", "_") for name in names} - {"none"}
+        given = {name.replace("-", "_") for name in names}
+        if "none" in given and len(given) > 1:
+            raise ParameterError("rules for ids: none stands alone, and here are others beside it; give either")
+        given -= {"none"}
         known = {field.name for field in fields(cls)}
         if strange := sorted(given - known):
             raise ParameterError(

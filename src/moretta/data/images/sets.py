@@ -170,7 +170,9 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
-        raise ParameterError(f"there is no file {path}; a relative path in a run file starts at its folder") from None
+        raise ParameterError(
+            f"there is no file {path}; check the path, which in a run file starts at its folder"
+        ) from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ParameterError(
             f"{path} is not an .npz file of plain arrays ({error}); save it with numpy.savez"

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.data.tables.dense import check_dense
 from moretta.errors import MissingExtra, ParameterError
 
 ABSENT = ("", "NA", "NaN", "nan", "?")
@@ -90,6 +91,7 @@ def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[
 
 
 def _of_frame(column: Any, where: str) -> Column:
+    check_dense(column, where, "x")
     values = np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
     if values.dtype.kind == "b":
         return np.where(values, "true", "false").astype(object)
@@ -100,11 +102,19 @@ def _of_frame(column: Any, where: str) -> Column:
         return values.astype("datetime64[D]")
     if values.ndim != 1 or values.dtype.kind not in "OUT":
         raise ParameterError(f"{where}: expected numbers, words or dates, one a row; got {values.dtype}")
-    cells = ["" if one is None or one != one else one for one in values.tolist()]  # NaN is no word
+    cells = ["" if _is_absent(one) else one for one in values.tolist()]
     if all(isinstance(one, int | float) and not isinstance(one, bool) for one in cells if one != ""):
         return np.array([np.nan if one == "" else float(one) for one in cells])
     words = [str(one).lower() if isinstance(one, bool) else str(one).strip() for one in cells]
     return np.array(["" if one in ABSENT else one for one in words], object)
+
+
+def _is_absent(cell: Any) -> bool:
+    """Whether a cell of a frame is None, NaN or pandas' NA, which is neither equal to itself nor different."""
+    try:
+        return cell is None or bool(cell != cell)
+    except TypeError:
+        return True
 
 
 def read_bytes(path: Path) -> bytes:
@@ -116,7 +126,9 @@ def read_bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.name.endswith(".gz") else data
     except FileNotFoundError:
-        raise ParameterError(f"there is no file {path}; a relative path in a run file starts at its folder") from None
+        raise ParameterError(
+            f"there is no file {path}; check the path, which in a run file starts at its folder"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
 
@@ -176,6 +188,7 @@ def _csv(content: bytes, name: str, form: Format) -> Any:
     text = _decoded(content, name, form.encoding)
     header, separator = _header(text, name, form.separator)
     check_names(header, name)
+    _check_quotes(text, name, separator)
     short: list[tuple[int, int]] = []
 
     def uneven(row: Any) -> str:
@@ -200,6 +213,21 @@ def _csv(content: bytes, name: str, form: Format) -> Any:
     return table
 
 
+def _check_quotes(text: str, name: str, separator: str) -> None:
+    """Raise where a quoted cell does not end as one does: up to the next quote, whole rows would be its text."""
+    if '"' not in text:
+        return
+    reader, began = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), 1
+    try:
+        for _ in reader:
+            began = reader.line_num + 1
+    except csv.Error as error:
+        raise ParameterError(
+            f"{name} line {began} has a quote that no other closes at the end of its cell ({error}); close the cell, "
+            'and write a quote inside of it twice, as in "5"" long"'
+        ) from None
+
+
 def _decoded(content: bytes, name: str, encoding: str) -> str:
     try:
         return content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
@@ -208,9 +236,9 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
             f"{name} is not {encoding} text (byte {error.start}); say how it is written, for example "
             'file-encoding = "latin-1", or save it in UTF-8'
         ) from None
-    except LookupError:
+    except (LookupError, UnicodeError):  # of a codec that is none of texts, or reads none in this file
         raise ParameterError(
-            f'{name}: no encoding is called "{encoding:.40}"; expected for example "latin-1"'
+            f'{name}: no encoding of such text is called "{encoding:.40}"; expected for example "latin-1"'
         ) from None
 
 
@@ -226,8 +254,11 @@ def _header(text: str, name: str, separator: str | None) -> tuple[list[str], str
 
 def _arrow(content: bytes, path: Path) -> Any:
     arrow, kind = _pyarrow(), path.suffix
+    if not is_table(path.name):
+        raise ParameterError(f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}")
     try:
         if kind == ".parquet":
+            check_names(list(_pyarrow("parquet").read_schema(arrow.BufferReader(content)).names), path.name)
             return _pyarrow("parquet").read_table(arrow.BufferReader(content))
         return _pyarrow("feather").read_table(arrow.BufferReader(content))
     except (arrow.ArrowException, OSError) as error:

@@ -50,11 +50,18 @@ _CAMEL = re.compile(r"[a-z](Id|ID|No|Nr)$")
 _PLACEHOLDERS = frozenset(
     {"unknown", "n/a", "none", "missing", "unk", "-", "--", ".", "null", "tbd", "nil", "undefined"}
 )
-_DAYS = ("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y")
+_DAYS = (
+    *("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%y-%m-%d", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y"),
+)
 _DATES = tuple(day + time for day in _DAYS for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M", "T%H:%M:%S"))
 _DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
 
 
+_NO_FORM = (
+    "holds dates that are not all of one known form; write them in one way, and say in a schema "
+    'kind = "date" with its format, as of strptime, or kind = "drop"'
+)
 MEDIAN = (
     "lacks values, and a median is counted within a range, which a schema declares (moretta schema init FILE); give "
     'one, or set missing = "mean"'
@@ -171,7 +178,7 @@ def _of_words(name: str, column: Column, wanted: Hints, form: Format) -> Guess:
     if doubt := _mixed(there, form):
         return Guess(Number(), doubt)
     if (found := _date_formats(there)) is not None:
-        return Guess(Date(format=found[0]), _a_date(found))
+        return Guess(Date(format=found[0]), _a_date(found)) if found else Guess(Drop(), _NO_FORM)
     distinct = np.unique(there.astype(str))
     if _looks_like_ids(name, there, whole=True):
         return Guess(_whose(there), _an_id(there))
@@ -214,7 +221,14 @@ def _word_target(column: Column, wanted: Hints, form: Format) -> Guess:
         return Guess(Target(), f"is the target of a regression and holds words; {not_numbers(there, form.decimal)}")
     if doubt := _mixed(there, form):
         return Guess(Target(), f"is the target and {doubt}")
-    if {word.lower() for word in np.unique(there.astype(str))} & _PLACEHOLDERS:
+    words = np.unique(there.astype(str)).tolist()
+    if len({word.casefold() for word in words}) < len(words):
+        return Guess(
+            _as_target(there),
+            "is the target and has words that differ by capitals alone; write each class in one way, or say in a "
+            "schema that they are different classes",
+        )
+    if {word.lower() for word in words} & _PLACEHOLDERS:
         return Guess(
             _as_target(there),
             "is the target and has rows with a word such as `unknown`, which is no outcome; remove those rows, or say "
@@ -268,11 +282,11 @@ def _mixed(there: Column, form: Format) -> str:
 
 
 def _date_formats(there: Column) -> tuple[str, ...] | None:
-    """Return the formats that all words fit, or the first where some fit none; None where they are no dates."""
+    """Return the formats that all words fit, none of ours perhaps; None where they are no dates."""
     texts = [str(word) for word in np.unique(there.astype(str))]
     if not texts or sum(_DATE_LIKE.match(text) is not None for text in texts) < 0.9 * len(texts):
         return None
-    return tuple(form for form in _DATES if all(_fits(text, form) for text in texts)) or _DATES[:1]
+    return tuple(form for form in _DATES if all(_fits(text, form) for text in texts))
 
 
 def _fits(text: str, form: str) -> bool:

@@ -16,6 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
+from moretta.models.weights import check_traceable
 from moretta.protocols.baffle import batch_statistics, on_device
 from moretta.protocols.baffle.batched import Batched
 from moretta.protocols.baffle.silo.directions import Directions
@@ -40,13 +41,10 @@ class TorchForward:
     """Runs a copy of a module on the CPU or a GPU. Raises `moretta.errors.ParameterError` as `check_model` does."""
 
     def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu", *, by_batch: bool = False) -> None:
+        check_traceable(model)
         check_model(model, by_batch=by_batch)
         self.layout = layout
-        self._model = copy.deepcopy(model).to(device).requires_grad_(False)
-        for module in self._model.modules():
-            if getattr(module, "inplace", False):
-                # the first layer's input is the silo's own rows
-                module.inplace = False  # type: ignore[assignment]
+        self._model = modules.out_of_place(copy.deepcopy(model)).to(device).requires_grad_(False)
         for layer in batch_statistics.layers(self._model).values() if by_batch else ():
             layer.track_running_stats = False  # until `statistics` asks
         trained = dict(self._model.named_parameters())

@@ -170,13 +170,22 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
                 buffer.add_(1)
 
 
+def out_of_place(model: nn.Module) -> nn.Module:
+    """Have a model's layers write to no input, and return it: the first one's is the rows themselves."""
+    for layer in model.modules():
+        if getattr(layer, "inplace", False):
+            layer.inplace = False  # type: ignore[assignment]
+    return model
+
+
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Inputs, at_a_time: int = CHUNK) -> Tensor:
     """Return the outputs of a model in eval mode, [rows, outputs], at most so many rows at a time."""
     was_training = model.training
     model.eval()
     parts = chunks(inputs, at_a_time)
-    outputs = torch.cat(list(map(model, parts)))  # unlike a loop, map holds no chunk while the next is made
+    # Copies, as a model may write to its input. Unlike a loop, map holds no chunk while the next is made.
+    outputs = torch.cat(list(map(model, map(torch.clone, parts))))
     model.train(was_training)
     return outputs
 

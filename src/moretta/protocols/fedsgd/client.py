@@ -91,7 +91,7 @@ class Client:
         about = asked(ask, *self._rows.agreed)
         self._contributor.check(ask.stamp, about)
         with self.phase("local_backward"):
-            upload = private.upload(self._local.model, ask.parameters, ask.stamp)
+            upload = private.upload(self._local.model, ask.parameters, ask.stamp, ask.encoding)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
 

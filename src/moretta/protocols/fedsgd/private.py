@@ -22,12 +22,12 @@ example goes through the model alone, so none affects another's gradient.
 
 Differs from the paper: the sum over silos is one mechanism with several lots. Neighbouring data sets differ in one
 silo's lot, so its own q_k counts. Differs from the paper: noise is drawn by Box and Muller's transform in float64, and
-gradients and uploads are rounded (model's dtype, ring), where the analysis has real numbers (Mironov, CCS 2012).
+gradients and uploads are rounded (model's dtype, ring), where the analysis has real numbers (Mironov, CCS 2012). A ring
+too coarse for a silo's share is refused by the silo itself (`moretta.protocols.common.accountant.Privacy.check_steps`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -76,17 +76,22 @@ class PrivateGradient:
     ) -> None:
         self._privacy, self._rows, self._loss, self._root = privacy, rows, loss, root
         self._settings, self._sharers = settings, sharers
-        self._clip, self._deviation = privacy.clip, privacy.noise * privacy.clip / math.sqrt(sharers)
+        self._clip, self._deviation = privacy.clip, privacy.share(sharers)
         self._lots = Lots(rows.batches.rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
-    def upload(self, model: nn.Module, parameters: Tensors, now: Stamp) -> dict[str, Array]:
-        """Return x_k by parameter as ``gradient/<name>``, in the parameters' dtype.
+    def upload(
+        self, model: nn.Module, parameters: Tensors, now: Stamp, encoding: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """Return x_k by parameter as ``gradient/<name>``, float64.
 
-        model: holds `parameters`, as the server sent them. A take that is asked for again, in another attempt or after
-        a resume, has the same upload, which says nothing new. Where the parameters differ, or anything else that the
-        gradient depends on, the noise differs too: the same noise on two gradients would show their difference.
+        encoding: how the sum will be rounded, which must leave the noise (`Privacy.check_steps`). model: holds
+        `parameters`, as the server sent them. A take that is asked for again, in another attempt or after a
+        resume, has the same upload, which says nothing new. Where the parameters differ, or anything else that
+        the gradient depends on, the noise differs too: the same noise on two gradients would show their
+        difference.
         """
+        self._privacy.check_steps(encoding, self._sharers)
         purpose = self.purpose(parameters, now)
         self.releases.uploaded(now, purpose[-1])
         with _seeded(model, self._root, *purpose):
@@ -94,7 +99,7 @@ class PrivateGradient:
         noise, upload = self._root.stream("dp noise", *purpose), dict[str, Array]()
         for name, value in total.items():
             noised = value + self._deviation * noise.normal(value.size).reshape(value.shape)
-            upload[f"gradient/{name}"] = (noised / self.lot).astype(parameters[name].dtype)
+            upload[f"gradient/{name}"] = noised / self.lot
         return upload
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:

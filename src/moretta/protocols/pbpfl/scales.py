@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError, UnsupportedModel
+from moretta.models.weights import check_traceable
 from moretta.protocols.pbpfl import patterns, selfcheck
 from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_structures
 from moretta.protocols.pbpfl.layers import LAYERS
@@ -109,8 +110,11 @@ class ScalePlan:
         Raises UnsupportedModel, naming the layer or the line and a way out, if the model reads data, differs between
         training and evaluation, mixes rows outside of batch normalisation, or does not end in a linear layer.
         """
+        check_traceable(model)
         with selfcheck.double_precision():
-            return cls._of(*selfcheck.stand_in(model, example_inputs))
+            plan = cls._of(*selfcheck.stand_in(model, example_inputs))
+        _refuse_frozen_head(model, plan.head)
+        return plan
 
     @classmethod
     def _of(cls, clone: nn.Module, inputs: Sequence[Tensor]) -> ScalePlan:
@@ -231,6 +235,17 @@ class ScalePlan:
         starts = np.cumsum([0, *self.blocks])
         parts = [start + order for start, order in zip(starts, key.permutations, strict=False)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _refuse_frozen_head(model: nn.Module, head: Head) -> None:
+    """Raise UnsupportedModel where the head has a part that is not trained: its gradient opens the others' offset."""
+    parts = dict(model.named_parameters())
+    frozen = [name for name in (head.weight, head.bias) if name in parts and not parts[name].requires_grad]
+    if frozen:
+        raise UnsupportedModel(
+            f"`{frozen[0]}` is frozen, and PBPFL needs the gradient of the whole head, by which the server takes its "
+            "offset off; unfreeze it, or freeze layers below the head alone"
+        )
 
 
 def _array(value: Tensor | Array) -> Array:

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from moretta.errors import UnsupportedModel
+from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.graph import Call, Trace, record
 from moretta.protocols.pbpfl.solver import Ids
 
@@ -63,7 +64,7 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
     """
     if len({tuple(tensor.shape[:1]) for tensor in inputs}) != 1 or inputs[0].dim() == 0:
         raise UnsupportedModel("expected one example input or more, each with the batch as axis 0")
-    clone, generator = copy.deepcopy(model).double(), torch.Generator().manual_seed(0)
+    clone, generator = modules.out_of_place(copy.deepcopy(model)).double(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in clone.parameters():
             if parameter.is_floating_point():

@@ -222,6 +222,7 @@ class Client:
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
         # Another cohort has another seed, and so other directions: a draw is for one upload.
+        private.check_steps(ask.encoding)
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
         private.releases.uploaded(ask.stamp, drawn[-1])

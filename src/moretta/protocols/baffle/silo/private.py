@@ -15,7 +15,7 @@ directions, and K.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class PrivateScalars:
         self, privacy: Privacy, rows: int, batch_size: int, root: SecretRoot, settings: bytes, sharers: int = 1
     ) -> None:
         self._privacy, self._root, self._settings, self._sharers = privacy, root, settings, sharers
-        self._clip, self._deviation = privacy.clip, privacy.noise * privacy.clip / math.sqrt(sharers)
+        self._clip, self._deviation = privacy.clip, privacy.share(sharers)
         self._lots = Lots(rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
@@ -51,6 +51,10 @@ class PrivateScalars:
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
         """Return the indices of the rows in the lot of one purpose, perhaps none."""
         return self._lots.draw(self._root, *purpose)
+
+    def check_steps(self, encoding: Mapping[str, int]) -> None:
+        """Check that the sum is not rounded so that the noise is lost; raises as `Privacy.check_steps`."""
+        self._privacy.check_steps(encoding, self._sharers)
 
     def noised_mean(self, derivatives: NDArray[np.float64], *purpose: int | str | bytes) -> NDArray[np.float64]:
         """Return what is uploaded, float64[K], of the rows' scalars [K, rows].
