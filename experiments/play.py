@@ -7,7 +7,7 @@
     python experiments/play.py --time --data DIR                          # times a few rounds of what was never timed
 
 A piece of training ends after a round, with a checkpoint of it, when its seconds are over or the next round would end
-a minute past them; a script is stopped then. The next piece goes on there, as it does after a kill; a round that is
+50 seconds past them; a script is stopped then. The next piece goes on there, as it does after a kill; a round that is
 longer than a piece makes the piece as long. It ends with 0 if nothing is left, with 3 if another piece is to follow,
 with 2 where no row that is left can be played (no data, a wrong name).
 
@@ -33,6 +33,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -222,15 +223,22 @@ def _more(settings: Mapping[str, Any]) -> float:
 
 @cache
 def _played_before() -> dict[str, dict[str, Any]]:
-    """Return the same of cells whose records are in `results/`, of all forms, with the clock's seconds if need be."""
-    found = {}
+    """Return the same of cells whose records are in `results/`, of all forms.
+
+    Of cells that agree in their cost it is the median's by its seconds an epoch, of those with the processor's seconds
+    if there are any, whatever order the files come in.
+    """
+    found: dict[str, list[tuple[bool, float, int, float]]] = {}
     for path in HERE.glob("*/results/**/*.json"):
         for record in json.loads(path.read_text(encoding="utf-8")).get("cells", []):
-            seconds = seconds_of(record) / record["rounds"]
+            each = seconds_of(record) / record["rounds"] / _more(record["settings"])
             epoch = round(record["rounds"] / record["epochs"])
-            settings = record["settings"]
-            found[cost(settings)] = {"epoch": epoch, "round": seconds / _more(settings), "beside": 0}
-    return found
+            found.setdefault(cost(record["settings"]), []).append(
+                ("core_seconds" not in record, epoch * each, epoch, each)
+            )
+    alike = {kind: [cell for cell in cells if cell[0] == min(cells)[0]] for kind, cells in found.items()}
+    medians = {kind: median_low(cells) for kind, cells in alike.items()}
+    return {kind: {"epoch": epoch, "round": each, "beside": 0} for kind, (_, _, epoch, each) in medians.items()}
 
 
 def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:

@@ -66,7 +66,9 @@ class Record:
         torch = sorted(set(_all(self.content, "torch")))
         commits = sorted(set(_all(self.content, "commit")))
         parts = [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"] if seeds else []
-        parts += [f"{seconds:,.0f} s"] if seconds else []
+        clocked = sum("core_seconds" not in cell for cell in cells)
+        by = " by the clock" if clocked == len(cells) else ", in part by the clock" if clocked else ""
+        parts += [f"{seconds:,.0f} s{by}"] if seconds else []
         parts += [f"PyTorch {', '.join(torch)}"] if torch else []
         return "; ".join(parts + ([f"commit {', '.join(commits)}"] if commits else []))
 
@@ -121,19 +123,18 @@ class Records:
         raise UnknownPlace(f"{name}[{place}]: no such record, or no such place in it")
 
     def apart(self, name: str) -> list[str]:
-        """Return what of a record is not as its command would play it now: keys, seeds that are left, failures.
+        """Return what of a record is not as its command would play it now: keys, levels, seeds left, failures.
 
         Records of scripts have no settings to compare.
         """
         cells = self.found[name].content.get("cells", [])
         if not cells:
             return []
-        quick = name not in self.experiments
-        now = choose(name.removesuffix("-quick") if quick else name, self.folder, quick=quick)
+        now = choose(self.found[name].content["name"], self.folder, quick=self.found[name].content["quick"])
         wanted = {(cell.levels, cell.seed): without_device(now.settings(cell)) for cell in now.cells()}
         of_levels = {levels: settings for (levels, _), settings in wanted.items()}
         keys: dict[str, int] = {}
-        for cell in cells:
+        for cell in (one for one in cells if tuple(one["levels"]) in of_levels):
             settings = without_device(cell["settings"]) | {"seed": cell["seed"]}
             near = of_levels[tuple(cell["levels"])] | {"seed": cell["seed"]}
             if other := sorted(key for key in settings | near if settings.get(key) != near.get(key)):
@@ -142,8 +143,10 @@ class Records:
         played = {(tuple(cell["levels"]), cell["seed"]) for cell in cells}
         left = {levels for levels, seed in wanted if (levels, seed) not in played} & {levels for levels, _ in played}
         failed = sum("failed" in cell for cell in cells)
+        gone = sum(tuple(cell["levels"]) not in of_levels for cell in cells)
         of = f"of its {len(cells)} cells"
         said = [f"{number} {of} differ from the command in {told}" for told, number in keys.items()]
+        said += [f"{gone} {of} have levels that the command has no more"] if gone else []
         said += [f"{len(left)} of its rows have fewer seeds than the command"] if left else []
         return said + ([f"{failed} {of} failed, without which the means are"] if failed else [])
 

@@ -110,6 +110,23 @@ def test_cells_of_other_settings_and_failures_are_told_below_a_table(copies: Pat
     assert any("table baffle-own differs" in line for line in check(copies, "--check")[1])
 
 
+def test_a_record_of_another_length_in_a_folder_of_its_own_is_told_as_such(copies: Path) -> None:
+    told = Records(copies / "experiments").apart("pbpfl-table-1-40-epochs")
+    assert "18 of its 18 cells differ from the command in length (40 epochs)" in told
+    assert "18 of its rows have fewer seeds than the command" in told
+
+
+def test_cells_of_a_level_that_is_no_more_are_told(copies: Path) -> None:
+    path = copies / "experiments" / "baffle" / "results" / f"{OWN}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    before = Records(copies / "experiments").apart(OWN)
+    record["cells"][0]["levels"] = ["a level that was renamed"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    number = len(record["cells"])
+    told = Records(copies / "experiments").apart(OWN)
+    assert f"1 of its {number} cells have levels that the command has no more" in set(told) - set(before)
+
+
 def test_fewer_seeds_than_the_command_has_are_told(copies: Path) -> None:
     path = copies / "experiments" / "baffle" / "results" / "baffle-blocks-mnist.json"
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -163,7 +180,9 @@ def test_places_of_a_record(tmp_path: Path) -> None:
     assert (found["a, b; rows"], found["a, b; row-forwards"]) == (120.0, 120.0 * 20)
     assert (found["a, b; round 5"], found["a, b; seed 1; round 10"]) == (0.5, 0.6)
     assert found["c, b"] != found["c, b"]  # it failed
-    assert record.told == "seeds 1, 3; 6 s"
+    assert record.told == "seeds 1, 3; 6 s by the clock"
+    timed = Record(tmp_path, {"cells": [cell | {"seed": 1, "core_seconds": 1.0, "figures": {}}]})
+    assert timed.told == "seed 1; 1 s"
 
 
 def test_every_script_that_a_page_names_is_there() -> None:

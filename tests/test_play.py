@@ -179,6 +179,22 @@ def test_hours_are_of_timed_rounds(home: Path, tmp_path: Path) -> None:
     assert long - short == pytest.approx(27 * told["round"])
 
 
+@pytest.mark.parametrize("order", [(1, 2, 9), (9, 1, 2), (2, 9, 1)])
+def test_hours_follow_the_median_of_the_records_whatever_order_they_are_read_in(
+    home: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
+) -> None:
+    chosen = choose("mine", home)
+    short, _ = chosen.cells()
+    cells = [{"wall_seconds": 0, "core_seconds": seconds} for seconds in order] + [{"wall_seconds": 50}]
+    for place, seconds in enumerate(cells):
+        cell = {"settings": chosen.settings(short), "rounds": 1, "epochs": 1, **seconds}
+        folder = home / "mine" / "results" / str(place)
+        folder.mkdir(parents=True)
+        (folder / "mine.json").write_text(json.dumps({"cells": [cell]}))
+    monkeypatch.setattr(play, "_played_before", play._played_before.__wrapped__)
+    assert play.estimated(chosen, short) == pytest.approx(3 * 2)
+
+
 def test_a_cell_of_another_device_is_done(home: Path, tmp_path: Path) -> None:
     assert play.main(["--out", str(tmp_path)]) == 0
     chosen = choose("mine", home, overrides=["run.device=cuda"])

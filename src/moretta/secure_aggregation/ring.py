@@ -51,6 +51,12 @@ def largest_magnitude(name: str, values: Array) -> float:
     return largest
 
 
+def check_fraction_bits(name: str, bits: int, weight: int = 1) -> None:
+    """Raise `moretta.errors.PeerError` for fraction bits that no limit leads to: their powers may leave float64."""
+    if abs(bits) > EXPONENTS + 64 or bits + weight.bit_length() > EXPONENTS + 65:
+        raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {bits}")
+
+
 @dataclass(frozen=True)
 class Ring:
     """Z_2^bits with its fixed-point encoding. Raises `moretta.errors.ParameterError` unless bits is 32 or 64.
@@ -118,8 +124,7 @@ class Ring:
         Raises `moretta.errors.RangeError`, before anything is masked or sent, for a value that is not finite or not
         within `largest`; `moretta.errors.PeerError` for fraction bits that no limit leads to.
         """
-        if abs(fraction_bits) > EXPONENTS + 64 or fraction_bits + weight.bit_length() > EXPONENTS + 65:
-            raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {fraction_bits}")
+        check_fraction_bits(name, fraction_bits, weight)
         most = _most(self, fraction_bits, most_weight, parties)
         words = np.empty(values.shape, dtype=self.dtype) if words is None else words
         flat, into = values.reshape(-1), words.reshape(-1).view(f"int{self.bits}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moretta import SecureAggregation, Silo
 from moretta.contract.messages import Stamp
-from moretta.errors import RangeError
+from moretta.errors import PeerError, RangeError
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.common.accountant import Privacy, epsilon
@@ -173,6 +173,9 @@ def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None
         assert ask.encoding["scalars"] > 8
         with pytest.raises(RangeError, match="expected 4 such steps or more, as else the noise is rounded away"):
             honest(replace(ask, encoding={**ask.encoding, "scalars": 1}))
+        for bits in (-2000, 2000):
+            with pytest.raises(PeerError, match="`scalars`: expected at most 964 fraction bits"):
+                honest(replace(ask, encoding={**ask.encoding, "scalars": bits}))
         refused.append(ask.stamp.round)
         return honest(ask)
 

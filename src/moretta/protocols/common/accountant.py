@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from moretta.errors import MissingExtra, ParameterError, RangeError
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
+from moretta.secure_aggregation.ring import check_fraction_bits
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -85,19 +86,24 @@ class Privacy:
     def check_steps(self, encoding: Mapping[str, int], sharers: int) -> None:
         """Check that the ring is fine enough not to round a silo's share of the noise away.
 
-        encoding: the fraction bits f by tensor, of sums that are rounded to 2^-f; others' names are passed over, and
-        none are in the clear. As all uploads are whole steps, round(a) + Z = round(a + Z): what is opened follows from
-        one silo's noised sum a and the others' rounded ones Z. From `LEAST_STEPS` on Z is as smooth as noise that was
-        never rounded; below, it is nearly constant, and a silo has no more than its own share to hide in.
-        Raises `moretta.errors.RangeError`, saying what to change.
+        encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is passed
+        over; empty where sums are in the clear. As all uploads are whole steps, round(a) + Z = round(a + Z): what is
+        opened follows from one silo's noised sum a and the others' rounded ones Z. From `LEAST_STEPS` on Z is as smooth
+        as noise that was never rounded; far below, it is nearly constant, and a silo has but its own share to hide in.
+        Raises `moretta.errors.RangeError`, saying what to change; `moretta.errors.PeerError` for fraction bits that no
+        limit leads to.
         """
         share = self.share(sharers)
-        step = max((math.ldexp(1.0, -bits) for name, bits in encoding.items() if name != MOST_WEIGHT), default=0.0)
+        bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
+        for name, bits in bits_of.items():
+            check_fraction_bits(name, bits)
+        step = max((math.ldexp(1.0, -bits) for bits in bits_of.values()), default=0.0)
         if share and share < LEAST_STEPS * step:
             raise RangeError(
                 f"dp-noise: a silo's share of the noise has the deviation {share:.3g}, and sums are rounded to "
                 f"{step:.3g}; expected {LEAST_STEPS} such steps or more, as else the noise is rounded away: give "
-                "ring-bits = 64, a lower [secure-aggregation] limit, fewer rows a round, or more dp-noise or dp-clip"
+                "ring-bits = 64 if they are 32, a lower [secure-aggregation] limit, fewer rows a round, or more "
+                "dp-noise or dp-clip"
             )
 
 
