@@ -370,7 +370,7 @@ def test_the_console_script(here: Path) -> None:
     done = script("train", "run.toml", "--json", "--set", "run.rounds=1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == read_json(here / "runs" / "run" / "result.json")
-    assert read_model(here / "runs" / "run" / "model.safetensors")
+    assert read_model(here / "runs" / "run", "model.safetensors")
     again = script("train", "run.toml", "--json", "--set", "run.rounds=none")
     assert (again.returncode, json.loads(again.stdout)["exit_code"]) == (2, 2)
     assert again.stderr == 'moretta: run.toml: [run] rounds: expected a whole number, got "none"\n'

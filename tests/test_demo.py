@@ -43,13 +43,13 @@ def demo(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def gap(out: Path) -> float:
     """The largest difference between a weight of PBPFL and of FedSGD."""
-    ours, theirs = (read_model(out / name / "model.safetensors") for name in ("pbpfl", "fedsgd"))
+    ours, theirs = (read_model(out / name, "model.safetensors") for name in ("pbpfl", "fedsgd"))
     assert ours.keys() == theirs.keys()
     return max(float(np.abs(ours[name] - theirs[name]).max()) for name in theirs)
 
 
 def test_in_float32_pbpfl_ends_where_fedsgd_does(demo: Path) -> None:
-    ours, theirs = (read_model(demo / name / "model.safetensors") for name in ("pbpfl", "fedsgd"))
+    ours, theirs = (read_model(demo / name, "model.safetensors") for name in ("pbpfl", "fedsgd"))
     for name, tensor in theirs.items():
         assert np.abs(ours[name] - tensor).max() <= 1e-3 * np.abs(tensor).max(), name
     accuracy = [read_json(demo / name / "result.json")["test"]["accuracy"] for name in ("pbpfl", "fedsgd")]

@@ -101,7 +101,7 @@ def test_a_folder_larger_than_memory_trains_to_the_same_bytes(here: Path, monkey
         monkeypatch.setattr(folders, "IN_MEMORY", most)
         done = call("train", "run.toml", "--out", name, "--json")
         assert done.code == 0, done.err
-    there, read = (read_model(here / name / "released.safetensors") for name in ("there", "read"))
+    there, read = (read_model(here / name, "released.safetensors") for name in ("there", "read"))
     assert there.keys() == read.keys()
     for name, tensor in there.items():
         np.testing.assert_array_equal(read[name], tensor)

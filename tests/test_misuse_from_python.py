@@ -33,6 +33,7 @@ from moretta import (
 )
 from moretta.data.tables.schema import Number
 from moretta.errors import MorettaError, ParameterError
+from moretta.run.inputs import count_outputs
 
 X = np.random.default_rng(0).normal(0, 1, (12, 4)).astype(np.float32)
 Y = np.arange(12) % 3
@@ -89,6 +90,17 @@ class Detached(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).detach()
+
+
+class FollowedInTraining(nn.Linear):
+    """A model whose outputs have a gradient when it trains alone."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(nn.functional.dropout(x, training=self.training))
+        return outputs if self.training else outputs.detach()
 
 
 def with_nothing() -> nn.Module:
@@ -389,9 +401,20 @@ MISUSES: Mapping[str, tuple[Call, str]] = {
     ),
     "a masked array": (
         lambda: Silo("a", np.ma.masked_array(X, X > 1), Y),
-        r"^silo `a`: x: got a masked array; say what stands for masked values, as x\.filled\(nan\)$",
+        r"^silo `a`: x: got a masked array; say what stands for masked values, as x\.astype\(float\)\.filled\(nan\)$",
     ),
-    "masked targets": (lambda: Silo("a", X, np.ma.masked_array(Y, Y > 1)), r"silo `a`: y: got a masked array"),
+    "masked targets": (
+        lambda: Silo("a", X, np.ma.masked_array(Y, Y > 1)),
+        r"^silo `a`: y: got a masked array; leave out the rows whose target is masked$",
+    ),
+    "masked rows in a list": (
+        lambda: Silo("a", [np.ma.masked_array(row, row > 1) for row in X], Y),
+        r"^silo `a`: x: got masked arrays in a list; say what stands for masked values$",
+    ),
+    "masked rows in a list by name": (
+        lambda: make(silos=[Silo("a", {"w": [np.ma.masked_array(row, row > 1) for row in X]}, Y)]),
+        r"^silo `a`: x\['w'\]: got masked arrays in a list",
+    ),
     "a masked array among arrays": (
         lambda: make(silos=[Silo("a", {"w": np.ma.masked_array(X, X > 1)}, Y)]),
         r"silo `a`: x\['w'\]: got a masked array",
@@ -676,11 +699,30 @@ def test_folders_that_cannot_be_loaded(
 @pytest.mark.parametrize("by", [torch.jit.script, torch.compile])
 @pytest.mark.parametrize("protocol", [PBPFL(loss="cross-entropy"), BAFFLE(loss="cross-entropy", k=4)])
 def test_layers_that_cannot_be_looked_into(by: Any, protocol: Any) -> None:
-    with pytest.raises(
-        ParameterError, match=r"expected a module of Python's, .* as it was before torch\.(jit|compile)"
+    for model, where in (
+        (by(nn.Linear(4, 3)), "^model"),
+        (nn.Sequential(by(nn.Linear(4, 4)), nn.Linear(4, 3)), "^`0`"),
     ):
-        make(model=by(nn.Linear(4, 3)), protocol=protocol).train(1)
-    make(model=by(nn.Linear(4, 3))).train(1)
+        before = rf"{where}: expected a module of Python's, .* as it was before torch\.(jit|compile)"
+        with pytest.raises(ParameterError, match=before):
+            make(model=model, protocol=protocol).train(1)
+        make(model=model).train(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_layer_may_write_to_its_input() -> None:
+    layers = nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
+    assert make(model=torch.jit.script(layers)).train(1).history
+
+
+def test_a_gradient_that_is_there_in_training_is_enough() -> None:
+    with torch.no_grad():
+        federations = make(model=FollowedInTraining()), make(model=nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)))
+    for federation in federations:
+        before = torch.get_rng_state()
+        assert count_outputs(federation.model, federation.silos, None, torch.float32) == 3
+        assert (torch.get_rng_state() == before).all()
+        assert federation.train(1).history
 
 
 def test_a_layer_may_write_to_its_input_where_its_own_models_are_compared() -> None:

@@ -48,7 +48,7 @@ def outputs(run: Path, rows: str, **options: Any) -> np.ndarray:
 
 def by_hand(run: Path, x: np.ndarray, model: str = "model.safetensors") -> np.ndarray:
     """The outputs of the two-layer network in a run folder, with nothing but torch."""
-    inputs, tensors = read_json(run / "inputs.json"), read_model(run / model)
+    inputs, tensors = read_json(run / "inputs.json"), read_model(run, model)
     x = (np.where(np.isnan(x), inputs["fill"], x.astype(np.float64)) - inputs["mean"]) / inputs["deviation"]
     weights = {name: torch.tensor(array, dtype=torch.float64) for name, array in tensors.items()}
     h = torch.relu(torch.tensor(x) @ weights["0.weight"].T + weights["0.bias"])
@@ -65,7 +65,7 @@ def test_the_released_model_predicts_what_the_true_one_does(
     assert true.shape == (60, 3)
     assert true.dtype == dtype
     assert np.abs(true - released).max() <= tolerance * np.abs(true).max()
-    tensors = [read_model(run / f"{name}.safetensors") for name in ("model", "released")]
+    tensors = [read_model(run, f"{name}.safetensors") for name in ("model", "released")]
     assert np.abs(tensors[0]["0.weight"] - tensors[1]["0.weight"]).max() > 0.01  # and the numbers are others
 
 
@@ -248,7 +248,7 @@ def test_data_and_model_of_a_module_beside_the_run_file(train: Train, monkeypatc
     Path("prediction_mine.py").write_text(MODULE)
     Path("run.toml").write_text(RUN.replace("hidden = [4]\n", ""))
     run = train("data.source=prediction_mine:rows", "model.source=prediction_mine:network", "model.width=6")
-    assert read_model(run / "model.safetensors")["0.weight"].shape == (6, 4)
+    assert read_model(run, "model.safetensors")["0.weight"].shape == (6, 4)
     assert read_json(run / "inputs.json")["mean"] == [0]  # what a function prepared is not standardised
     np.savez("test.npz", x=given["x_test"])
     expected = by_hand(run, given["x_test"])
@@ -268,7 +268,7 @@ def test_tokens_stay_whole_numbers(train: Train) -> None:
     Path("prediction_words.py").write_text(MODULE)
     Path("run.toml").write_text(RUN.replace("hidden = [4]\n", ""))
     run = train("data.source=words.npz", "model.source=prediction_words:words", "protocol.name=fedsgd")
-    tensors = {name: torch.tensor(array) for name, array in read_model(run / "model.safetensors").items()}
+    tensors = {name: torch.tensor(array) for name, array in read_model(run, "model.safetensors").items()}
     expected = tensors["0.weight"][words].flatten(1) @ tensors["2.weight"].T + tensors["2.bias"]
     assert outputs(run, "words.npz", allow_code=True) == pytest.approx(expected.numpy(), abs=1e-6)
     np.savez("floats.npz", x=words.astype(np.float32))

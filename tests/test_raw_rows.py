@@ -425,5 +425,5 @@ def test_files_in_any_order_of_columns_train_to_the_same_bytes(here: Path, files
     write(here / "north.csv", files[:120], NAMES[::-1])
     again = call("train", "files.toml", "--out", "again")
     assert again.code == 0
-    first, second = (read_model(here / name / "model.safetensors") for name in ("mine", "again"))
+    first, second = (read_model(here / name, "model.safetensors") for name in ("mine", "again"))
     assert all((first[name] == second[name]).all() for name in first)

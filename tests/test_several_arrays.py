@@ -243,7 +243,7 @@ def test_only_the_table_is_standardised_and_asked_about(nets: Any, tmp_path: Pat
     assert list(result.model.state_dict()) == list(built(nets.Masked).state_dict())
     x, _ = rows(7, 99, scale=5.0)
     plain = built(nets.Masked)
-    modules.load(plain, read_model(tmp_path / "out" / "model.safetensors"))
+    modules.load(plain, read_model(tmp_path / "out", "model.safetensors"))
     scaled = (x["table"].astype(np.float64) - pooled.mean(0)) / pooled.std(0)
     expected = plain.eval()(**tensors({**x, "table": scaled.astype(np.float32)}))
     torch.testing.assert_close(result.model(**tensors(x)), expected, rtol=0, atol=1e-6)

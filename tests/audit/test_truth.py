@@ -116,6 +116,17 @@ def test_a_run_that_is_not_whole_is_refused(tmp_path, damage, says):
         Truth(whole.folder, whole.federation, 4, 5)
 
 
+@pytest.mark.parametrize("name", ["inputs.json", "model.safetensors"])
+def test_what_the_run_did_not_write_is_not_taken_for_true(tmp_path, name):
+    truth = recorded(tmp_path, run={"rounds": 2}, anew=True)
+    truth.final()
+    content = (truth.folder / name).read_bytes()
+    old, new = (b"\n", b"\n\n") if name.endswith("json") else (content[-4:], b"\0\0\0\0")
+    (truth.folder / name).write_bytes(content.replace(old, new))
+    with pytest.raises(ParameterError, match=f"{name} is not what the run wrote"):
+        truth.rows(truth.run.silos[0]) if name.endswith("json") else truth.final()
+
+
 def test_the_truth_of_another_run_is_refused(tmp_path):
     folders = [tmp_path / name for name in ("one", "other")]
     for folder in folders:

@@ -98,6 +98,21 @@ def test_test_rows_of_a_training_patient_are_refused(
     assert "patient" not in str(caught.value).replace("a patient", "")
 
 
+def test_whole_numbers_and_words_may_be_objects_and_texts_of_numpys_own_kind() -> None:
+    from moretta import Silo
+
+    x, y = np.zeros((2, 1)), np.array([0, 1])
+    texts = np.array(["Rossi", "Bianchi"], dtype=np.dtypes.StringDType())
+    given: Any
+    for given in (np.array([7, np.int64(12)], dtype=object), texts, [7, "Bianchi"]):
+        found = Silo("north", x, y, groups=given).groups
+        assert found is not None
+        assert found.tolist() == list(map(str, given))
+    for given in ([7.0, 12.0], [True, False], np.array([7, None], dtype=object)):
+        with pytest.raises(ParameterError, match="groups: expected 2 words or whole numbers, one a row; got 2 values"):
+            Silo("north", x, y, groups=given)
+
+
 def test_a_silo_shows_no_row_and_no_id_of_its_own() -> None:
     from moretta import Silo
 

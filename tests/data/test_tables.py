@@ -88,6 +88,10 @@ def test_how_a_file_is_written_may_be_declared(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=f'no encoding of such text is called "{codec}"') as caught:
             read_columns(path, Format(encoding=codec))
         assert "31" not in str(caught.value)
+    path = write(tmp_path, "age,y\n\\ud800,0\n45-,1\n")
+    for codec in ("a\0b", "unicode_escape", "raw_unicode_escape"):  # the last two make half a character of the first
+        with pytest.raises(ParameterError, match="no encoding of such text is called"):
+            read_columns(path, Format(encoding=codec))
 
 
 def test_a_column_twice_in_parquet_is_said_as_in_csv(tmp_path: Path) -> None:
@@ -140,6 +144,8 @@ def test_the_same_rows_as_csv_parquet_and_arrow_are_the_same_bytes(tmp_path: Pat
         ('a,y\n1,0\n"2,1\n', "line 3 has a quote that no other closes at the end of its cell"),
         ('a,y\n1,0\n"old,1\n2,0\n3,"1"\n', "line 3 has a quote that no other closes"),
         ('a,y\n1,0\n2,"fever\n3,0\n4,1\n', "line 3 has a quote that no other closes"),
+        ('a,y\n1,0\n"old,1\n"new,0\n3,1\n', "line 3 has a quote that no other closes"),
+        ('a,y\n"one\ntwo",0\n"a ""b"",1\n2,0\n', "line 4 has a quote that no other closes"),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
@@ -150,6 +156,8 @@ def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
 def test_quotes_that_close_are_part_of_no_cell(tmp_path: Path) -> None:
     path = write(tmp_path, 'a,y\n"one, and\ntwo",0\n5" long,1\n"5"" long",1\n"",0\n')
     assert list(read_columns(path)["a"]) == ["one, and\ntwo", '5" long', '5" long', ""]
+    path = write(tmp_path, f'a,y\n"{"long," * 30_000}",0\n"blank behind" ,1\n "before",0\n')
+    assert list(read_columns(path)["a"]) == ["long," * 30_000, "blank behind", '"before"']
 
 
 def test_pandas_na_is_blank() -> None:
@@ -232,10 +240,12 @@ NAMES = [f"{chr(97 + i % 26)}{chr(98 + i % 25)}{chr(99 + i % 23)}" for i in rang
         (column([f"2024-01-{1 + i % 28:02}" for i in range(20)]), {}, 'dates; .* format = "%Y-%m-%d"'),
         (column([f"{1 + i % 28}.11.2024" for i in range(20)]), {}, 'dates; .* format = "%d.%m.%Y"'),
         (column([f"0{1 + i % 9}/0{1 + i % 5}/20" for i in range(20)]), {}, '"%m/%d/%y" or "%d/%m/%y"'),
+        (column([f"0{1 + i % 9}-0{1 + i % 5}-12" for i in range(20)]), {}, '"%y-%m-%d" or "%d-%m-%y" or "%m-%d-%y"'),
+        (column([f"2024-01-{1 + i % 28:02}T10:20:30.5Z" for i in range(20)]), {}, 'dates; .*"%Y-%m-%dT%H:%M:%S.%fZ"'),
         (
             column(["2024-01-05", "05.01.2024"] * 10),
             {},
-            "dates that are not all of one known form; write them in one way",
+            "holds dates of no one form that is known here; write them in one way",
         ),
         (
             "x,y\n" + "".join(f"{i % 7}.5,{('NO', 'yes', 'no', 'yes')[i % 4]}\n" for i in range(40)),

@@ -185,7 +185,7 @@ class Machines:
         released = b""
         if ended.released is not None:
             inputs = json.loads((out / "inputs.json").read_text())
-            released = pack_released(inputs, read_model(out / "released.safetensors"))
+            released = pack_released(inputs, read_model(out, "released.safetensors"))
         self.made[-1].end(released)
         return ended
 

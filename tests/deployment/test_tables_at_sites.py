@@ -158,7 +158,7 @@ def test_three_sites_train_as_one_machine_does_whatever_their_files(hospitals: H
             insecure_secret_seed=3,
         ).train(3, SEED)
         for file in ("model.safetensors", "released.safetensors"):
-            ours, theirs = (read_model(tmp_path / place / file) for place in ("many", ending))
+            ours, theirs = (read_model(tmp_path / place, file) for place in ("many", ending))
             assert {name: one.tobytes() for name, one in ours.items()} == {
                 name: one.tobytes() for name, one in theirs.items()
             }

@@ -287,6 +287,14 @@ def test_changed_views_are_refused(run):
         write_dossier(folder)
 
 
+def test_columns_that_the_run_did_not_write_are_refused(run):
+    folder = run("pbpfl")
+    told = json.loads((folder / "inputs.json").read_text())
+    (folder / "inputs.json").write_text(json.dumps(told | {"classes": ["other", "names"]}))
+    with pytest.raises(ParameterError, match=r"inputs\.json is not what the run wrote"):
+        write_dossier(folder)
+
+
 def test_attacks_stand_by_severity_the_gravest_first(run):
     written = write_dossier(run("audited"))
     found = [one for one in every(written.told) if one["section"] == "4.1.c" and one["origin"] == "stated"]

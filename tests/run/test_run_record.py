@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +61,8 @@ def test_facts_are_the_protocols_the_rings_the_best_round_and_the_most_memory() 
     history = [round_line(1, ring_step=0.25, edge_peak_mib=60.0), round_line(2, ring_step=0.5, edge_peak_mib=64.0)]
     outcome = replace(END.outcome, facts={"epsilon": 1.5})
     assert facts_of(PLAN, replace(END, history=history, outcome=outcome, best_round=1)) == {
-        "epsilon": 1.5, "ring_gradient_error": 0.5, "ring_weight_error": 0.375, "ring_relative_weight_error": 0.1875,
-        "best_round": 1.0, "edge_peak_mib": 64.0,
+        "epsilon": 1.5, "ring_gradient_error": 0.5, "ring_weight_error": 0.375,
+        "ring_relative_weight_error": 0.375 / math.sqrt(2.5), "best_round": 1.0, "edge_peak_mib": 64.0,
     }  # fmt: skip
 
 
@@ -72,6 +73,17 @@ def test_the_rings_error_is_stated_as_far_as_it_is_known() -> None:
     assert ring_facts(steps, FedSGD(optimizer="adam"), weights, 1) == {"ring_gradient_error": 0.25}
     assert ring_facts(steps, SPEC.protocol, {}, 1) == {"ring_gradient_error": 0.25}
     assert "ring_relative_weight_error" not in ring_facts(steps, SPEC.protocol, {"w": np.zeros(2)}, 1)
+
+
+def test_how_far_weights_moved_is_of_all_of_them() -> None:
+    steps = [round_line(1, ring_step=0.25)]
+    one, idle, tiny = (
+        ring_facts(steps, SPEC.protocol, tensors, 1)["ring_relative_weight_error"]
+        for tensors in ({"w": np.full(4, 2.0)}, {"w": np.full(4, 2.0), "b": np.zeros(0), "count": np.array(7)},
+                        {"w": np.full(4, 2.0), "b": np.full(4, 1e-9)})
+    )  # fmt: skip
+    assert one == idle  # what is empty or no float counts for nothing
+    assert tiny == pytest.approx(one * np.sqrt(2))
 
 
 def test_momentum_lets_a_gradient_move_a_weight_further() -> None:
@@ -100,7 +112,7 @@ BLIND = replace(PLAN, spec=replace(SPEC, score_at_silos=True))
         (
             PLAN,
             replace(END, history=[round_line(1, ring_step=4.0)], outcome=Outcome({"w": np.ones(1)}, facts={})),
-            ["sums were rounded to steps of 4, which may have moved weights by"],
+            ["fixed point has errors of up to 4 in gradients, which may have moved weights by"],
         ),
         (BLIND, END, ["the participants alone know"]),
         (BLIND, replace(END, has_scores_of_silos=True), []),

@@ -82,7 +82,7 @@ def test_fedsam_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     compared = run("compare", file, "--protocols", "fedsgd,fedsam", "--out", "both")
     assert "FedSAM" in compared.out
     assert read_json(tmp_path / "both" / "fedsam" / "result.json")["settings"]["protocol"]["radius"] == 0.1
-    ours, theirs = (read_model(tmp_path / place / "model.safetensors") for place in ("alone", "both/fedsam"))
+    ours, theirs = (read_model(tmp_path / place, "model.safetensors") for place in ("alone", "both/fedsam"))
     assert set(ours) == set(theirs)
     assert "FedSAM" in (tmp_path / "both" / "report.html").read_text()
 

@@ -8,6 +8,7 @@ its target by index. No cell is told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,11 @@ def _check_real(found: NDArray[Any], where: str) -> None:
 def subjects(given: Any, rows: int, where: str) -> NDArray[np.str_]:
     """Return whom rows are about, as words, one a row."""
     found = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    words = found.dtype.kind in "iuU" or all(isinstance(one, str) for one in found.ravel().tolist())
+    cells = found.ravel().tolist()  # of Python's types; True is an int, and says of nobody who it is
+    words = all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in cells)
     if found.ndim != 1 or len(found) != rows or not words:
         raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {_told(given, found)}")
-    return found.astype(np.str_, copy=False)
+    return np.array([str(one) for one in cells], dtype=np.str_)
 
 
 def _told(given: Any, found: NDArray[Any]) -> str:

@@ -26,7 +26,7 @@ from moretta.engines.files import write_atomically
 from moretta.engines.flare.cells import sender
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.flare.sites import Sites
-from moretta.engines.run_folder import read_json, read_model
+from moretta.engines.run_folder import read_inputs, read_model
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.common import modules
@@ -180,5 +180,5 @@ def _released(result: Result, out: Path) -> bytes:
     """Return what sites are given of a run that has ended; nothing where nothing is released."""
     if result.released is None:
         return b""
-    inputs = {name: value for name, value in read_json(out / "inputs.json").items() if name != "format"}
-    return pack_released(inputs, read_model(out / "released.safetensors"))
+    inputs = {name: value for name, value in read_inputs(out).items() if name != "format"}
+    return pack_released(inputs, read_model(out, "released.safetensors"))

@@ -223,11 +223,15 @@ def _round(line: str) -> int | None:
         return None  # a line that a crash cut short
 
 
-def read_model(path: Path, digest: str | None = None) -> dict[str, Array]:
-    """Return the arrays of a model in a run folder.
+def read_model(folder: Path, name: str) -> dict[str, Array]:
+    """Return the arrays of a model in a run folder, by its file's name there.
 
-    Raises `moretta.errors.ParameterError` where there is none, or another one than that of the SHA-256 `digest`.
+    Raises `moretta.errors.ParameterError` where there is none, or another than the run wrote, by its record.
     """
+    digests = _result(folder).get("models", {})
+    if not isinstance(digests, dict):
+        raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
+    path = folder / name
     content = _content(path, "a model")
     try:
         arrays: dict[str, Array] = load(content)
@@ -235,24 +239,35 @@ def read_model(path: Path, digest: str | None = None) -> dict[str, Array]:
         raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
     except KeyError as error:
         raise ParameterError(f"{path}: expected a model of a finished run; NumPy has no {error.args[0]}") from None
-    _check_digest(path, content, digest, "other weights")
+    _check_digest(path, content, digests.get(name), "other weights")
     return arrays
 
 
-def read_json(path: Path, digest: str | None = None) -> dict[str, Any]:
-    """Return one JSON file of a run folder.
+def read_inputs(folder: Path) -> dict[str, Any]:
+    """Return what a run's inputs and outputs mean.
 
-    Raises `moretta.errors.ParameterError` where it is missing, damaged, or another than that of the SHA-256 `digest`.
+    Raises `moretta.errors.ParameterError` where that is missing, damaged, or another than the run wrote, by its record.
     """
-    written = _content(path, "a file")
+    path = folder / "inputs.json"
+    content = read_json(path)
+    _check_digest(path, _content(path, "a file"), _result(folder).get("inputs"), "another")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
     try:
-        content: dict[str, Any] = json.loads(written)
+        content: dict[str, Any] = json.loads(_content(path, "a file"))
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ParameterError(f"{path}: expected run-folder format {FORMAT}; was it written by another version?")
-    _check_digest(path, written, digest, "another")
     return content
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """Return what a run came to; nothing of a folder that a model was saved to."""
+    return read_json(folder / "result.json") if (folder / "result.json").exists() else {}
 
 
 def _check_digest(path: Path, content: bytes, digest: str | None, other: str) -> None:

@@ -1,4 +1,4 @@
-"""Which initial weights a model may have."""
+"""Which initial weights and which layers a model may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moretta.errors import ParameterError, UnsupportedModel
 def check_weights(model: nn.Module) -> None:
     """Check that a model has something to train, and finite numbers to begin with.
 
-    Raises `moretta.errors.ParameterError`, naming the tensor.
+    Raises `moretta.errors.ParameterError`, naming the tensor where it is one.
     """
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ParameterError(f"model: expected the module itself, not {type(model).__name__} around it; give .module")
@@ -37,8 +37,10 @@ def check_weights(model: nn.Module) -> None:
 
 def check_traceable(model: nn.Module) -> None:
     """Raise `moretta.errors.UnsupportedModel` for a module whose layers cannot be looked into or run one by one."""
-    how = "torch.jit" if isinstance(model, torch.jit.ScriptModule) else "torch.compile"
-    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
-        raise UnsupportedModel(
-            f"expected a module of Python's, whose layers can be run; give it as it was before {how}"
-        )
+    for name, module in model.named_modules():
+        compiled = isinstance(module, torch.jit.ScriptModule)
+        if compiled or hasattr(module, "_orig_mod"):
+            raise UnsupportedModel(
+                f"{f'`{name}`' if name else 'model'}: expected a module of Python's, whose layers can be run; give it "
+                f"as it was before {'torch.jit' if compiled else 'torch.compile'}"
+            )

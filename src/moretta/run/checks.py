@@ -119,8 +119,8 @@ def check_training(
     """Check the settings of training against model, rows and machine. validated: there are rows for early stopping."""
     metrics.check(spec.metrics, outputs, spec.task, dtype)
     if (own := spec.protocol.own_loss) is not None:
-        forward_only = bool(entry_of(spec.protocol).edge)
-        check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=not forward_only)
+        gradients = not entry_of(spec.protocol).forward_only
+        check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients)
     if spec.early_stopping is not None and not validated:
         raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
     weights = len(spec.protocol.class_weights)

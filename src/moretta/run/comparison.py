@@ -132,11 +132,11 @@ def weight_differences(folders: Sequence[Path]) -> dict[str, float]:
     if REFERENCE not in protocols:
         return {}
     first = protocols.index(REFERENCE)
-    reference = read_model(folders[first] / MODEL)
+    reference = read_model(folders[first], MODEL)
     differences: dict[str, float] = {}
     for number, (name, folder) in enumerate(zip(protocols, folders, strict=True)):
         if number != first and (folder / MODEL).exists() and ENTRIES[name].common_model:
-            ours = read_model(folder / MODEL)
+            ours = read_model(folder, MODEL)
             if {key: value.shape for key, value in ours.items()} == {key: v.shape for key, v in reference.items()}:
                 label = name if protocols.count(name) == 1 else str(folder)
                 differences[label] = largest_relative_difference(ours, reference)

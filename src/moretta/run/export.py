@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from moretta.engines.files import check_ending, check_replaced, write_atomically
+from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
@@ -49,10 +50,10 @@ def export(
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix.lower() == ".safetensors":
         tensors = finished.weights(folder, true_model=true_model, silo=silo)
-        write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(finished.inputs_of(folder))}))
+        write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))
         return
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
-    write_atomically(out, _onnx(found, json.dumps(finished.inputs_of(folder))))
+    write_atomically(out, _onnx(found, json.dumps(read_inputs(folder))))
 
 
 def _is_export(there: Path) -> bool:

@@ -246,7 +246,7 @@ class Federation:
             self._roster.check(silo.name for silo in self.silos)
         self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
         self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
-        gradients = not entry_of(spec.protocol).edge
+        gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, self._dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]
         if spec.score_at_silos:

@@ -25,7 +25,7 @@ from moretta.data.tables.files import Format
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.engines.run_folder import read_json, read_model
+from moretta.engines.run_folder import read_inputs, read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue, graph
 from moretta.models.size import build_within
@@ -91,7 +91,7 @@ def load(
     folder names (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one
     that does not say how its model is built, without `model`, or one that names code which is not allowed.
     """
-    inputs = inputs_of(folder)
+    inputs = read_inputs(folder)
     tensors = weights(folder, true_model=true_model, silo=silo)
     run_file = _run_file(folder, model, allow_code)
     try:
@@ -201,29 +201,13 @@ def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | No
     return run_file
 
 
-def inputs_of(folder: Path) -> dict[str, Any]:
-    """Return what a run's inputs and outputs mean.
-
-    Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
-    """
-    return read_json(folder / "inputs.json", _record(folder).get("inputs"))
-
-
 def weights(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Tensors:
     """Return the tensors of a run's model.
 
     Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
     """
     path = model_file(folder, true_model=true_model, silo=silo)
-    models = _record(folder).get("models", {})
-    if not isinstance(models, dict):
-        raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
-    return read_model(path, models.get(str(path.relative_to(folder))))
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    """Return what a run came to; nothing of a folder that a model was saved to."""
-    return read_json(folder / "result.json") if (folder / "result.json").exists() else {}
+    return read_model(folder, str(path.relative_to(folder)))
 
 
 def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:

@@ -270,7 +270,8 @@ def built(
             layout=layout_of(silos, False),
             **arguments,
         )
-    check_weights(model)
+    else:
+        check_weights(model)
     return model, made
 
 

@@ -102,8 +102,10 @@ def count_outputs(
     """
     sample = torch.zeros((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
     sample = sample.to(dtype) if sample.is_floating_point() else sample
+    clone = modules.out_of_place(copy.deepcopy(model)).eval()
     try:
-        outputs, written = modules.out_of_place(copy.deepcopy(model)).eval()(sample), sample._version
+        with torch.enable_grad():  # whoever makes a federation may be under no_grad
+            outputs, written = clone(sample), sample._version
     except Exception as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         if not sample.is_floating_point():
@@ -123,9 +125,15 @@ def count_outputs(
         )
     if not outputs.is_floating_point():
         raise ParameterError(f"expected a model with outputs of floats, got {outputs.dtype}; leave out argmax or round")
-    if differentiable and not outputs.requires_grad:
+    if differentiable and not outputs.requires_grad and not _has_gradient_in_training(clone, sample):
         raise ParameterError(
             "expected outputs with a gradient, and these have none: the model detaches them, or computes them under "
             "torch.no_grad or inference_mode; leave that out, or use baffle, which needs no gradient"
         )
     return int(outputs.shape[1])
+
+
+def _has_gradient_in_training(model: nn.Module, sample: torch.Tensor) -> bool:
+    """Whether a model, which may take none in evaluation, has outputs with a gradient when it trains."""
+    with torch.enable_grad(), torch.random.fork_rng(devices=()):  # dropout draws
+        return bool(model.train()(sample).requires_grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ import torch
 
 import moretta
 from moretta.config.specification import Specification
-from moretta.contract.messages import Array, Tensors
+from moretta.contract.messages import Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.driver import DroppedSilo
 from moretta.protocols.common.claims import Claim
@@ -129,7 +130,7 @@ def facts_of(plan: RunPlan, end: RunEnd) -> dict[str, float | str]:
     return {**end.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
 
 
-MOST_MOVED = 0.1  # by fixed point, of the size of weights, without a warning
+MOST_MOVED = 0.1  # by fixed point, of the root mean square of all weights, without a warning
 
 
 def ring_facts(
@@ -147,19 +148,17 @@ def ring_facts(
     if protocol.optimizer == "sgd" and parameters:
         moved = [_rate(protocol, line["round"], rounds) * line["ring_step"] for line in history if "ring_step" in line]
         facts["ring_weight_error"] = sum(moved)
-        smallest = min(float(np.abs(array).max()) for array in _floating(parameters))
-        if smallest > 0:
-            facts["ring_relative_weight_error"] = facts["ring_weight_error"] / smallest
+        weights = [array for array in parameters.values() if array.dtype.kind == "f"]
+        squares = sum(float(np.square(array, dtype=np.float64).sum()) for array in weights)
+        if squares > 0:
+            size = math.sqrt(squares / sum(array.size for array in weights))
+            facts["ring_relative_weight_error"] = facts["ring_weight_error"] / size
     return facts
 
 
 def _rate(protocol: Training, number: int, rounds: int) -> float:
     """Return how far a unit of gradient moves a weight in the end."""
     return 1.0 if protocol.steps_at_silos else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
-
-
-def _floating(tensors: Tensors) -> Iterator[Array]:
-    return (array for array in tensors.values() if array.dtype.kind == "f" and array.size)
 
 
 def warnings_of(plan: RunPlan, end: RunEnd) -> list[str]:
@@ -193,8 +192,8 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
     moved = facts.get("ring_relative_weight_error", 0.0)
     if moved > MOST_MOVED:
         yield (
-            f"sums were rounded to steps of {facts['ring_gradient_error']:.3g}, which may have moved weights by "
-            f"{moved:.3g} of their size; give a lower [secure-aggregation] limit, or ring-bits = 64"
+            f"fixed point has errors of up to {facts['ring_gradient_error']:.3g} in gradients, which may have moved "
+            f"weights by {moved:.3g} of their size; give a lower [secure-aggregation] limit, or ring-bits = 64"
         )
     asked = getattr(plan.spec.protocol, "rho", 0.0)
     lowered = [line["rho"] for line in end.history if line.get("rho", asked) < asked]

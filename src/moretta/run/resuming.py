@@ -53,7 +53,10 @@ def digest_of(
 
 
 def _printed(model: nn.Module) -> str:
-    """Return a module as PyTorch prints it: its layers, by which models differ whose tensors have the same shapes."""
+    """Return a module as PyTorch prints it: its layers, by which models differ whose tensors have the same shapes.
+
+    What `forward` does beside them, such as a call of `F.relu`, is not in it.
+    """
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(model))  # where an object lies differs from process to process
 
 

@@ -22,7 +22,7 @@ from moretta.data.silo import row_shape, rows_digest
 from moretta.data.tables.preparation import Preparation
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
-from moretta.engines.run_folder import ROWS, read_json, read_model
+from moretta.engines.run_folder import ROWS, read_inputs, read_json, read_model
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
@@ -180,13 +180,13 @@ class Truth:
 
     def final(self, name: str = "model.safetensors") -> Tensors:
         """Return a model of the finished run: "model.safetensors" or "released.safetensors"."""
-        return read_model(self.folder / name)
+        return read_model(self.folder, name)
 
     # Rows
 
     @cached_property
     def _preparation(self) -> Preparation:
-        return Preparation.loads(read_json(self.folder / "inputs.json"))
+        return Preparation.loads(read_inputs(self.folder))
 
     @property
     def dtype(self) -> torch.dtype:

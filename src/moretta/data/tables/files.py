@@ -214,29 +214,31 @@ def _csv(content: bytes, name: str, form: Format) -> Any:
 
 
 def _check_quotes(text: str, name: str, separator: str) -> None:
-    """Raise where a quoted cell does not end as one does: up to the next quote, whole rows would be its text."""
-    if '"' not in text:
-        return
-    reader, began = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True), 1
-    try:
-        for _ in reader:
-            began = reader.line_num + 1
-    except csv.Error as error:
-        raise ParameterError(
-            f"{name} line {began} has a quote that no other closes at the end of its cell ({error}); close the cell, "
-            'and write a quote inside of it twice, as in "5"" long"'
-        ) from None
+    """Raise where a quoted cell ends in the middle of another line, or never: whole rows would be its text."""
+    ends = re.escape(separator) + r"\r\n"
+    for cell in re.finditer(rf'(?:\A|(?<=[{ends}]))"([^"]*(?:""[^"]*)*)("|\Z)([^{ends}]?)', text):
+        inside, closed, behind = cell.groups()
+        if not closed or (behind and ("\n" in inside or "\r" in inside)):
+            line = text.count("\n", 0, cell.start()) + 1
+            raise ParameterError(
+                f"{name} line {line} has a quote that no other closes at the end of its cell; close the cell, and "
+                'write a quote inside of it twice, as in "5"" long"'
+            )
 
 
 def _decoded(content: bytes, name: str, encoding: str) -> str:
     try:
-        return content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        if encoding.lower() in ("utf-8", "utf8"):
+            return content.decode("utf-8-sig")
+        text = content.decode(encoding)
+        text.encode()  # some codecs make halves of characters
+        return text
     except UnicodeDecodeError as error:
         raise ParameterError(
             f"{name} is not {encoding} text (byte {error.start}); say how it is written, for example "
             'file-encoding = "latin-1", or save it in UTF-8'
         ) from None
-    except (LookupError, UnicodeError):  # of a codec that is none of texts, or reads none in this file
+    except (LookupError, ValueError):  # of a codec that is none of texts, or reads none in this file
         raise ParameterError(
             f'{name}: no encoding of such text is called "{encoding:.40}"; expected for example "latin-1"'
         ) from None

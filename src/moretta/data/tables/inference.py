@@ -52,14 +52,18 @@ _PLACEHOLDERS = frozenset(
 )
 _DAYS = (
     *("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
-    *("%y-%m-%d", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y"),
+    *("%y-%m-%d", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%y/%m/%d", "%d-%m-%y", "%m-%d-%y"),
 )
-_DATES = tuple(day + time for day in _DAYS for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M", "T%H:%M:%S"))
+_TIMES = (
+    *("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f"),
+    *("T%H:%M", "T%H:%M:%S", "T%H:%M:%S.%f", "T%H:%MZ", "T%H:%M:%SZ", "T%H:%M:%S.%fZ"),
+)
+_DATES = tuple(day + time for day in _DAYS for time in _TIMES)
 _DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
 
 
 _NO_FORM = (
-    "holds dates that are not all of one known form; write them in one way, and say in a schema "
+    "holds dates of no one form that is known here; write them in one way, and say in a schema "
     'kind = "date" with its format, as of strptime, or kind = "drop"'
 )
 MEDIAN = (

@@ -14,5 +14,6 @@ ENTRIES = (
         claims=f"{HERE}.claims",
         edge=f"{HERE}.edge_client",
         leaves=f"{HERE}.roles:left",
+        forward_only=True,
     ),
 )

@@ -29,8 +29,8 @@ class Entry:
     simulations: the engines that play all its silos in one process, without messages.
     many_machines: silos may be remote. takes_all: every silo takes part in every round.
     ring_bits: the smallest ring that its sums allow. seeded_start: silos compute the point that they start from, so it
-    follows from the training seed. judged_by: where silos have models of their own, the "mean" of their scores or the
-    "worst". common_model: ``model.safetensors`` is a model that predicts.
+    follows from the training seed. forward_only: no silo takes a gradient. judged_by: where silos have models of their
+    own, the "mean" of their scores or the "worst". common_model: ``model.safetensors`` is a model that predicts.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Entry:
     takes_all: bool = False
     ring_bits: int = 32
     seeded_start: bool = False
+    forward_only: bool = False
     judged_by: str = "mean"
     common_model: bool = True
 

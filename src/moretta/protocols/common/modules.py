@@ -173,7 +173,7 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
 def out_of_place(model: nn.Module) -> nn.Module:
     """Have a model's layers write to no input, and return it: the first one's is the rows themselves."""
     for layer in model.modules():
-        if getattr(layer, "inplace", False):
+        if getattr(layer, "inplace", False) and not isinstance(layer, torch.jit.ScriptModule):  # it is constant there
             layer.inplace = False  # type: ignore[assignment]
     return model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.engines import views
-from moretta.engines.run_folder import read_json
+from moretta.engines.run_folder import read_inputs
 from moretta.errors import ParameterError
 from moretta.protocols.common.entry import Entry
 from moretta.protocols.registry import ENTRIES
@@ -88,7 +88,7 @@ def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
         folder,
         record,
         run_file=_toml(folder / "run.toml"),
-        inputs=read_json(folder / "inputs.json") if (folder / "inputs.json").exists() else None,
+        inputs=read_inputs(folder) if (folder / "inputs.json").exists() else None,
         heard={} if record is None or not record.views else _heard(folder / "views", record),
         rounds_done=_rounds(folder / "history.jsonl"),
         answers={} if given is None else read_answers(given),
