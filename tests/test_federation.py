@@ -295,10 +295,10 @@ def test_a_damaged_file_of_a_run_is_one_sentence(tmp_path: Path, content: str) -
     for name in ("result.json", "none.json"):
         with pytest.raises(ParameterError, match=name):
             read_json(tmp_path / name)
-    with pytest.raises(ParameterError, match="result.json"):
+    with pytest.raises(ParameterError, match=r"result\.json"):
         read_model(tmp_path, "model.safetensors")
     (tmp_path / "result.json").unlink()
-    with pytest.raises(ParameterError, match="model.safetensors"):
+    with pytest.raises(ParameterError, match=r"model\.safetensors"):
         read_model(tmp_path, "model.safetensors")
 
 

@@ -4,7 +4,6 @@ from printed import Table, grid, joined, paper_of
 
 FENG_1 = paper_of("pbpfl-table-1")
 SILOS = ("k = 1", "k = 5", "k = 10")
-BY_SILOS = " | ".join(["", *SILOS])
 
 SIDE_BY_SIDE = [
     joined(
@@ -20,7 +19,6 @@ SIDE_BY_SIDE = [
 ]
 
 SHORT = {cell.removeprefix("FedAvg, "): row for cell, row in FENG_1.items() if "FedAvg" in cell}
-MLP_3 = {cell: row for cell, row in FENG_1.items() if "MLP-3" in cell}
 
 IMAGES = (
     ("Table II (Feng et al.), HAM10000, cross-entropy", "pbpfl-table-2", "FedAvg, ResNet20", "PBPFL, ResNet20"),
@@ -73,8 +71,10 @@ TABLES = {
         "FedSGD, MLP-5, k = 5 | loss on validation rows",
         grid("pbpfl-table-1-rate", {f"rate {rate}": () for rate in (0.01, 0.03, 0.1, 0.3)}, ["k = 5"], ".5f"),
     ),
-    "pbpfl-1-authors-quick": Table(
-        BY_SILOS, grid("pbpfl-table-1-authors-quick", MLP_3, SILOS, ".3f"), "Feng et al., Table I"
+    "pbpfl-1-same-rows": Table(
+        " | ".join(["", *SILOS[1:]]),
+        grid("pbpfl-table-1-same-rows", paper_of("pbpfl-table-1-same-rows"), SILOS[1:], ".1f"),
+        "Feng et al., Table I",
     ),
     "pbpfl-5": Table(
         " | PP | LFP | LBP | MU | MB down | MB up",
@@ -86,7 +86,7 @@ TABLES = {
             "; ",
         )
         + [
-            joined(f"{one}, authors' settings", *(f"{{pbpfl-table-5-authors[{one}; {phase}]:.2f}}" for phase in PHASES))
+            joined(f"{one}, authors' network, 224 x 224", *(f"{{pbpfl-table-5-cpu[{one}; {phase}]:.2f}}" for phase in PHASES))
             for one in ("FedAvg", "PBPFL")
         ],
         "Feng et al., Table V",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
-from toy import SCHEMA, Say, ToyClient, ToyServer
+from toy import SCHEMA, Said, Say, ToyClient, ToyServer
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
@@ -225,8 +225,29 @@ class Opening(ToyServer):
         return (yield from super().round(now))
 
 
-def spenders(**says: dict[tuple[int, int], tuple[int, str, bool]]) -> Clients:
-    return {name: Spender(10**place, says.get(name, {})) for place, name in enumerate("abc")}
+class Again(Opening):
+    """A server of silos that are bound to sets of whole rows; asked of its own set, a silo answers."""
+
+    def __init__(self, sets: Mapping[str, str], clients: Clients) -> None:
+        super().__init__({})
+        self.sets, self.clients = sets, clients
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        for silo, named in self.sets.items():
+            if list(named or cohort) == list(cohort) and now.attempt:
+                self.clients[silo].says = {}  # type: ignore[attr-defined]  # they are spenders
+        return (yield from super().setup(now, cohort))
+
+
+def without(only: str, by: str) -> str:
+    return (
+        f"spent: {', '.join(by)} said that only {', '.join(only)} may play this round again, having helped to open a "
+        "sum of theirs"
+    )
+
+
+def spenders(names: str = "abc", **says: dict[tuple[int, int], tuple[int, str, bool]]) -> Clients:
+    return {name: Spender(10**place, says.get(name, {})) for place, name in enumerate(names)}
 
 
 def test_a_spent_take_costs_no_silo_the_round_and_the_highest_next_take_wins() -> None:
@@ -276,17 +297,110 @@ def test_a_costly_silo_stays_where_there_would_be_too_few_without_it() -> None:
 
 def test_whole_rows_are_played_again_by_the_same_silos_alone() -> None:
     clients = spenders(a={(1, 0): (0, "ab", True)}, b={(1, 0): (0, "ab", True)})
+    ends = play(Again({"a": "ab", "b": "ab"}, clients), clients, 2)
+    assert [(end.take, end.cohort, end.report.figures) for end in ends] == [
+        (0, ["a", "b"], {"sum": 11.0}), (0, ["a", "b", "c"], {"sum": 111.0})
+    ]  # fmt: skip
+    assert ends[0].dropped == [DroppedSilo(1, "c", without("ab", by="ab"))]
+    assert ends[1].dropped == []
 
-    class Again(Opening):
+
+@pytest.mark.parametrize("named", ["z", "yz", "a", "az", "c", "ab", "acz"])
+def test_a_silo_that_names_an_impossible_set_is_malformed_and_costs_the_round_only_itself(
+    named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Opening({})
+    ends = play(server, spenders("abcde", c={(2, 0): (0, named, True)}))
+    assert server.sums == [11111, 11011, 11111]
+    assert [cohort for _, cohort in server.setups] == [tuple("abcde"), tuple("abde"), tuple("abcde")]
+    said = (
+        "malformed: it says that only some silos may play this round again; expected silos of the round, itself among "
+        f"them and at least 2, got {list(named)}"
+    )
+    assert [end.dropped for end in ends] == [[], [DroppedSilo(2, "c", said)], []]
+    assert f"round 2, attempt 0: silo `c` is missing, {said}" in caplog.text
+
+
+def test_only_silos_that_were_to_play_the_round_may_be_named() -> None:
+    clients = spenders("abcd", c={(1, 0): (1, "acd", True)})
+    driver = Driver(Opening({}), list("abcd"), "run", InProcess(clients, Codec(SCHEMA)), 2, lambda number: list("abc"))
+    (end,) = driver.rounds(1, 1)
+    assert (end.report.figures, [one.silo for one in end.dropped]) == ({"sum": 11.0}, ["c"])
+
+
+def test_who_names_an_impossible_set_while_others_are_bound_has_cost_the_take() -> None:
+    class Bound(ToyServer):
+        def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+            replies = yield Ask.all(self.cohort, Say(stamp=now), Said)
+            if replies.missing:
+                return Aborted(replies.missing, opened=sorted(replies.missing))
+            return Report({})
+
+    lies = {(number, 0): (0, "z", True) for number in (1, 2)}
+    ends = play(Bound(), spenders(c=lies))
+    assert [(end.take, [one.silo for one in end.dropped]) for end in ends] == [(1, ["c"]), (1, ["c"]), (0, ["c"])]
+    assert "silent 2 times" in ends[2].dropped[0].reason
+
+
+def test_a_silo_that_no_longer_knows_the_set_is_not_malformed() -> None:
+    ends = play(Opening({}), spenders(a={(1, 0): (1, "", True)}), 1)
+    assert [(end.attempt, end.take, end.dropped, end.cohort) for end in ends] == [(1, 1, [], ["a", "b", "c"])]
+
+
+# Whoever is last in the alphabet would otherwise choose, as would the highest take.
+@pytest.mark.parametrize(
+    ("says", "only"),
+    [
+        ({"a": "abd", "b": "abd", "d": "abd", "c": "cde"}, "abd"),
+        ({"a": "abd", "b": "abd", "d": "abd", "c": "abcde"}, "abd"),
+        ({"a": "abc", "d": "de"}, "abc"),
+        ({"a": "ae", "b": "be"}, "be"),
+        ({"a": "abc", "b": "", "d": "", "e": ""}, "abc"),
+    ],
+)
+def test_the_set_that_most_silos_name_plays(says: dict[str, str], only: str) -> None:
+    lone = [silo for silo, named in says.items() if named != only]
+    clients = spenders(
+        "abcde", **{silo: {(1, 0): (7 if silo in lone else 0, named, True)} for silo, named in says.items()}
+    )
+    server = Again(says, clients)
+    (end,) = play(server, clients, 1)
+    assert (end.attempt, end.take, end.cohort) == (1, 0, list(only))
+    by = "".join(silo for silo, named in says.items() if named == only)
+    assert end.dropped == [DroppedSilo(1, silo, without(only, by=by)) for silo in "abcde" if silo not in only]
+
+
+def test_a_take_that_one_silo_names_for_the_set_of_the_others_is_not_played() -> None:
+    says = {"a": "abc", "b": "abc", "c": "abc"}
+    clients = spenders(
+        "abcd", **{silo: {(1, 0): (9 if silo == "c" else 0, named, True)} for silo, named in says.items()}
+    )
+    (end,) = play(Again(says, clients), clients, 1)
+    assert (end.take, end.cohort) == (0, ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("sets", [["bc"], ["bc", "bcd"]], ids=["one", "by turns"])
+def test_a_silo_that_names_sets_without_end_takes_nobody_along(sets: list[str]) -> None:
+    bound: dict[tuple[int, int], tuple[int, str, bool]] = {(1, 0): (1, "abc", False)}
+    clients = spenders("abcd"[: len(set("a").union(*sets))], a=bound, b=bound)
+
+    class Liar(ToyServer):
         def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-            if "".join(cohort) == "ab":  # the same sum again is none that was spent
-                for name in "ab":
-                    clients[name].says = {}
+            clients["c"].says = {(1, 0): (0, sets[now.attempt % len(sets)], True)}
             return (yield from super().setup(now, cohort))
 
-    server = Again({})
-    ends = play(server, clients, 1)
-    assert [(end.take, end.cohort, end.report.figures) for end in ends] == [(0, ["a", "b"], {"sum": 11.0})]
+        def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+            clients["c"].says = {(1, 0): (0, sets[now.attempt % len(sets)], True)}
+            return (yield from super().round(now))
+
+    (end,) = play(Liar(), clients, 1)
+    assert (end.take, [one.silo for one in end.dropped]) == (1, ["c"])
+    assert f"it has said more than {SAYS} times" in end.dropped[0].reason
+
+
+def test_a_run_that_fails_while_nobody_is_missing_says_so() -> None:
+    with pytest.raises(RunFailed, match=r"round 1 cannot be completed by 1 of 1 silos, .* \(nobody is missing\)"):
+        play(Opening({}), spenders("a", a={(1, 0): (1, "a", False)}), 1)
 
 
 def test_whole_rows_wait_for_the_same_silos_and_then_fail_by_name() -> None:

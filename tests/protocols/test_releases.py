@@ -280,6 +280,20 @@ def test_each_silo_counts_what_it_helped_to_open_and_states_its_own_epsilon() ->
     assert client.privacy() == stated["silo-3"]  # type: ignore[attr-defined]
 
 
+def test_a_refusal_by_range_tells_of_noised_values_and_counts() -> None:
+    """It was free: asked 2000 times for models that differ by 1e-12, a silo's refusals gave its sum without noise."""
+    federation = made(aggregation=SecureAggregation(threshold=3, limit=1e-9))
+    players = federation.players(4, 0)
+    from moretta.engines.driver import Driver
+
+    for repeated in (1, 1):  # the same again says nothing new
+        driver = Driver(players.server, NAMES, "run", InProcess(players.clients, _codec(players)), players.least)
+        with pytest.raises(ParameterError, match="outside the range of the secure sum"):
+            list(driver.rounds(1, 1))
+        stated = [client.privacy()["releases"] for client in players.clients.values()]  # type: ignore[attr-defined]
+        assert max(stated) == repeated
+
+
 def _codec(players: Any) -> Any:
     from moretta.contract.codec import Codec
 

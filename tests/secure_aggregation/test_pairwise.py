@@ -261,7 +261,7 @@ def test_a_mask_is_used_once() -> None:
 def test_a_refused_upload_uses_no_label() -> None:
     silo = fixed(["a", "b"])["a"]
     encoding = {"w": 20, MOST_WEIGHT: 2}
-    with pytest.raises(RangeError, match=r"`w`: a value of magnitude 1e\+30 .*nothing was sent"):
+    with pytest.raises(RangeError, match=r"`w`: a value is outside the range .*nothing was sent"):
         silo.upload(NOW, {"w": np.array([1e30])}, 1, encoding, asked=ASKED)
     silo.upload(NOW, {"w": np.array([1.0])}, 1, encoding, asked=ASKED)
 

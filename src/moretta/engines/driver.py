@@ -6,8 +6,9 @@ repeat the round as the next attempt, after a new set-up, so no mask is used twi
 
 A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Silos may have been bound to a sum before
 the attempt failed, or say that they were before (`Reason.SPENT`). Then the next take follows, with other rows; where
-silos upload all their rows, the same silos repeat the same take, and the driver waits for them. A silo that was silent
-when others were bound has cost a take. One that has cost two is left out until the run is resumed.
+silos upload all their rows, the same silos repeat the same take, and the driver waits for them. These are the silos
+that most of those name who say so; whoever names an impossible set counts as malformed. A silo that was silent when
+others were bound has cost a take. One that has cost two is left out until the run is resumed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moretta.contract.messages import Stamp
+from moretta.contract.messages import Spent, Stamp
 from moretta.contract.roles import (
     Aborted,
     Exchange,
@@ -85,6 +86,7 @@ class Driver:
         self._server, self._silos, self._run = server, list(silos), run
         self._engine, self._least, self._chosen = engine, least, chosen
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
+        self._wanted: Sequence[str] = ()  # who is to play the round
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
@@ -108,6 +110,7 @@ class Driver:
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
         wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
+        self._wanted = wanted
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
@@ -121,6 +124,7 @@ class Driver:
             if isinstance(ended, Report):
                 _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
+                _note(gone, takes.others(wanted))
                 dropped = [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped
             if ended.because:
@@ -230,8 +234,22 @@ class Driver:
                     ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            replies = self._engine.deliver(ask)
+            replies = self._believed(self._engine.deliver(ask))
             _note(gone, replies.missing)
+
+    def _believed(self, replies: Replies) -> Replies:
+        """Return the replies, where silos are malformed that name a set of silos which cannot play the round again."""
+        false = dict[str, Missing]()
+        for silo, why in replies.missing.items():
+            if why.spent is None or _can_play(why.spent, silo, self._wanted, self._least):
+                continue
+            said = (
+                "it says that only some silos may play this round again; expected silos of the round, itself among "
+                f"them and at least {self._least}, got {list(why.spent.survivors)!r:.200}"
+            )
+            log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, said)
+            false[silo] = Missing(Reason.MALFORMED, said)
+        return replace(replies, missing={**replies.missing, **false}) if false else replies
 
 
 class _Takes:
@@ -243,22 +261,37 @@ class _Takes:
     def __init__(self) -> None:
         self.take = 0
         self.only: Sequence[str] = ()
-        self._bound = list[str]()  # who says that only those may
+        self._bound = list[str]()  # who says that only some may
+        self._named_by = list[str]()  # who of them names those
         self._said = Counter[str]()
 
     def playing(self, wanted: Sequence[str], lost: Mapping[str, Missing]) -> list[str]:
         """Return who plays, of those who are wanted."""
         return [silo for silo in self.only or wanted if silo not in lost]
 
+    def others(self, wanted: Sequence[str]) -> dict[str, Missing]:
+        """Return who of those who are wanted may not play, and why."""
+        why = Missing(
+            Reason.SPENT,
+            f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may play this round again, "
+            "having helped to open a sum of theirs",
+        )
+        return {silo: why for silo in wanted if self.only and silo not in self.only}
+
     def after(self, ended: Aborted) -> dict[str, Missing]:
         """Note why an attempt was aborted; return the silos to leave out because they said that too often."""
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
-        self._said.update(spent.keys())
+        # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
+        self._said.update({silo for silo, one in spent.items() if one.whole and self.only} or spent.keys())
         often = [silo for silo in spent if self._said[silo] > SAYS]
         heard = {silo: one for silo, one in spent.items() if silo not in often}
         whole = {silo: one for silo, one in heard.items() if one.whole}
-        self._bound, self.only = list(whole), max((one.survivors for one in whole.values()), default=())
-        if whole:
+        named = Counter((one.survivors, one.next_take) for one in whole.values() if one.survivors)
+        self._bound, self.only = list(whole), ()
+        if named:  # the set that most of them name, of these the largest, with the take of its sum
+            self.only, self.take = max(named, key=lambda one: (named[one], len(one[0]), one))
+            self._named_by = [silo for silo, one in whole.items() if one.survivors == self.only]
+        elif whole:
             self.take = max(one.next_take for one in whole.values())
         else:
             self.take = max([self.take + bool(ended.opened), *(one.next_take for one in heard.values())])
@@ -281,6 +314,12 @@ _COSTLY = Missing(
 )
 
 
+def _can_play(spent: Spent, silo: str, wanted: Sequence[str], least: int) -> bool:
+    """Return whether a silo names a set that may play the round again; it names none where it no longer knows it."""
+    named = set(spent.survivors)
+    return not (spent.whole and named) or (silo in named and named <= set(wanted) and len(named) >= least)
+
+
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
@@ -298,7 +337,7 @@ def _note(gone: dict[str, Missing], missing: Mapping[str, Missing]) -> None:
 
 
 def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int) -> ParameterError | RunFailed:
-    if all(why.reason is Reason.BAD_INPUT for why in missing.values()):
+    if missing and all(why.reason is Reason.BAD_INPUT for why in missing.values()):
         (silo, why), *others = missing.items()
         like = f" (and likewise {', '.join(name for name, _ in others)})" if others else ""
         if number <= 1:
@@ -307,7 +346,7 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
             f"round {number}: {silo}: {why.detail}{like}; earlier rounds went well, so the run has probably diverged: "
             "a lower learning rate helps, and the last checkpoint is whole"
         )
-    reasons = "; ".join(f"{silo}: {why.detail}" for silo, why in missing.items())
+    reasons = "; ".join(f"{silo}: {why.detail}" for silo, why in missing.items()) or "nobody is missing"
     return RunFailed(
         f"round {number} cannot be completed by {left} of {left + len(missing)} silos, at least {least} are needed "
         f"({reasons}); the last checkpoint is whole, so mend the silos and go on with --resume"

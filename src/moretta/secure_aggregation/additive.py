@@ -59,7 +59,7 @@ from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
-from moretta.secure_aggregation.encoding import add_up, decode, encode, plan, read, shapes_of, unpacked
+from moretta.secure_aggregation.encoding import Range, add_up, decode, encode, plan, read, shapes_of, unpacked
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -155,7 +155,7 @@ class _Kept:
 
 
 class AdditiveContributor:
-    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.schemes.contributor`."""
+    """A silo's half. From `credentials` on see `moretta.secure_aggregation.schemes.contributor`."""
 
     def __init__(
         self,
@@ -166,10 +166,12 @@ class AdditiveContributor:
         insecure: SecretRoot | None,
         session: int,
         helped: HelpedSums,
+        run: str,
     ) -> None:
         self._name, self._ring, self._rules = name, ring, complete(rules)
         self._insecure, self._session, self._helped, self._all = insecure, session, helped, rules
-        self._keys = SetUp(name, self._rules, credentials, insecure, session)
+        self._keys = SetUp(name, self._rules, credentials, insecure, session, run)
+        self._range = Range(rules.limit, one_weight=rules.participation is not None)
         self._kept: _Kept | None = None
         self._added: tuple[AddShares, AddedShares] | None = None  # what was asked last, and what was answered
 
@@ -189,6 +191,7 @@ class AdditiveContributor:
 
     def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
+        self._keys.check_run(stamp)
         if not asked.once:
             self._all.check_playing(stamp, self.members)
         self._helped.ask(stamp, asked, self.members)
@@ -204,6 +207,7 @@ class AdditiveContributor:
         blind: bytes | None = None,
         *,
         asked: Asked,
+        least: float | None = None,
     ) -> Message:
         """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.sums.Contributor`.
 
@@ -213,6 +217,7 @@ class AdditiveContributor:
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
+        self._range.check(self._ring, encoding, len(agreement.cohort.names), least, once=bool(asked.once))
         whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         rest = whole[1:] if self._rules.public_weights else whole
         _check_size(rest.nbytes)

@@ -255,13 +255,22 @@ class Offer:
 
 
 class SetUp:
-    """A silo's half of the set-ups of a run, one after the other. For the arguments see `Offer` and its `agree`."""
+    """A silo's half of the set-ups of a run, one after the other. For the arguments see `Offer` and its `agree`.
+
+    run: the only one that it takes a message of, with its group's name before it in CGD; none is any.
+    """
 
     def __init__(
-        self, me: str, rules: Rules, credentials: Credentials | None, insecure: SecretRoot | None, session: int
+        self,
+        me: str,
+        rules: Rules,
+        credentials: Credentials | None,
+        insecure: SecretRoot | None,
+        session: int,
+        run: str = "",
     ) -> None:
         self._me, self._rules, self._credentials = me, rules, credentials
-        self._insecure, self._session = insecure, session
+        self._insecure, self._session, self._run = insecure, session, run
         self._offer: Offer | None = None
         self._revealed = set[Stamp]()  # the set-ups at which a part of a graph's seed was shown
         self._agreed: tuple[Agreement, Labels] | None = None
@@ -278,19 +287,31 @@ class SetUp:
             raise MisuseError("an upload was asked for without a set-up; expected keys to be agreed on")
         return self._agreed
 
+    def check_run(self, stamp: Stamp) -> None:
+        """Raise `moretta.errors.PeerError` for a stamp of another run.
+
+        What a silo has helped to open is kept by run, and its rows are those of one: asked under another name, it would
+        answer the same question twice.
+        """
+        if self._run not in ("", stamp.run):
+            raise PeerError(f"expected messages of the run {self._run!r}, got one of {stamp.run!r}")
+
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of the key agreement, None to any other. A new set-up forgets the last one's seeds.
 
-        Raises `moretta.errors.PeerError` as `Offer`, `moretta.errors.MisuseError` for peers' keys without a set-up.
+        Raises `moretta.errors.PeerError` as `check_run` and `Offer`, `moretta.errors.MisuseError` for peers' keys
+        without a set-up.
         """
         match message:
             case AdvertiseKey():
+                self.check_run(message.stamp)
                 self._agreed = None
                 self._offer = Offer(message.stamp, self._me, self._credentials, self._insecure, self._session)
                 return KeyAdvert(
                     stamp=message.stamp, public_key=self._offer.public_key, signature=self._offer.signature
                 )
             case AdvertiseCommitted():
+                self.check_run(message.stamp)
                 if message.stamp in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
                     raise PeerError(
                         f"the part in the graph's seed of {message.stamp} was shown; set up as another attempt"

@@ -52,6 +52,7 @@ class Rules:
     corrupt_rate, dropout_rate: the fractions of silos that may collude with the server, and that may vanish.
     min_survivors: the fewest silos whose sum may be revealed. With masks it is at least 2, as a threshold is a
     majority.
+    limit: the least range of values that a silo takes an encoding of (`moretta.secure_aggregation.encoding.Range`).
     public_weights: whether a silo's weight is uploaded in the clear.
     roster: the silos' long-lived keys; None trusts whatever keys the server relays.
     participation: who plays a round. Degree and threshold follow from their number, and stay where silos are missing
@@ -64,6 +65,7 @@ class Rules:
     corrupt_rate: float = 0.1
     dropout_rate: float = 0.1
     min_survivors: int = 1
+    limit: float = 0.0
     public_weights: bool = False
     roster: Roster | None = None
     participation: Participation | None = None

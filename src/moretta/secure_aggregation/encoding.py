@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key
-from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, largest_magnitude
+from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, check_fraction_bits, largest_magnitude
 from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_real, check_limits, check_weight
 
 log = logging.getLogger("moretta")
@@ -47,6 +47,38 @@ def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], 
     return Wanted(dict(shapes), bits | {MOST_WEIGHT: most_weight}, most_weight)
 
 
+class Range:
+    """What a silo demands of encodings before it looks at its values: by a refusal a server learns about them.
+
+    limit: of the settings. one_weight: whether all sums of rounds have one total weight, as they do where who plays is
+    known beforehand. A server that chose a narrower range, or another total weight each time, would find a silo's
+    largest value, or its weight, by what is refused.
+    """
+
+    def __init__(self, limit: float, *, one_weight: bool) -> None:
+        self._limit, self._one_weight = limit, one_weight
+        self._most_weight: int | None = None  # of the first sum of a round in this session
+
+    def check(self, ring: Ring, encoding: Mapping[str, int], parties: int, least: float | None, *, once: bool) -> None:
+        """Raise `moretta.errors.PeerError` for a range of less than `least`, and for another total weight than before.
+
+        least: None is the limit of the settings. once: whether this is a sum of the run, where each silo's weight is 1.
+        """
+        most_weight = encoding.get(MOST_WEIGHT, 0)
+        least = self._limit if least is None else least
+        if not 0 < most_weight <= ring.most_weight:
+            raise PeerError(f"expected a total weight of 1 to {ring.most_weight}, got {most_weight}")
+        for name in encoding.keys() - {MOST_WEIGHT}:
+            check_fraction_bits(name, encoding[name], most_weight)
+            if ring.largest(encoding[name], most_weight, parties) <= least:
+                raise PeerError(f"`{name}`: expected an encoding of values up to {least:.6g}, got one of fewer")
+        if once or not self._one_weight:
+            return
+        if self._most_weight not in (None, most_weight):
+            raise PeerError(f"expected the total weight of the sums before, {self._most_weight}; got {most_weight}")
+        self._most_weight = most_weight
+
+
 def encode(
     ring: Ring, tensors: Tensors, weight: int, encoding: Mapping[str, int], parties: int
 ) -> tuple[Words, dict[str, Words]]:
@@ -61,7 +93,7 @@ def encode(
     if not tensors or set(encoding) != {*tensors, MOST_WEIGHT} or not 0 < most_weight <= ring.most_weight:
         raise PeerError(f"expected an encoding of the tensors {sorted(tensors)!r:.200} and of a total weight")
     if weight > most_weight:
-        raise ParameterError(f"expected a weight of at most {most_weight}, that of all silos; got {weight}")
+        raise ParameterError(f"expected a total weight of at least this silo's own, got {most_weight}")
     real = {name: as_real(name, tensors[name]) for name in sorted(tensors)}
     whole = np.empty(1 + sum(values.size for values in real.values()), ring.dtype)
     whole[0] = weight

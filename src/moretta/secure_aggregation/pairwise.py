@@ -18,7 +18,18 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.encoding import Empty, add_up, decode, encode, in_order, parts, plan, read, shapes_of
+from moretta.secure_aggregation.encoding import (
+    Empty,
+    Range,
+    add_up,
+    decode,
+    encode,
+    in_order,
+    parts,
+    plan,
+    read,
+    shapes_of,
+)
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -92,7 +103,7 @@ MESSAGES = (MaskedUpload,)
 
 
 class PairwiseContributor:
-    """A silo's half. credentials, insecure, session, helped: see `moretta.secure_aggregation.schemes.contributor`."""
+    """A silo's half. From `credentials` on see `moretta.secure_aggregation.schemes.contributor`."""
 
     def __init__(
         self,
@@ -103,10 +114,12 @@ class PairwiseContributor:
         insecure: SecretRoot | None,
         session: int,
         helped: HelpedSums,
+        run: str,
     ) -> None:
         self._name, self._ring, self._rules, self._credentials = name, ring, rules, credentials
         self._insecure, self._session, self._helped = insecure, session, helped
-        self._keys = SetUp(name, rules, credentials, insecure, session)
+        self._keys = SetUp(name, rules, credentials, insecure, session, run)
+        self._range = Range(rules.limit, one_weight=rules.participation is not None)
         self._open: OpenSum | None = None
 
     @property
@@ -127,6 +140,7 @@ class PairwiseContributor:
 
     def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
+        self._keys.check_run(stamp)
         if not asked.once:
             self._rules.check_playing(stamp, self.members)
         self._helped.ask(stamp, asked, self.members)
@@ -142,6 +156,7 @@ class PairwiseContributor:
         blind: bytes | None = None,
         *,
         asked: Asked,
+        least: float | None = None,
     ) -> Message:
         """Return the masked upload. Raises as `moretta.secure_aggregation.sums.Contributor`.
 
@@ -150,6 +165,7 @@ class PairwiseContributor:
         """
         agreement, labels = self._keys.agreed
         self.check(stamp, asked)
+        self._range.check(self._ring, encoding, len(agreement.cohort.names), least, once=bool(asked.once))
         whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)

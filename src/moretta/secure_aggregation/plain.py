@@ -76,6 +76,7 @@ class PlainContributor:
         blind: bytes | None = None,
         *,
         asked: Asked,
+        least: float | None = None,
     ) -> Message:
         """Return the upload in the clear. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         check_weight(weight)

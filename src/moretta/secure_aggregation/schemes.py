@@ -53,6 +53,7 @@ def contributor(
     insecure: SecretRoot | None = None,
     session: int = 0,
     helped: HelpedSums | None = None,
+    run: str = "",
 ) -> Contributor:
     """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for an unknown scheme.
 
@@ -62,13 +63,14 @@ def contributor(
     session: how often the run was resumed, so that no key is used twice.
     helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller; None begins
         empty, and lasts as long as this object.
+    run: the id of the run, as stamps have it; none takes stamps of any.
     """
     helped = HelpedSums() if helped is None else helped
     match scheme:
         case "pairwise":
-            return PairwiseContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped)
+            return PairwiseContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped, run)
         case "additive-shares":
-            return AdditiveContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped)
+            return AdditiveContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped, run)
         case "none":
             return PlainContributor()
     raise _unknown(scheme)

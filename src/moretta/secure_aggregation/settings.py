@@ -94,6 +94,7 @@ class SecureAggregation(Section):
             corrupt_rate=self.corrupt_rate,
             dropout_rate=self.dropout_rate,
             min_survivors=self.least,
+            limit=self.largest,
             public_weights=self.weights == "public",
             roster=roster,
         )

@@ -43,6 +43,9 @@ LIMB_BITS = 20
 LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
+# Means beyond are not taken off: squares of a far center's distances would be refused for the number of rows alone, and
+# a server would find that by the center from which on a silo refuses. 2^32 rows' squares are within `LARGEST`.
+CENTERS = 2.0**43
 MOST_ROWS = 1 << 48  # of all silos together: more is no count, and would not fit int64
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
 BLOCK = 1 << 14  # rows that are added up at once, and fewer where they have many columns:
@@ -70,6 +73,8 @@ class AskMoments(Message):
         """Raise `moretta.errors.PeerError` for another order, a center that is no vector of numbers, or bad indices."""
         if self.order not in (0, 1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
             raise PeerError(f"{self.TAG}: expected order 0, 1 or 2 and a center float64[columns]")
+        if np.abs(self.center).max(initial=0.0) > (CENTERS if self.order == 2 else 0.0):
+            raise PeerError(f"{self.TAG}: expected a center within {CENTERS:.3g}, and of order 0 or 1 none")
         ascending = self.columns.ndim == 1 and self.columns.dtype == np.int64 and (np.diff(self.columns) > 0).all()
         if not ascending or (self.columns < 0).any():
             raise PeerError(f"{self.TAG}: expected the indices of columns, int64[columns], ascending")
@@ -147,7 +152,7 @@ def moments(
     of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
     `MAY_LACK` may be absent, so that those that are there are counted first.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
-    `moretta.errors.ParameterError` for a column in which no silo has any value.
+    `moretta.errors.ParameterError` for a column in which no silo has any value, or whose mean is beyond `CENTERS`.
     """
     counted = list[int]()
     if may_lack:
@@ -167,6 +172,11 @@ def moments(
     mean = _divide(first[1:], present)
     if not columns:
         return Moments(rows, mean, mean, present)
+    if not (near := np.abs(mean) <= CENTERS).all():
+        raise ParameterError(
+            f"`{what}`: the mean of column {int(np.argmin(near))} (counted from 0) is beyond {CENTERS:.3g}; divide the "
+            "column by a large number"
+        )
     second = yield from _sums(aggregator, now, what, 2, mean, of)
     if isinstance(second, Aborted):
         return second
@@ -253,7 +263,7 @@ def answer_moments(
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
     name = _tensor(message.what, message.order)
     about = asked(message, once=name, whole=True, lasting=True)
-    return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about)
+    return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about, least=HALF)
 
 
 def answer_histogram(
@@ -274,7 +284,7 @@ def answer_histogram(
     name = _histogram_of(message.what)
     about = asked(message, once=name, whole=True, lasting=True)
     parts = np.stack([counts & ((1 << LIMB_BITS) - 1), counts >> LIMB_BITS]).astype(np.float64)
-    return contributor.upload(message.stamp, {name: parts}, 1, message.encoding, asked=about)
+    return contributor.upload(message.stamp, {name: parts}, 1, message.encoding, asked=about, least=1 << LIMB_BITS)
 
 
 def _sums(

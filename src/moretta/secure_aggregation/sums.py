@@ -139,13 +139,16 @@ class Contributor(Protocol):
         blind: bytes | None = None,
         *,
         asked: Asked,
+        least: float | None = None,
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
         blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
-        asked: what this answers (`moretta.secure_aggregation.asked`).
+        asked: what this answers (`moretta.secure_aggregation.asked`). least: what every entry's limit must be at least;
+        None is the limit of the settings.
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
+        `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`),
         `moretta.errors.SumSpent` where the silo has helped to open another sum of this round, and
         `moretta.errors.MisuseError` for a blind where the scheme has no ring to hide in.
         """

@@ -126,8 +126,8 @@ class Caller:
             assert time.monotonic() < until
 
 
-def say(number: int = 1, attempt: int = 0) -> bytes:
-    return CODEC.encode(Say(stamp=Stamp("run", number, attempt)))
+def say(number: int = 1, attempt: int = 0, run: str = "run") -> bytes:
+    return CODEC.encode(Say(stamp=Stamp(run, number, attempt)))
 
 
 def said(body: bytes) -> tuple[int, int]:
@@ -306,6 +306,17 @@ def test_a_body_that_is_no_message_is_malformed(call: Caller, silo: ToySilo, bod
     assert silo.client.asked == []
 
 
+@pytest.mark.parametrize("run", ["other", "run/other", "runs", "x/run/other"])
+def test_a_message_of_another_run_than_the_sessions_is_malformed(call: Caller, silo: ToySilo, run: str) -> None:
+    call.submit(1, say(run=run))
+    reply, _ = call.done(1)
+    assert isinstance(reply, Failed)
+    assert (reply.reason, reply.sentence) == ("malformed", f"expected messages of the run 'run', got one of {run!r}")
+    assert silo.client.asked == []
+    call.submit(2, say(run="group/run"))
+    assert said(call.done(2)[1])[0] == 1
+
+
 def test_a_message_above_the_sites_limit_is_refused_unread_and_takes_no_memory(call: Caller) -> None:
     data = pack(Submit(number=1, work="answer", processes={"north": call.worker.process_id}), bytes(64 << 20))
     tracemalloc.start()
@@ -398,7 +409,7 @@ def test_another_session_or_run_casts_anew_and_counts_anew(call: Caller, silo: T
     assert isinstance(call.hello(run, session), SiteReady)
     assert silo.noted[-1] == ("enter", run, session)
     assert isinstance(call.poll(1)[0], Failed)  # of the session before
-    call.submit(1, say(2))  # whoever serves now begins at 1 again
+    call.submit(1, say(2, run=run))  # whoever serves now begins at 1 again
     assert said(call.done(1)[1]) == (2, 7)
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import SCHEMA, Said, Say, ToyClient
+from toy import SCHEMA, Said, Say, ToyClient, ToyServer
 
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId
+from moretta.engines.driver import Driver
 from moretta.engines.flare import site_worker
 from moretta.engines.flare import sites as sites_module
 from moretta.engines.flare.envelope import (
@@ -599,6 +600,20 @@ def test_sites_that_do_not_come_back_are_not_waited_for_for_ever(network: Networ
 
 
 # -- sites that talk nonsense ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [("ghost", "zed"), ("c", "ghost")])
+def test_a_site_that_names_strangers_costs_the_round_only_itself(
+    network: Network, clients: Clients, named: tuple[str, ...]
+) -> None:
+    clients["c"].faults["toy/say", 2] = lambda message: Spent(
+        stamp=message.stamp, next_take=0, survivors=named, whole=True
+    )
+    server = ToyServer()
+    ends = list(Driver(server, NAMES, "run", over(network), 2).rounds(1, 3))
+    assert server.sums == [321, 21, 321]
+    assert [[one.silo for one in end.dropped] for end in ends] == [[], ["c"], []]
+
 
 NONSENSE: Mapping[str, Reply | bytes] = {
     "nothing": b"",

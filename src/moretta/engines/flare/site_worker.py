@@ -218,7 +218,7 @@ class SiteWorker:
             if isinstance(work.header, Hello):
                 self._enter(work.header)
                 continue
-            reply, body = self._do(work.header, work.body)
+            reply, body = self._do(work.header, work.body, entered)
             with self._changed:
                 if work.number == self._newest and entered == self._entered:
                     self._done = work.number, reply, body
@@ -254,11 +254,14 @@ class SiteWorker:
                 self._role, self._refusal = role, refusal
             self._changed.notify_all()
 
-    def _do(self, header: Submit, body: memoryview) -> tuple[Reply, bytes]:
-        """Do one piece of work; an error is reported, and costs the silo this exchange only."""
-        if self._role is None or self._silo is None:
+    def _do(self, header: Submit, body: memoryview, entered: tuple[str, int] | None) -> tuple[Reply, bytes]:
+        """Do one piece of work; an error is reported, and costs the silo this exchange only.
+
+        entered: the run and session that the work is of.
+        """
+        if self._role is None or self._silo is None or entered is None:
             return Stranger(), b""
-        silo, (client, codec) = self._silo, self._role
+        silo, (client, codec), (run, _) = self._silo, self._role, entered
         try:
             if header.work == "keep":
                 silo.keep(client, header.round)
@@ -267,7 +270,7 @@ class SiteWorker:
                 silo.end(client, bytes(body))
                 self.ended.set()
                 return WorkDone(), b""
-            return self._play(silo, client, codec, body)
+            return self._play(silo, client, codec, body, run)
         except UnreadableRow as error:
             log.error("cannot answer: %s", error)
             return _failed("bad input", UNFIT), b""
@@ -281,11 +284,13 @@ class SiteWorker:
             log.exception("the silo failed")
             return _failed("failed", f"{type(error).__name__}; the site's log says more"), b""
 
-    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview) -> tuple[Reply, bytes]:
+    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str) -> tuple[Reply, bytes]:
         try:
             message = codec.decode(bytearray(body))  # which the message's arrays are parts of
         except CodecError as error:
             return _failed("malformed", f"was asked what is no message: {error}"), b""
+        if message.stamp.run.rpartition("/")[2] != run:  # a group's name may stand before it
+            return _failed("malformed", f"expected messages of the run {run!r}, got one of {message.stamp.run!r}"), b""
         answer: Message | None = None
         try:
             given = answered(client, message)

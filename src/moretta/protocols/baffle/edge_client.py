@@ -159,11 +159,10 @@ def edge_client(
     rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them. secure:
     with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
-    tests. rules: of the secure sum. run: of batches. helped: where the silo keeps what it has helped to open. bound:
-    the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). classes: how
-    many a look before training counts. augment: how images of a batch are varied. subjects: whom
-    rows are about, which the process is not told. Raises
-    `moretta.errors.ParameterError` for an identity that does not fit the roster.
+    tests. rules: of the secure sum. run: of batches and sums. helped: where the silo keeps what it has helped to open.
+    bound: the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). classes:
+    how many a look before training counts. augment: how images of a batch are varied. subjects: whom rows are about,
+    which the process is not told. Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
     def root() -> SecretRoot:
@@ -179,7 +178,14 @@ def edge_client(
         None,
         Rows(x, y, Batches(len(x), batch_size, seed, name, run), schema),
         contributor(
-            secure.scheme, name, secure.ring_bits, rules, credentials=credentials, insecure=keys, session=session
+            secure.scheme,
+            name,
+            secure.ring_bits,
+            rules,
+            credentials=credentials,
+            insecure=keys,
+            session=session,
+            run=run,
         ),
         root(),
         None if privacy is None else PrivateScalars(privacy, len(x), batch_size, root(), bound, sharers),

@@ -43,7 +43,12 @@ KEY_BYTES = 32
 
 def at(now: Stamp, group: str) -> Stamp:
     """Return the stamp of a group at the same round, attempt and take."""
-    return replace(now, run=f"{group}/{now.run}")
+    return replace(now, run=run_of(group, now.run))
+
+
+def run_of(group: str, run: str) -> str:
+    """Return the run id of a group's messages."""
+    return f"{group}/{run}"
 
 
 def row_group(row: str) -> str:

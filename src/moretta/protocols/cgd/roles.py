@@ -17,7 +17,8 @@ from moretta.data.silo import Silo, in_order
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import Client, GridPosition
-from moretta.protocols.cgd.group_keys import GroupKeys, Membership, row_group
+from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
+from moretta.protocols.cgd.group_keys import GroupKeys, Membership, row_group, run_of
 from moretta.protocols.cgd.groups import Group, groups_of
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.messages import MESSAGES
@@ -206,14 +207,15 @@ def _participant(
         mine,
     )
     scheme = setting.secure_aggregation.scheme
+    runs = {name: run_of(name, setting.run) if setting.run else "" for name in (EVERYBODY, *mine)}
     contributors = {
-        name: contributor_of(setting, scheme, silo.name, group.members)
+        name: contributor_of(setting, scheme, silo.name, group.members, runs[name])
         for name, group in mine.items()
         if len(group.members) > 1
     }
     insecure = setting.insecure_root(silo.name)
     credentials = credentials_of(setting, silo.name, scheme)
-    set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session)
+    set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session, runs[EVERYBODY])
     keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
     aligner = _aligner(protocol, setting, silo, keys) if protocol.align and len(position.row) > 1 else None
     ids = silo.ids if aligner is None else silo.subject_ids

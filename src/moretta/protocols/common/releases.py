@@ -13,18 +13,21 @@ nothing new. A digest of what was asked and of who is in the sum identifies a re
 have the same noise: their difference is the upload of the silos in one sum alone, with only these silos' noise. The
 secure sum sees to it that a silo helps to open one sum of a take, and that the next take has other noise.
 
+A silo that refuses to send a noised upload, as a value is out of range, says something of it, and counts that too.
+
 The server's count is on disk before anything is asked (`Releases.write`). A silo counts what it helped to open.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Exchange, Replies, State
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RangeError
 from moretta.secure_aggregation.additive import AddedShares, AddShares
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.plain import PlainUpload
@@ -126,6 +129,16 @@ class OwnReleases:
     def uploaded(self, now: Stamp, *of: int | str | bytes) -> None:
         """Note the upload that is about to be sent. of: see `Releases.add`."""
         self._upload = now, of
+
+    @contextmanager
+    def sent(self) -> Iterator[None]:
+        """Count the last upload if it is refused for its range meanwhile: that is told, and tells of noised values."""
+        try:
+            yield
+        except RangeError:
+            if self._upload is not None:
+                self._releases.add(self._upload[0], *self._upload[1], "refused")
+            raise
 
     def answered(self, asked: Message, answer: Message) -> None:
         """Count the last upload where the answer helps to open its sum; sums of statistics do not count."""

@@ -123,7 +123,13 @@ class HeldOut:
             raise PeerError(f"expected to be asked for a score after round {self.after}, the last; got {ask.stamp}")
         if _tensor(CONFUSION) in ask.encoding:
             return contributor.upload(
-                ask.stamp, self._tables(outputs), 1, ask.encoding, blind, asked=asked_of_tables(ask, agreed)
+                ask.stamp,
+                self._tables(outputs),
+                1,
+                ask.encoding,
+                blind,
+                asked=asked_of_tables(ask, agreed),
+                least=HALF,
             )
         with np.errstate(all="ignore"):  # overflows are looked for below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
@@ -131,7 +137,7 @@ class HeldOut:
             if not abs(total) < LARGEST:
                 raise ParameterError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
         tensors = {_tensor(name): to_limbs([value])[:, 0] for name, value in sums.items()}
-        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=asked_of(ask, agreed))
+        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=asked_of(ask, agreed), least=HALF)
 
     def _tables(self, outputs: Array) -> dict[str, Array]:
         """Return what is uploaded of the tables, whole numbers in limbs, [limbs, numbers]."""

@@ -125,11 +125,11 @@ class Setting:
     public identities, if they have any. engine: where the roles run, or what simulates them. least_rows: the fewest
     rows that any silo has, as agreed beforehand, where silos are remote. figures: of the score that silos are asked for
     at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
-    run: the id of a run over many machines, from which batches follow beside the seed; a simulation has none. helped:
-    gives the file in which a local silo keeps the sums that it has helped to open, None for none. model_source: a
-    digest of what built the model, empty where that is not known. tested: whom the server's test rows are about, where
-    silos' rows are to be compared with them. layout: of samples of several arrays (`moretta.data.layout`).
-    classes: how many a look before training counts, 1 where targets are
+    run: the id of a run over many machines, from which batches follow beside the seed, and under which alone a silo
+    takes part in sums; a simulation has none. helped: gives the file in which a local silo keeps the sums that it has
+    helped to open, None for none. model_source: a digest of what built the model, empty where that is not known.
+    tested: whom the server's test rows are about, where silos' rows are to be compared with them. layout: of samples of
+    several arrays (`moretta.data.layout`). classes: how many a look before training counts, 1 where targets are
     numbers, 0 for no look.
     """
 

@@ -112,8 +112,13 @@ def comparison_of(setting: Setting) -> Comparison | None:
     return Comparison(setting.tested, setting.root("server").derive("test rows"))
 
 
-def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None) -> Contributor:
-    """Return a silo's half of the secure sum of some silos, None for all."""
+def contributor_of(
+    setting: Setting, scheme: str, name: str, members: Sequence[str] | None = None, run: str | None = None
+) -> Contributor:
+    """Return a silo's half of the secure sum of some silos, None for all. run: as stamps have it; None for the run's.
+
+    A simulation has no run id when its roles are built, and takes any.
+    """
     secure = setting.secure_aggregation
     credentials = credentials_of(setting, name, scheme)
     return contributor(
@@ -125,6 +130,7 @@ def contributor_of(setting: Setting, scheme: str, name: str, members: Sequence[s
         insecure=setting.insecure_root(name),
         session=setting.session,
         helped=setting.helped(name).opened if setting.helped else None,
+        run=setting.run if run is None else run,
     )
 
 

@@ -92,7 +92,7 @@ class Client:
         self._contributor.check(ask.stamp, about)
         with self.phase("local_backward"):
             upload = private.upload(self._local.model, ask.parameters, ask.stamp, ask.encoding)
-        with self.phase("aggregation"):
+        with self.phase("aggregation"), private.releases.sent():
             return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
 
     def state(self) -> State:

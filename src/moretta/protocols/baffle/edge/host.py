@@ -208,6 +208,7 @@ def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor
         insecure=insecure,
         session=settings.session,
         helped=settings.helped.opened if settings.helped else None,
+        run=settings.run,
     )
 
 

@@ -24,10 +24,11 @@ class Settings:
     scheme, ring_bits, rules, session: of its half of the secure sum; the rules lack their roster. roster, identity:
     absolute paths ("": none). schema: of the model. table: of the schema of tables. classes: how many a look before
     training counts. medians: the columns whose median is filled in, and their ranges. batch_size, seed, run: of its
-    batches. privacy, sharers, bound: of the noise on its scalars, if any; bound in hex. precision: of the graph it
-    runs. memory_limit_mib: the most memory it may take. micro_batch: rows that run at a time; None: as many as fit, or
-    without a limit 4. held_out: how many of its last rows it holds back, to score models on after `rounds` rounds
-    (`moretta.protocols.common.scoring.HeldOut`). helped: the file of the sums it has helped to open, if any.
+    batches; run: of its sums too. privacy, sharers, bound: of the noise on its scalars, if any; bound in hex.
+    precision: of the graph it runs. memory_limit_mib: the most memory it may take. micro_batch: rows that run at a
+    time; None: as many as fit, or without a limit 4. held_out: how many of its last rows it holds back, to score models
+    on after `rounds` rounds (`moretta.protocols.common.scoring.HeldOut`). helped: the file of the sums it has helped to
+    open, if any.
     """
 
     name: str
