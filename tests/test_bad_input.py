@@ -317,7 +317,8 @@ def test_values_beyond_the_ring_name_the_tensor_and_the_range(here: Path) -> Non
     assert done.code == 2
     assert re.search(
         r"round 1: silo-1: `\w[\w.]*`: a value is outside the range of the secure sum, "
-        r"\+-[\d.e+-]+; nothing was sent \(a higher `limit` widens the range",
+        r"\+-[\d.e+-]+; nothing was sent \(a higher `limit` widens the range and coarsens its step\); the largest "
+        r"magnitude is \d",
         done.err.splitlines()[-1],  # after what it trains on
     )
     assert not (here / "mine").exists(), "nothing half-written: the mended run may take the same folder"

@@ -209,7 +209,7 @@ def run_until_ctrl_c(words: Sequence[str]) -> None:
 
 def measured(sentence: str) -> str:
     """A sentence without numbers that follow from a run's secrets."""
-    return re.sub(r"(\+-)[\d.e+]+", r"\1a number", sentence)
+    return re.sub(r"(magnitude is |\+-)[\d.e+]+", r"\1a number", sentence)
 
 
 @pytest.mark.parametrize("name", SHORT)

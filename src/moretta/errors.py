@@ -13,8 +13,9 @@
     ├── MisuseError             the caller of this library: a call in the wrong order
     └── RunFailed               nobody in particular: the run cannot go on; its checkpoint is complete (exit code 1)
 
-A message says what was expected, what came and what to do, in one sentence. It never holds a key, and of data at most
-one magnitude (`RangeError`). A silo that raises costs the round only itself; see `moretta.engines.driver`.
+A message says what was expected, what came and what to do, in one sentence. It never holds a key, and what it says of a
+value's size stands in its notes, which stay on the machine (`with_notes`). A silo that raises costs the round only
+itself; see `moretta.engines.driver`.
 """
 
 
@@ -71,3 +72,8 @@ class MisuseError(MorettaError):
 
 class RunFailed(MorettaError):
     """The run cannot go on; its last checkpoint has its progress."""
+
+
+def with_notes(error: BaseException) -> str:
+    """Return an error's sentence with its notes, such as a magnitude: for its own machine, and for no message."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])

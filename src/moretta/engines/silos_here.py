@@ -34,7 +34,7 @@ from moretta.contract.roles import (
 )
 from moretta.engines.child import ChildClient, Waiting
 from moretta.engines.clock import Clock
-from moretta.errors import Disconnected, MorettaError, ParameterError
+from moretta.errors import Disconnected, MorettaError, ParameterError, with_notes
 
 log = logging.getLogger("moretta")
 
@@ -218,7 +218,7 @@ class _Turn:
                 answer = Missing(Reason.MALFORMED, f"expected a message, got {type(answer).__name__}")
             self._end(answer)
         except ParameterError as error:
-            self._end(Missing(Reason.BAD_INPUT, str(error)))
+            self._end(Missing(Reason.BAD_INPUT, with_notes(error)))  # of this very machine
         except Disconnected as error:
             self._end(Missing(Reason.DISCONNECTED, str(error)))
         except MorettaError as error:

@@ -21,7 +21,6 @@ counts as weights, with f fixed beforehand, would leave no room.
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,8 +31,6 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError, PeerError, RangeError
-
-log = logging.getLogger("moretta")
 
 Words = NDArray[np.unsignedinteger]
 """Ring elements, uint32 or uint64."""
@@ -137,11 +134,12 @@ class Ring:
         for start in range(0, flat.size, CHUNK):
             part = flat[start : start + CHUNK]
             if largest_magnitude(name, part) >= most:
-                log.info("`%s`: a value has the magnitude %.6g", name, largest_magnitude(name, flat))  # for the silo
-                raise RangeError(
-                    f"`{name}`: a value is outside the range of the secure sum, +-{most:.6g}; nothing was sent (the "
-                    "silo's log has its magnitude; a higher `limit` widens the range and coarsens its step)"
+                error = RangeError(
+                    f"`{name}`: a value is outside the range of the secure sum, +-{most:.6g}; nothing was sent (a "
+                    "higher `limit` widens the range and coarsens its step)"
                 )
+                error.add_note(f"the largest magnitude is {largest_magnitude(name, flat):.6g}")
+                raise error
             scaled = buffer[: part.size]
             scaled[:] = part  # and only then the product, which is one of float64
             scaled *= factor

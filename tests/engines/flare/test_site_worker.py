@@ -40,7 +40,7 @@ from moretta.engines.flare.envelope import (
 )
 from moretta.engines.flare.signing import ServerSession, Trust
 from moretta.engines.flare.site_worker import UNFIT, SiteWorker
-from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, UnreadableRow
+from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, RangeError, UnreadableRow
 from moretta.secure_aggregation.identity import Identity
 
 CODEC = Codec(SCHEMA)
@@ -295,6 +295,19 @@ def test_an_error_of_the_role_has_its_reason_and_costs_one_exchange(
         assert ("answered", 1, None) in silo.noted  # what it was asked is noted all the same
         call.submit(2, say(2))
         assert said(call.done(2)[1]) == (2, 5)
+
+
+def test_notes_of_an_error_stay_in_the_sites_own_log(
+    call: Caller, silo: ToySilo, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = RangeError("a value is outside the range")
+    error.add_note("the largest magnitude is 7")
+    silo.client.faults["toy/say", 1] = error
+    call.submit(1, say())
+    reply, _ = call.done(1)
+    assert isinstance(reply, Failed)
+    assert (reply.reason, reply.sentence) == ("bad input", "a value is outside the range")
+    assert "cannot answer: a value is outside the range; the largest magnitude is 7" in caplog.text
 
 
 @pytest.mark.parametrize("body", [b"", b"garbage", say()[:-1], b"\x00" * 100])

@@ -40,7 +40,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import Gate, OtherProcess, Trust
-from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError, UnreadableRow
+from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError, UnreadableRow, with_notes
 
 log = logging.getLogger("moretta")
 
@@ -275,6 +275,7 @@ class SiteWorker:
             log.error("cannot answer: %s", error)
             return _failed("bad input", UNFIT), b""
         except ParameterError as error:
+            log.warning("cannot answer: %s", with_notes(error))
             return _failed("bad input", error), b""
         except Disconnected as error:
             return _failed("disconnected", error), b""
