@@ -99,8 +99,10 @@ def source(declared: Table, records: Records) -> str:
     for name, place in REFERENCE.findall(" ".join(declared.rows)):
         used[name] = used.get(name, True) and records.value(name, place) is not None
     said = [f"In brackets: {declared.paper.rstrip('.')}."] if declared.paper else []
-    found = [records.found[name] for name in used if name in records.found]
-    links = [f"[{one.path.stem}](../experiments/{one.path.relative_to(records.folder)}) ({one.told})" for one in found]
+    found = {name: records.found[name] for name in used if name in records.found}
+    links = [
+        f"[{name}](../experiments/{one.path.relative_to(records.folder)}) ({one.told})" for name, one in found.items()
+    ]
     said += [f"From {', '.join(links)}."] if links else []
     said += [
         f"Of {name}, {'; '.join(told)}." for name in used if name in records.found and (told := records.apart(name))
