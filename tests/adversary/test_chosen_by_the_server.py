@@ -17,7 +17,7 @@ from silos import SCHEMES, World, play_roles
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Exchange, Replies, answered
-from moretta.errors import PeerError
+from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.players import Roles
 from moretta.protocols.fedsgd.messages import TrainOn
@@ -139,3 +139,12 @@ def test_statistics_have_their_own_range(roles: Roles, world: World) -> None:
     with pytest.raises(PeerError, match="expected an encoding of values up to 524288, got one of fewer"):
         moments(roles, world, 2, 8e12, bits=1)
     moments(roles, world, 2, 8e12, attempt=1)  # far, and of any number of rows
+
+
+@pytest.mark.parametrize("what", ["rows", "input columns"])
+def test_a_center_of_the_wrong_length_tells_no_number_of_rows(roles: Roles, world: World, what: str) -> None:
+    ask = AskMoments(
+        stamp=Stamp(world.run(1), 1, 0), what=what, order=1, center=np.zeros(9), columns=NONE, encoding={MOST_WEIGHT: 5}
+    )
+    with pytest.raises(ParameterError, match=rf"`{what}`: the server knows 9 columns, the silo's data has [03]$"):
+        answered(roles.clients["a"], ask)

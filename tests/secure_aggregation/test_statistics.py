@@ -64,6 +64,14 @@ def test_far_from_zero_and_far_apart() -> None:
     assert np.allclose(result.deviation, np.concatenate(data).std(axis=0), rtol=1e-9)
 
 
+def test_a_mean_beyond_every_center() -> None:
+    micros = 1.7e15 + 8.64e10 * np.arange(60.0)[:, None]  # of two months
+    (result,) = gather("pairwise", 64, [np.hstack([part, np.full_like(part, -1e17)]) for part in np.split(micros, 3)])
+    np.testing.assert_allclose(result.mean, [micros.mean(), -1e17], rtol=1e-15)
+    assert result.deviation[0] == pytest.approx(micros.std(), rel=1e-6)
+    assert result.deviation[1] == 0.0
+
+
 @pytest.mark.parametrize("constant", [0.0, 0.1, -1e9 / 3, 1e-6])
 def test_a_column_that_never_varies_has_deviation_zero(constant: float) -> None:
     (result,) = gather("pairwise", 64, [np.full((rows, 1), constant) for rows in (1_000, 30_001, 3)])

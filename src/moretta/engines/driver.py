@@ -245,7 +245,8 @@ class Driver:
                 continue
             said = (
                 "it says that only some silos may play this round again; expected silos of the round, itself among "
-                f"them and at least {self._least}, got {list(why.spent.survivors)!r:.200}"
+                f"them and at least {self._least}, got {list(why.spent.survivors)!r:.200}; if others of them took part "
+                "before, bring them back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
             log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, said)
             false[silo] = Missing(Reason.MALFORMED, said)
@@ -317,6 +318,7 @@ _COSTLY = Missing(
 def _can_play(spent: Spent, silo: str, wanted: Sequence[str], least: int) -> bool:
     """Return whether a silo names a set that may play the round again; it names none where it no longer knows it."""
     named = set(spent.survivors)
+    least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
     return not (spent.whole and named) or (silo in named and named <= set(wanted) and len(named) >= least)
 
 

@@ -43,8 +43,8 @@ LIMB_BITS = 20
 LIMBS = 12
 HALF = 1 << (LIMB_BITS - 1)
 LARGEST = 2.0**118
-# Means beyond are not taken off: squares of a far center's distances would be refused for the number of rows alone, and
-# a server would find that by the center from which on a silo refuses. 2^32 rows' squares are within `LARGEST`.
+# Means beyond are taken off afterwards: squares of distances from a far center would be refused for the number of rows
+# alone, and a server would find it by the center from which on a silo refuses. 2^32 rows' squares are within `LARGEST`.
 CENTERS = 2.0**43
 MOST_ROWS = 1 << 48  # of all silos together: more is no count, and would not fit int64
 MOST_SILOS = 4_000  # sums of so many limbs stay below 2^31
@@ -54,6 +54,7 @@ MAY_LACK = "input columns"  # the matrix whose values may be absent, NaN
 BINS = 64  # of a histogram: coarse, as each count is of rows of all silos
 ALL = np.empty(0, np.int64)  # columns
 FLAT = 2.0**-46  # a deviation below this fraction of the mean is the rounding of float64 sums, not data
+FAR_FLAT = 1e-7  # where squares are of the values themselves, which have 16 digits
 
 
 @message("secure-aggregation/ask-moments")
@@ -152,7 +153,7 @@ def moments(
     of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
     `MAY_LACK` may be absent, so that those that are there are counted first.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
-    `moretta.errors.ParameterError` for a column in which no silo has any value, or whose mean is beyond `CENTERS`.
+    `moretta.errors.ParameterError` for a column in which no silo has any value.
     """
     counted = list[int]()
     if may_lack:
@@ -172,16 +173,13 @@ def moments(
     mean = _divide(first[1:], present)
     if not columns:
         return Moments(rows, mean, mean, present)
-    if not (near := np.abs(mean) <= CENTERS).all():
-        raise ParameterError(
-            f"`{what}`: the mean of column {int(np.argmin(near))} (counted from 0) is beyond {CENTERS:.3g}; divide the "
-            "column by a large number"
-        )
-    second = yield from _sums(aggregator, now, what, 2, mean, of)
+    center = np.where(np.abs(mean) <= CENTERS, mean, 0.0)
+    second = yield from _sums(aggregator, now, what, 2, center, of)
     if isinstance(second, Aborted):
         return second
-    deviation = np.sqrt(np.maximum(_divide(second[1:], present), 0.0))
-    return Moments(rows, mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0), present)
+    deviation = np.sqrt(np.maximum(_divide(second[1:], present) - (mean - center) ** 2, 0.0))
+    flat = np.where(center == mean, FLAT, FAR_FLAT)
+    return Moments(rows, mean, np.where(deviation > flat * np.abs(mean), deviation, 0.0), present)
 
 
 def counts(
@@ -258,7 +256,7 @@ def answer_moments(
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
         raise ParameterError(
             f"`{message.what}`: the server knows {len(message.center)} columns, the silo's data has "
-            f"shape {list(matrix.shape)}"
+            f"{matrix.shape[1] if matrix.ndim == 2 else 'no columns'}"  # and how many rows, it keeps to itself
         )
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
     name = _tensor(message.what, message.order)

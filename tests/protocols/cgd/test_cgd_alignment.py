@@ -232,7 +232,7 @@ def test_rows_are_aligned_with_holders_of_the_same_row_alone() -> None:
         make(SILOS, ALIGN).train(1, SEED)
     client, now = players[-1].clients["silo-0-1"], Stamp("run", 1, 0)
     for group, peer in (("columns-2", "silo-1-1"), ("columns-2", "silo-0-0"), ("row=row-1", "silo-1-0")):
-        with pytest.raises(PeerError, match="expected to align rows in group `row=row-0`"):
+        with pytest.raises(PeerError, match="expected to work in group `row=row-0`"):
             client.answer(Blind(stamp=at(now, group), peer=peer, onward=False))
     with pytest.raises(PeerError, match="expected members of group `row=row-0`"):
         client.answer(Blind(stamp=at(now, "row=row-0"), peer="silo-1-0", onward=False))

@@ -27,6 +27,7 @@ from moretta.protocols.cgd.messages import (
     CatchUp,
     Contribute,
     Descend,
+    DescribeRows,
     DrawKey,
     Forward,
     GroupKey,
@@ -308,6 +309,23 @@ def test_a_head_takes_one_z_a_take(fresh: dict[str, Client], attempt: int) -> No
     words[0, 0] += np.uint64(1 << BITS)
     with pytest.raises(PeerError, match="z was another before in this take"):
         fresh[HEAD].answer(Join(stamp=again, words=words, fraction_bits=BITS))
+
+
+@pytest.mark.parametrize("group", ["heads", "everybody", "columns-2", "row=row-1"])
+def test_a_rows_passes_are_sealed_for_that_row_alone(fresh: dict[str, Client], group: str) -> None:
+    """Asked for them in a group that has participants of other rows, a head sealed Delta under their key too."""
+    row = at(NEXT, "row=row-0")
+    words = fresh[VICTIM].answer(Forward(stamp=row, fraction_bits=BITS)).words  # type: ignore[attr-defined]
+    wider = at(NEXT, group)
+    sealed = fresh[HEAD]._group_keys.seal(row, "delta", HEAD, b"")
+    for who, message in (
+        (VICTIM, Forward(stamp=wider, fraction_bits=BITS)),
+        (HEAD, Join(stamp=wider, words=words, fraction_bits=BITS)),
+        (VICTIM, Backward(stamp=wider, sealed=sealed)),
+        (VICTIM, DescribeRows(stamp=wider)),
+    ):
+        with pytest.raises(PeerError, match="expected to work in group `row=row-0`, was asked to in another"):
+            fresh[who].answer(message)
 
 
 @pytest.mark.parametrize("attempt", [0, 1])

@@ -59,6 +59,7 @@ from moretta.secure_aggregation.statistics import AskMoments
 from moretta.secure_aggregation.sums import Contributor, Relayed, Sum
 
 ROW_RING = Ring(64)
+OF_A_ROW = (DescribeRows, Forward, Join, Backward)  # whose answers are for the own row alone
 ON_ROWS = (DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # which need rows in their order
 
 
@@ -130,6 +131,8 @@ class Client:
         group = group_of(message.stamp)
         if isinstance(message, PeerKeys):  # whose masks would be on an upload
             self._group_keys.membership.check(group, message.keys)
+        if isinstance(message, OF_A_ROW):
+            self._order.check_group(message.stamp)
         if isinstance(message, ON_ROWS):
             self._order.check()
         if (aligning := self._order.answer(message)) is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Message
+from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import State
 from moretta.data.alignment.exchange import Aligner
 from moretta.data.alignment.messages import MESSAGES, Blind, Narrow
@@ -84,13 +84,17 @@ class RowOrder:
             return AlignmentUsed(stamp=message.stamp, digest=self._use(message))
         return self._aligner.answer(message)
 
+    def check_group(self, stamp: Stamp) -> None:
+        """Raise `moretta.errors.PeerError` for another group than the row's: its members would open what is sealed."""
+        if group_of(stamp) != self._group:
+            raise PeerError(f"expected to work in group `{self._group}`, was asked to in another")
+
     def _check_partners(self, message: Message) -> None:
         """Raise `moretta.errors.PeerError` for an exchange that is not with holders of this participant's row.
 
         The row's head aligns with each other one in turn, the others with it alone. Whoever relays has no say in it.
         """
-        if group_of(message.stamp) != self._group:
-            raise PeerError(f"expected to align rows in group `{self._group}`, was asked to in another")
+        self.check_group(message.stamp)
         if isinstance(message, Blind):
             self._keys.membership.check(self._group, [message.peer])
             self._check_turn(message)

@@ -184,7 +184,9 @@ def _floats(above: Any, below: Any) -> Rows:
 def _check_gap(gaps: Rows, what: str) -> None:
     largest = float(np.abs(gaps).max(initial=0.0))
     if largest > LARGEST_GAP:
-        raise PeerError(
-            f'exchange = "ratios" takes {what} up to {LARGEST_GAP:.0f} apart, and these are {largest:.4g}; lower rho '
-            'or the learning rate, or use exchange = "outputs"'
+        error = PeerError(
+            f'exchange = "ratios" takes {what} up to {LARGEST_GAP:.0f} apart, and these are further; lower rho or the '
+            'learning rate, or use exchange = "outputs"'
         )
+        error.add_note(f"the largest gap is {largest:.4g}")
+        raise error

@@ -165,7 +165,7 @@ class EdgeSilo:
         rows = self._rows_at_most(len(inputs))
         count = recipe.most if recipe.blocks else directions_of(recipe.form, recipe.most)
         scalars = count * (rows * ROW + DIRECTION)
-        besides = f", {scalars / 2**20:.0f} of them for K = {recipe.most} on {rows} rows" if scalars > 2**20 else ""
+        besides = f", also for K = {recipe.most}" if scalars > 2**20 else ""
         # An estimate's memory while the model runs, and afterwards, while ONNX Runtime keeps its own.
         taken = np.ones(beside * layout.size * itemsize + scalars + SLACK, np.uint8)
         fit(forward, inputs, limit, at, besides, run if recipe.blocks else None)

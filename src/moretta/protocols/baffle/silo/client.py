@@ -188,9 +188,8 @@ class Client:
         )
         loss, whole = found.losses.mean(), means if estimate is None else np.concatenate([means, estimate])
         if not np.isfinite(whole).all() or not np.isfinite(loss):
-            wrong = int(np.count_nonzero(~np.isfinite(whole)))
             raise ParameterError(
-                f"the losses of silo `{self._name}` are NaN or infinite in {wrong} of {len(whole)} directions; look at "
+                f"the losses of silo `{self._name}` are NaN or infinite in some of {len(whole)} directions; look at "
                 "its rows, or lower learning-rate or sigma"
             )
         density = weights.mean() if self._recipe.loss.class_weights else 1.0

@@ -72,10 +72,9 @@ class Parts:
         """
         if estimate.shape != (self.size,):
             raise MisuseError(f"expected an estimate of {self.size} parameters, got shape {list(estimate.shape)}")
-        wrong = self.size - int(np.count_nonzero(np.isfinite(estimate)))
-        if wrong or not np.isfinite(spoken).all():
+        if not np.isfinite(estimate).all() or not np.isfinite(spoken).all():
             raise ParameterError(
-                f"the estimate of silo `{silo}` is NaN or infinite in {wrong} of {self.size} parameters; look at its "
+                f"the estimate of silo `{silo}` is NaN or infinite in some of {self.size} parameters; look at its "
                 "rows, or lower learning-rate or sigma"
             )
         return {ESTIMATE: estimate} | ({SPOKEN: spoken} if spoken.size else {})
