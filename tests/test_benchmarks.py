@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
         ),
         (["pbpfl.py", "--pairs", "1", "--only", "mlp4"], {"mlp4_mse_m1_ratio", "mlp4_mse_m1_server_ratio"}),
         pytest.param(
-            ["peers.py", "--repeats", "1", "--silos", "3", "--rounds", "5", "--masks", "off,on"],
+            ["peers.py", "--repeats", "1", "--silos", "3", "--rounds", "40", "--masks", "off,on"],
             {
                 *("mlp_moretta_round_ms", "mlp_moretta_round_processor_ms", "mlp_moretta_start_s"),
                 *("mlp_masks_moretta_start_processor_s", "mlp_masks_moretta_peak_mib"),

@@ -55,10 +55,10 @@ def train(
 
 
 def spoil(upload: Any, spoiled: tuple[int, ...]) -> Any:
-    def spoiling(stamp: Stamp, tensors: Any, *rest: Any, asked: Any) -> Message:
+    def spoiling(stamp: Stamp, tensors: Any, *rest: Any, **named: Any) -> Message:
         if stamp.round in spoiled and not any(name.startswith("moments/") for name in tensors):
             tensors = {name: np.full(value.shape, LIMIT) for name, value in tensors.items()}
-        answer: Message = upload(stamp, tensors, *rest, asked=asked)
+        answer: Message = upload(stamp, tensors, *rest, **named)
         return answer
 
     return spoiling

@@ -1181,10 +1181,10 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             made,
             {
                 "what": "inputs",
-                "order": 1,
+                "order": 2,
                 "center": f64([0.0, 2.5]),
                 "columns": np.array([1, 4]),
-                "encoding": {"moments/1/inputs": 41, "most weight": 3},
+                "encoding": {"moments/2/inputs": 41, "most weight": 3},
             },
         ),
         "secure-aggregation/ask-histogram": (
@@ -1605,6 +1605,8 @@ OWN: dict[str, list[tuple[str, str, Change]]] = {
         ("center", "a center of float32", _as("center", dtype="float32")),
         ("center", "a center of two axes", _as("center", [[0.0, 2.5]])),
         ("center", "a center without axes", _as("center", 0.5)),
+        ("center", "a center further than 2^43", _as("center", 0.0, 8.8e12)),
+        ("order", "a center of a first moment", lambda fields: 1),
         ("columns", "columns of int32", _as("columns", dtype="int32")),
         ("columns", "a column twice", _as("columns", 1, 1)),
         ("columns", "a column below the first", _as("columns", -1, 4)),

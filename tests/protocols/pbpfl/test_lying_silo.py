@@ -124,10 +124,10 @@ def test_under_the_squared_error_what_comes_out_of_the_sum_grows_within_bounds(m
         contributor: Any = made.clients[LIAR]._contributor  # type: ignore[attr-defined]
         upload = contributor.upload
 
-        def lying(stamp: Any, tensors: Any, *rest: Any, asked: Any) -> Message:
+        def lying(stamp: Any, tensors: Any, *rest: Any, **named: Any) -> Message:
             if stamp.round >= 3 and "scalars" in tensors:
                 tensors = tensors | {"scalars": np.array([*tensors["scalars"][:-1], 6e4])}
-            return upload(stamp, tensors, *rest, asked=asked)
+            return upload(stamp, tensors, *rest, **named)
 
         monkeypatch.setattr(contributor, "upload", lying)
         return made
