@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -53,6 +54,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(child.subprocess, "Popen", Seen)
     yield found
     assert all(process.returncode is not None for process in found)
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_seen() -> None:
+    """Have each test see Moretta's log: a site that ran in this process keeps it to its own file."""
+    logging.getLogger("moretta").propagate = True
 
 
 @pytest.fixture(autouse=True)
