@@ -315,8 +315,8 @@ def test_a_silo_that_names_an_impossible_set_is_malformed_and_costs_the_round_on
     assert [cohort for _, cohort in server.setups] == [tuple("abcde"), tuple("abde"), tuple("abcde")]
     said = (
         "malformed: it says that only some silos may play this round again; expected silos of the round, itself among "
-        f"them and at least 2, got {list(named)}; if others of them took part before, bring them back, or allow sums over "
-        "other sets at each silo ([privacy] repeat-whole-rows)"
+        f"them and at least 2, got {list(named)}; if others of them took part before, bring them back, or allow sums "
+        "over other sets at each silo ([privacy] repeat-whole-rows)"
     )
     assert [end.dropped for end in ends] == [[], [DroppedSilo(2, "c", said)], []]
     assert f"round 2, attempt 0: silo `c` is missing, {said}" in caplog.text
