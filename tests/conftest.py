@@ -58,8 +58,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def _logs_are_seen() -> None:
-    """Have each test see Moretta's log: a site that ran in this process keeps it to its own file."""
-    logging.getLogger("moretta").propagate = True
+    """Have each test see Moretta's log, whatever one before it left: a site in this process keeps it to its own file."""
+    log = logging.getLogger("moretta")
+    log.propagate, log.disabled = True, False
+    log.setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
