@@ -58,7 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def _logs_are_seen() -> None:
-    """Have each test see Moretta's log, whatever one before it left: a site in this process keeps it to its own file."""
+    """Have each test see Moretta's log, whatever one before it left: a site keeps it to its own file."""
     log = logging.getLogger("moretta")
     log.propagate, log.disabled = True, False
     log.setLevel(logging.NOTSET)
