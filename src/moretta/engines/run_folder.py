@@ -249,15 +249,20 @@ def read_inputs(folder: Path) -> dict[str, Any]:
     Raises `moretta.errors.ParameterError` where that is missing, damaged, or another than the run wrote, by its record.
     """
     path = folder / "inputs.json"
-    content = read_json(path)
-    _check_digest(path, _content(path, "a file"), _result(folder).get("inputs"), "another")
+    written = _content(path, "a file")
+    content = _parsed(path, written)
+    _check_digest(path, written, _result(folder).get("inputs"), "another")
     return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
+    return _parsed(path, _content(path, "a file"))
+
+
+def _parsed(path: Path, written: bytes) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(_content(path, "a file"))
+        content: dict[str, Any] = json.loads(written)
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path}: expected a file of a finished run; {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:

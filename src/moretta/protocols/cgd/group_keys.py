@@ -209,7 +209,7 @@ class GroupKeys:
         members = self._membership.groups.get(group, ())
         if group == NAME or self._me not in members:
             raise PeerError(f"`{self._me}` is in no group `{group:.80}` that has a key")
-        if stamp != replace(setup, run=f"{group}/{setup.run.rpartition('/')[2]}"):
+        if stamp != replace(setup, run=run_of(group, setup.run.rpartition("/")[2])):
             raise PeerError(f"expected a key of the set-up of {setup}, was asked for one of {stamp} or another run")
         return tuple(name for name in members if name in agreement.cohort.names)
 
