@@ -7,6 +7,7 @@
     │   ├── MissingExtra        an optional dependency is not installed
     │   └── UnreadableRow       a row of a silo's own that was there before cannot be read again; told at the silo alone
     ├── PeerError               the other side: it sent what the protocol does not allow
+    │   ├── PolicyError         a server asked what a site's policy does not allow; told to the server in full
     │   ├── CodecError          the bytes are no message; the only error of `moretta.contract.codec.Codec.decode`
     │   └── Disconnected        its process or connection ended before it had answered
     ├── SumSpent                nobody: this silo has helped to open another sum of the round, and names the next take
@@ -45,6 +46,10 @@ class UnreadableRow(ParameterError):
 
 class PeerError(MorettaError):
     """A peer sent what the protocol does not allow here."""
+
+
+class PolicyError(PeerError):
+    """A server asked what this site does not allow; the sentence follows from what it sent and from no row."""
 
 
 class CodecError(PeerError):

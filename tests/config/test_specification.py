@@ -75,7 +75,7 @@ def test_sites_are_told_all_but_what_is_marked(tmp_path: Path) -> None:
 def test_a_specification_is_made_once(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(TEXT)
     run_file = run_files.load(tmp_path / "run.toml")
-    spec = of_run_file(run_file, task="classification", standardise=True, model_source="")
+    spec = of_run_file(run_file, task="classification", standardise=True, insecure_secret_seed=None)
     assert spec.protocol.warm_start == tmp_path / "start.safetensors"
     assert spec.aggregation.roster == tmp_path / "roster.toml"
     assert (spec.standardise, spec.digest) == (True, run_files.digest(run_file))

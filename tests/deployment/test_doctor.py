@@ -323,7 +323,7 @@ def test_a_key_that_is_open_to_others(here: Path) -> None:
     ("before", "after", "what", "message"),
     [
         ("inputs = [2]", "inputs = [3]", "data", "expected samples of shape [3]"),
-        ('["north", "south"]', '["east", "south"]', "data", "is none of the run's silos, east, south"),
+        ('["north", "south"]', '["east", "south"]', "data", "lists east, south, and not 'north'"),
         ('"mlp"\nhidden = [4]', '"nets:build"', "model", 'say so there by [silo] models = ["nets:build"]'),
         ("rounds = 2", "rounds = -2", "run file", "rounds"),
         ("[engine]", '[secure-aggregation]\nroster = "roster.toml"\n[engine]', "sums", "add roster and identity"),

@@ -20,14 +20,16 @@ from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
 from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.site import Site
+from moretta.deployment.site_policy import greet, permitted
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
-from moretta.engines.flare.envelope import Hello
+from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder, read_json
-from moretta.errors import MissingExtra, ParameterError
+from moretta.errors import ParameterError, PolicyError
 from moretta.protocols.baffle import onnx_export
 from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.releases import Releases
+from moretta.run import record
 from moretta.run.federation import Federation
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -293,10 +295,14 @@ def roles(
     return run_files.load(folder / "run.toml"), silo_file.load(folder / "silo.toml")
 
 
+def role_of(run_file: RunFile, file: silo_file.SiloFile) -> EdgeRole:
+    return EdgeRole(permitted(told.shared_text(run_file), file), file)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": 'name = "fedsgd"'}, "only runs models forward, as baffle has it, and fedsgd has not; join witho"),
+        ({"protocol": 'name = "fedsgd"'}, "an edge client, which requires baffle; join without --edge"),
         ({"limits": "memory-limit-mib = 5"}, r"^\[limits\] memory-limit-mib = 5: no edge client fits, .* give 80"),
         (
             {"protocol": f"{BAFFLE}\nsigma = 1e-5", "limits": 'edge-precision = "float16"'},
@@ -316,13 +322,13 @@ def roles(
             {"data": "score-at-silos = true\nleast-rows = 9", "protocol": PRIVATE, "rows": "test-fraction = 0.2"},
             "score-at-silos: a score would be a release without noise; remove it or dp-noise",
         ),
-        ({"name": "silo-9"}, r"name = 'silo-9' is none of the run's silos, silo-1, silo-2, silo-3; correct it"),
+        ({"name": "silo-9"}, "lists silo-1, silo-2, silo-3, and not 'silo-9'"),
         ({"classes": 5}, "label 4 does not fit 3 outputs; expected labels 0 to 2"),
     ],
 )
 def test_what_cannot_work_is_a_sentence(given: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=said) as caught:
-        EdgeRole(*roles(tmp_path, **given))
+    with pytest.raises((PolicyError, ParameterError), match=said) as caught:
+        role_of(*roles(tmp_path, **given))
     assert "\n" not in str(caught.value)
 
 
@@ -355,29 +361,36 @@ def test_the_roster_is_held_to(tmp_path: Path) -> None:
 
 
 def test_targets_fit_the_servers_model(tmp_path: Path) -> None:
-    role = EdgeRole(*roles(tmp_path))
-    with pytest.raises(ParameterError, match="expected classes 0 to 1 for a model with 2 outputs, got 0 to 2"):
-        role.client(Hello(**{**HELLO, "outputs": 2}), HELPED)
-    role.client(Hello(**HELLO), HELPED)
+    run_file, file = roles(tmp_path)
+    text = told.shared_text(run_file)
+    role, hello = role_of(run_file, file), Hello(**{**HELLO, "job": digest_of(text), "versions": record.versions()})
+    with pytest.raises(PolicyError, match="the server's model has 2 outputs, which do not fit the targets of the run"):
+        greet(hello.model_copy(update={"outputs": 2}), role.own(text))
+    greet(hello, role.own(text))
+    role.client(hello, HELPED)
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = roles(tmp_path)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtra, match=r"need onnxruntime, which is not there; run: pip install 'moretta\[edge\]'"):
-        EdgeRole(*given)
+    with pytest.raises(PolicyError, match=r"need onnxruntime, which is not there; run: pip install 'moretta\[edge\]'"):
+        role_of(*given)
 
 
 def test_a_run_of_other_models_needs_no_consent(tmp_path: Path) -> None:
     run_file, file = roles(tmp_path)
     foreign = run_file.model_copy(update={"model": run_file.model.model_copy(update={"source": "nets:build"})})
-    EdgeRole(foreign, file).client(Hello(**HELLO), HELPED)  # nothing is imported
-    with pytest.raises(ParameterError, match="code that this site has not agreed to run"):
-        told.site_side(foreign, file)
+    role_of(foreign, file).client(Hello(**HELLO), HELPED)  # nothing is imported
+    torch_site = file.model_copy(update={"silo": file.silo.model_copy(update={"edge": False})})
+    with pytest.raises(PolicyError, match="code that this site has not agreed to run"):
+        permitted(told.shared_text(foreign), torch_site)
 
 
 def test_a_loss_of_the_run_s_own_is_not_for_it(tmp_path: Path) -> None:
     run_file, file = roles(tmp_path)
     own = run_file.model_copy(update={"protocol": run_file.protocol.model_copy(update={"own_loss": "losses:own"})})
-    with pytest.raises(ParameterError, match="an edge client computes the built-in losses alone"):
-        EdgeRole(own, file)
+    with pytest.raises(PolicyError, match="is code that this site has not agreed to run"):
+        role_of(own, file)
+    consenting = file.model_copy(update={"silo": file.silo.model_copy(update={"models": ("losses:own",)})})
+    with pytest.raises(PolicyError, match="an edge client computes the built-in losses alone"):
+        role_of(own, consenting)

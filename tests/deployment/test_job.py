@@ -21,7 +21,7 @@ from moretta.config.run_files import RunFile
 from moretta.deployment import holding, job
 from moretta.deployment.holding import take_turn
 from moretta.engines.flare.envelope import digest_of
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import ParameterError, PolicyError
 from moretta.secure_aggregation.identity import Identity, public_line
 
 RUN = """
@@ -152,7 +152,7 @@ def test_a_site_refuses_what_was_edited(run_file: RunFile, tmp_path: Path) -> No
     _, given = arguments(tmp_path / "job")
     edited = {**given, "told": given["told"].replace("learning-rate = 0.1", "learning-rate = 0.2")}
     assert edited != given
-    with pytest.raises(PeerError, match=r"was told another run than the job was made of: .*edited by hand"):
+    with pytest.raises(PolicyError, match=r"this site's run settings differ from the server's .*edited by hand"):
         Executor(**edited)._site(tmp_path, "north")
     with pytest.raises(ParameterError, match=r"does not say where this site's silo.toml is"):
         Executor(**given)._site(tmp_path, "north")  # past the digest

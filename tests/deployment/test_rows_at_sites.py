@@ -13,6 +13,7 @@ from loopback import COLUMNS, Machines
 
 from moretta.config import silo_file
 from moretta.deployment import shared_settings as told
+from moretta.engines.flare.site_worker import UNFIT
 from moretta.errors import ParameterError, RunFailed
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -66,11 +67,12 @@ def test_a_site_that_trains_on_a_test_patient_is_refused(
     assert "silo-2-" not in said
 
 
-def test_partners_with_the_labels_in_one_row_are_compared(tmp_path: Path) -> None:
+def test_partners_with_the_labels_in_one_row_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     many = machines(tmp_path, "cgd", "row", data=GRID)
-    with pytest.raises((ParameterError, RunFailed), match="training rows are about groups that the server's test rows"):
+    with pytest.raises((ParameterError, RunFailed), match=UNFIT):
         many.serve(tmp_path / "out")
     many.stop()
+    assert "training rows are about groups that the server's test rows" in caplog.text
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

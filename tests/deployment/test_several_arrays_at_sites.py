@@ -14,7 +14,7 @@ import pytest
 
 from moretta.config import run_files
 from moretta.deployment import shared_settings
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, PolicyError
 
 if TYPE_CHECKING:
     from loopback import Machines
@@ -107,5 +107,5 @@ def test_an_edge_site_rounds_no_token_ids(machines: Callable[..., Machines]) -> 
     let_one_be_edge(many)
     path = many.folder / "silo-2" / "silo.toml"
     path.write_text(path.read_text() + '[limits]\nedge-precision = "float16"\n')
-    with pytest.raises(ParameterError, match='"float16" would round the token ids of ids, which lie beside numbers'):
+    with pytest.raises(PolicyError, match='"float16" would round the token ids of ids, which lie beside numbers'):
         many._site("silo-2", path)

@@ -15,6 +15,7 @@ from moretta import Federation, Silo
 from moretta.config import run_files, silo_file
 from moretta.data.tables.rows import read_table
 from moretta.deployment import shared_settings as told
+from moretta.engines.flare.site_worker import UNFIT
 from moretta.engines.run_folder import read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -219,7 +220,9 @@ def test_a_site_whose_columns_mean_something_else_says_which(hospitals: Hospital
     assert doctor(hospitals, "west")["passes"]
 
 
-def test_a_table_that_changes_during_a_run_is_refused(hospitals: Hospitals, tmp_path: Path) -> None:
+def test_a_table_that_changes_during_a_run_is_refused(
+    hospitals: Hospitals, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     hospitals.start()
 
     def progress(number: int, rounds: int, line: object) -> None:
@@ -234,8 +237,9 @@ def test_a_table_that_changes_during_a_run_is_refused(hospitals: Hospitals, tmp_
     write(hospitals.folder / "north" / "rows.csv", values, COLUMNS, ";", ",")
     hospitals.start()
     try:
-        with pytest.raises(ParameterError, match="the rows of north have changed since") as error:
+        with pytest.raises(ParameterError, match=UNFIT) as error:
             hospitals.serve(tmp_path / "many", least=3, resume=True, wait=2.0)
     finally:
         hospitals.stop()
+    assert "the rows of north have changed since" in caplog.text
     assert not any(one in str(error.value) for one in ("P0-", str(tmp_path)))  # neither a patient nor a site's folder

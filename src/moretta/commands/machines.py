@@ -187,6 +187,37 @@ def job(
     say({"job": str(out)}, as_json, lambda: print(f"{out}   (nvflare job submit -j {out})"))
 
 
+def accept(
+    silo: SiloPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept what is shown without asking.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the run that waits at a site differs from what the site has agreed to, and accept it."""
+    from moretta.config import silo_file
+    from moretta.deployment.agreed_settings import SiteAgreement, differences
+
+    agreement = SiteAgreement(silo_file.load(silo).out)
+    agreed, waiting = agreement.agreed(), agreement.waiting()
+    closed = [one.closed for one in agreed if one.closed]
+    changes = (
+        list(differences(agreed[-1].settings, waiting.settings)) if agreed and waiting and waiting.settings else []
+    )
+    lines = [f"closed since {moment}, as this site's rows did not fit" for moment in closed] + changes
+    if waiting is not None and not waiting.settings:
+        lines.append(f"refused by this site's silo.toml, which accepting does not change: {waiting.sentence}")
+    if not as_json:
+        for line in lines or ["nothing waits"]:
+            tell(line)
+    if (closed or changes) and not yes:
+        if not (sys.stdin.isatty() and screen.is_terminal):
+            raise ParameterError("what is shown is to be accepted by a person; run this in a terminal, or add --yes")
+        yes = typer.confirm("Accept it?", err=True)
+    if yes:
+        agreement.accept(waiting)
+    told = {"waiting": lines, "accepted": yes and bool(closed or changes), "agreed": len(agreement.agreed())}
+    say(told, as_json, lambda: print(f"{told['agreed']} sets of settings are agreed to"))
+
+
 def doctor(
     kit: Annotated[Path | None, typer.Option(help="The startup kit, of a site or of the server.")] = None,
     silo: Annotated[Path | None, typer.Option("--silo", metavar="silo.toml", help="Of a site: its silo.toml.")] = None,

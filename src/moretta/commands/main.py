@@ -127,7 +127,8 @@ def _add_commands() -> None:
     for entry in ENTRIES.values():
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)
-    _add(reproduce.reproduce, machines.serve, machines.join, machines.job, machines.doctor)
+    _add(reproduce.reproduce, machines.serve, machines.join, machines.accept)
+    _add(machines.job, machines.doctor)
     app.add_typer(dossier.dossier, name="dossier")
     app.add_typer(schema.schema, name="schema")
     app.add_typer(align.align, name="align")

@@ -31,7 +31,7 @@ def reproduce(
     """Run an experiment of the papers, and show our figures beside theirs."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from moretta.data.references import resolve
+    from moretta.data.references import OWN_CODE, resolve
 
     if not (experiments / "reproduction.py").is_file():
         raise ParameterError(
@@ -39,7 +39,7 @@ def reproduce(
             "this in a checkout, or name its folder by --experiments"
         )
     with needs_torch():
-        listing, choose = (resolve(f"reproduction:{what}", experiments) for what in ("listing", "choose"))
+        listing, choose = (resolve(f"reproduction:{what}", experiments, OWN_CODE) for what in ("listing", "choose"))
         if name is None:
             found = listing(experiments)
             say({"experiments": found}, as_json, lambda: _print_experiments(found))
@@ -62,7 +62,7 @@ def reproduce(
     say(
         results,
         as_json,
-        lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments)),
+        lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments, OWN_CODE)),
     )
 
 

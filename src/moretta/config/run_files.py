@@ -21,12 +21,12 @@ import functools
 import hashlib
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_validator
 
 from moretta.config import wording
 from moretta.config.fitting import check_fit
@@ -34,10 +34,12 @@ from moretta.config.sections import Data, FileOfRows, Model, Run
 from moretta.config.toml_files import override, parse_toml, read_toml
 from moretta.contract.settings import Section, kebab
 from moretta.contract.wording import either, shown, unfit
+from moretta.data.references import OWN_CODE
 from moretta.data.tables import schema
 from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Delay, Engine, Fault, Faults
 from moretta.errors import ParameterError
+from moretta.models import catalogue
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -72,7 +74,8 @@ class RunFile(Section):
     """All of a run file.
 
     table: what the columns of its tables mean. base: the folder from which relative paths and modules resolve: ``[run]
-    base``, by default the file's folder. Raises ParameterError if sections do not fit each other.
+    base``, by default the file's folder. agreed: the code that it may name (`moretta.data.references.resolve`).
+    Raises ParameterError if sections do not fit each other.
     """
 
     run: Run
@@ -83,11 +86,17 @@ class RunFile(Section):
     engine: Engine = Engine()
     table: Schema | None = None
     base: Path = Path()
+    agreed: InstanceOf[Container[str]] = Field(default=(), repr=False)
 
     @property
     def folder(self) -> Path:
         """The run folder, where no other is named."""
         return self.run.out or Path("runs") / self.run.name
+
+    @property
+    def model_source(self) -> str:
+        """A digest of what the model is built by: name, arguments and code."""
+        return catalogue.source_digest(self.model.source, self.model.arguments, self.base, self.agreed)
 
     def resolve(self, path: str | Path) -> Path:
         """Return a path of this run file as seen from the working directory."""
@@ -131,24 +140,29 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
     tables = read_toml(path, "the run file")
     for text in overrides:
         override(tables, text)
-    return _checked(tables, path)
+    return _checked(tables, path, OWN_CODE)
 
 
-def loads(text: str, path: Path) -> RunFile:
-    """Return the run file of a text that `dumps` wrote on another machine.
+def loads(text: str, path: Path, agreed: Container[str] = ()) -> RunFile:
+    """Return the run file of a text that `dumps` wrote, perhaps on another machine. Nothing is opened.
 
-    path: of the run file here; errors name it, and its folder is the base. Raises ParameterError as `load` does, and
-    for a text with a base of its own.
+    Args:
+        path: of the run file here; errors name it, and its folder is the base.
+        agreed: the code that the text may name (`moretta.data.references.resolve`).
+
+    Raises:
+        ParameterError: as `load` does, and for a text with a base or the file of a schema: paths of another machine.
     """
     tables = parse_toml(text, path)
-    if isinstance(run := tables.get("run"), dict) and "base" in run:
-        raise ParameterError(f"{path}: [run] base is of the machine that a run file lies on; expected none")
-    return _checked(tables, path)
+    for name, key in (("run", "base"), ("data", "schema")):
+        if isinstance(table := tables.get(name), dict) and key in table:
+            raise ParameterError(f"{path}: [{name}] {key} is of the machine that a run file lies on; remove it")
+    return _checked(tables, path, agreed)
 
 
-def _checked(tables: Mapping[str, Any], path: Path) -> RunFile:
+def _checked(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> RunFile:
     try:
-        return _run_file(tables, path)
+        return _run_file(tables, path, agreed)
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None
     except RecursionError:
@@ -157,14 +171,14 @@ def _checked(tables: Mapping[str, Any], path: Path) -> RunFile:
 
 def dump(run_file: RunFile) -> str:
     """Return a run file as TOML, with every default written out; wherever it is kept, `load` reads the same from it."""
-    sections = _sections(run_file)
+    sections = as_sections(run_file)
     sections["run"]["base"] = str(run_file.base.absolute())
     return tomli_w.dumps(sections)
 
 
 def dumps(run_file: RunFile) -> str:
     """Return the same without its folder here, for another machine."""
-    return tomli_w.dumps(_sections(run_file))
+    return tomli_w.dumps(as_sections(run_file))
 
 
 def digest(run_file: RunFile) -> str:
@@ -177,7 +191,7 @@ def digest(run_file: RunFile) -> str:
     early stopping how often the model is tested, as that decides where the run stops. The order of keys does not
     matter.
     """
-    sections = _sections(run_file)
+    sections = as_sections(run_file)
     for section, key in (
         *(("run", key) for key in ("rounds", "out", "metrics", "record-views", "checkpoint-every", "evaluate-every")),
         *(("engine", key) for key in ("workers", "strict", "deadline", "message-mib", "faults")),
@@ -198,15 +212,16 @@ def digest(run_file: RunFile) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
-    sections = run_file.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"base"})
+def as_sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
+    """Return a run file as plain values: its sections by name, each key as a file has it, but for what is not set."""
+    sections = run_file.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"base", "agreed"})
     arguments = sections["model"].pop("arguments")
     sections["model"] |= {kebab(name): value for name, value in arguments.items()}
     sections |= sections.pop("table", {})  # its one key is `columns`
     return sections
 
 
-def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
+def _run_file(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> RunFile:
     for name, value in tables.items():
         if name not in (*_SECTIONS, "columns"):
             raise ParameterError(wording.unknown_section(name, value, _SECTIONS))
@@ -239,6 +254,7 @@ def _run_file(tables: Mapping[str, Any], path: Path) -> RunFile:
         engine=_engine(tables.get("engine", {})),
         table=table,
         base=path.absolute().parent / base,
+        agreed=agreed,
     )
 
 

@@ -448,7 +448,8 @@ class Data(Section):
             )
 
 
-TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout")  # by `moretta.models.catalogue.build` itself
+# By `moretta.models.catalogue.build` itself.
+TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")
 
 
 class Model(Section):

@@ -25,6 +25,13 @@ micro-batch = 4               # rows that an edge client runs at a time
 threads = 2                   # that PyTorch may use
 device = "cpu"
 
+[runs]                        # what a run may ask for; all else that touches rows is pinned by the first run
+protocols = ["pbpfl"]         # by name; left out: any
+rounds = 100_000              # the most of a run
+local-epochs = 1000           # the most passes over its rows in a round
+look = true                   # whether rows are counted before training
+scores = true                 # whether models are scored on rows held back
+
 [privacy]                     # floors of its own: a run may ask for more, never for less
 fewest-silos = 3              # in a sum; threshold = 3: of secure aggregation's masks
 scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
@@ -151,6 +158,22 @@ class Limits(Section):
     device: Device = "cpu"
 
 
+class Runs(Section):
+    """What a run may ask of the site, beside the settings that it has agreed to (`moretta accept`).
+
+    protocols: names of those that it plays; empty: any.
+    rounds: the most rounds of a run. local_epochs: the most passes over its rows in a round.
+    look: whether its rows and classes are counted, in a secure sum, before training.
+    scores: whether models are scored on the rows that it holds back.
+    """
+
+    protocols: tuple[Words, ...] = ()
+    rounds: Annotated[PositiveInt, Unit("rounds")] = 100_000
+    local_epochs: PositiveInt = 1000
+    look: bool = True
+    scores: bool = True
+
+
 class Floors(Section):
     """What the site insists on in every run, whatever the run's file says: floors that a run may exceed.
 
@@ -178,6 +201,7 @@ class SiloFile(Section):
     silo: SiloSection
     data: RowsSection
     limits: Limits = Limits()
+    runs: Runs = Runs()
     privacy: Floors = Floors()
     base: Path = Path()
 
@@ -204,12 +228,16 @@ def load(path: str | Path) -> SiloFile:
     """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
     path = Path(path)
     tables = read_toml(path, "the silo file")
-    kinds = {"silo": SiloSection, "data": RowsSection, "limits": Limits, "privacy": Floors}
+    kinds = {"silo": SiloSection, "data": RowsSection, "limits": Limits, "runs": Runs, "privacy": Floors}
     try:
         for name, table in tables.items():
             if name not in kinds:
                 close = nearest(name, kinds)
-                hint = f"did you mean [{close}]?" if close else "the sections are [silo], [data], [limits], [privacy]"
+                hint = (
+                    f"did you mean [{close}]?"
+                    if close
+                    else f"the sections are {', '.join(f'[{one}]' for one in kinds)}"
+                )
                 raise ParameterError(f"the section [{name}] is not known; {hint}")
             if not isinstance(table, dict):
                 raise ParameterError(f"[{name}]: expected a section, got {shown(table)}")
@@ -225,6 +253,7 @@ def load(path: str | Path) -> SiloFile:
             silo=run_files.section("silo", SiloSection, tables["silo"]),
             data=run_files.section("data", RowsSection, tables["data"]),
             limits=run_files.section("limits", Limits, tables.get("limits", {})),
+            runs=run_files.section("runs", Runs, tables.get("runs", {})),
             privacy=run_files.section("privacy", Floors, tables.get("privacy", {})),
             base=path.absolute().parent,
         )

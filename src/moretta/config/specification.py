@@ -148,17 +148,16 @@ def of_run_file(
     *,
     task: str,
     standardise: bool,
-    model_source: str,
     table: Schema | None = None,
     aggregation: SecureAggregation | None = None,
     device: str | None = None,
-    insecure_secret_seed: int | None = None,
+    insecure_secret_seed: int | None,
 ) -> Specification:
     """Return the specification of a run file, with its files found beside it.
 
-    task, standardise: of the rows, where the run file leaves them open. model_source: a digest of what builds the
-    model. table: the schema of the rows. aggregation, device, insecure_secret_seed: a site's own, in the place of the
-    run file's.
+    task, standardise: of the rows, where the run file leaves them open. table: the schema of the rows. aggregation,
+    device: a site's own, in the place of the run file's. insecure_secret_seed: the run file's where it is this
+    machine's own; a site takes none but its own, as all of its secrets follow from it.
     """
     run, data, text = run_file.run, run_file.data, run_files.dump(run_file)
     return Specification(
@@ -176,13 +175,13 @@ def of_run_file(
         participation=run.participation,
         checkpoint_every=run.checkpoint_every,
         evaluate_every=run.evaluate_every,
-        metrics=tuple(found(name, run_file.base) for name in run.metrics),
+        metrics=tuple(found(name, run_file.base, run_file.agreed) for name in run.metrics),
         record_views=run.record_views,
-        insecure_secret_seed=run.insecure_secret_seed if insecure_secret_seed is None else insecure_secret_seed,
+        insecure_secret_seed=insecure_secret_seed,
         least_rows=data.least_rows,
         score_at_silos=data.score_at_silos,
         look=data.look,
-        model_source=model_source,
+        model_source=run_file.model_source,
         missing=data.missing,
         table="" if table is None else table.digest,
         text=text,
@@ -197,7 +196,7 @@ def _found_start(run_file: RunFile) -> Training:
     if protocol.warm_start is not None:
         beside["warm_start"] = run_file.resolve(protocol.warm_start)
     if protocol.own_loss is not None:
-        beside["own_loss"] = found(protocol.own_loss, run_file.base)
+        beside["own_loss"] = found(protocol.own_loss, run_file.base, run_file.agreed)
     return protocol.model_copy(update=beside) if beside else protocol
 
 

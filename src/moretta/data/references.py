@@ -1,22 +1,32 @@
 """The `module:function` names that a run file gives, imported from beside the run file.
 
 A module is looked for in the run file's folder first, then wherever Python looks. The folder is on `sys.path` only
-while the user's code is imported or called.
+while the user's code is imported or called. Nothing is imported that the caller does not name as agreed: a run file may
+come from another machine.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from moretta.contract.wording import did_you_mean
 from moretta.errors import ParameterError
+
+
+class _AllCode:
+    def __contains__(self, source: object) -> bool:
+        return True
+
+
+OWN_CODE: Final[Container[str]] = _AllCode()
+"""What is agreed where the run file, or the Python program, is this machine's own: all that it names."""
 
 _ours: set[str] = set()  # top-level names that `resolve` imported from a run file's folder
 
@@ -44,12 +54,19 @@ def beside(base: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def resolve(source: str, base: Path) -> Callable[..., Any]:
+def resolve(source: str, base: Path, agreed: Container[str]) -> Callable[..., Any]:
     """Import `module:function`, looking beside the run file (in the folder `base`) first.
 
-    Raises ParameterError, with the original error in it, if the import fails or the name is not callable.
+    Args:
+        agreed: the names that this machine agreed to run: `OWN_CODE`, or at a site `[silo] models` of its silo.toml.
+
+    Raises:
+        ParameterError: nobody agreed to the name, the import failed (with the original error), or the name is not
+            callable.
     """
     name, _, attribute = source.partition(":")
+    if source not in agreed:
+        raise ParameterError(f'"{source}" is code that this machine has not agreed to run')
     if not is_reference(source):
         raise ParameterError(f'expected "module:function", got "{source}"; write for example "my_models:build"')
     try:

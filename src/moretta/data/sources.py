@@ -15,7 +15,7 @@ from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.office_home import SIZE, load_office_home
 from moretta.data.images.pixels import ImageForm, squares
 from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
-from moretta.data.references import beside, is_reference, resolve, said
+from moretta.data.references import OWN_CODE, beside, is_reference, resolve, said
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer, infer_labels
@@ -243,7 +243,7 @@ def called(source: str, base: Path) -> dict[str, Array]:
 
     Where x_train and x_test are mappings of arrays, those are ``x_train.ids`` and so on, as in an .npz file.
     """
-    function = resolve(source, base)
+    function = resolve(source, base, OWN_CODE)
     try:
         with beside(base):
             made = function()

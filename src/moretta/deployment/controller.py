@@ -18,6 +18,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.codec import Codec
+from moretta.data.references import OWN_CODE
 from moretta.deployment import server_key, shared_settings
 from moretta.deployment.server_key import identity_of
 from moretta.deployment.site import pack_released
@@ -139,7 +140,7 @@ class Controller(FlareController):
         self._tell({"state": "done", "out": str(out)})
 
     def _run_file(self) -> RunFile:
-        run_file = run_files.loads(self._run, self._base / "run.toml")
+        run_file = run_files.loads(self._run, self._base / "run.toml", OWN_CODE)
         if digest_of(shared_settings.shared_text(run_file)) != self._digest:
             raise ParameterError(
                 "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "

@@ -134,6 +134,7 @@ def _of_site(asked: _Asked) -> Iterator[CheckResult]:
     yield look("identity", lambda: site_checks.identified(file))
     if kit is not None:
         yield look("server's key", lambda: site_checks.pinned(kit, file))
+    yield look("agreed", lambda: run_checks.agreed(asked.run_file, file))
     if file.limits.device != "cpu" and not file.silo.edge:
         yield look("device", lambda: machine_checks.device_is_there(file.limits.device))
     if file.silo.edge:

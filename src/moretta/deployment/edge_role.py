@@ -18,15 +18,14 @@ from moretta.contract.roles import Client
 from moretta.data.silo import check_least, digests_by_silo
 from moretta.data.tables.rows import rules_of
 from moretta.deployment import shared_settings
+from moretta.deployment.site_policy import OwnSide
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
-from moretta.errors import ParameterError
 from moretta.protocols.common.scoring import HeldOut, figures_of
 from moretta.protocols.common.setting import (
-    LEAST_ROWS_MISSING,
     TABLES_TOO,
     check_look,
     check_scores,
@@ -42,6 +41,7 @@ from moretta.secure_aggregation.identity import Roster
 class EdgeRole:
     """A role as `moretta.deployment.site.Site` wants it. silos: of the run, with the site's own rows.
 
+    run_file: as `moretta.deployment.site_policy.admit` returned it.
     Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
     `moretta.errors.MissingExtra` without ONNX Runtime.
     """
@@ -49,23 +49,8 @@ class EdgeRole:
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         protocol, data = run_file.protocol, run_file.data
         self._edge = edge_of(protocol)
-        if self._edge is None:
-            raise ParameterError(
-                "takes part as an edge client, which only runs models forward, as baffle has it, and "
-                f"{getattr(protocol, 'name', 'this protocol')} has not; join without --edge, and without edge in "
-                "silo.toml"
-            )
-        self._edge.check_site(
-            protocol,
-            run_file.secure_aggregation,
-            file.limits.memory_limit_mib,
-            file.limits.edge_precision,
-            data.layout,
-        )
         self._protocol, self._run_file, self._file = protocol, run_file, file
         self._secure = shared_settings.aggregation_at(run_file, file)
-        if protocol.privacy is not None and data.least_rows is None:
-            raise ParameterError(LEAST_ROWS_MISSING)
         self.silos, _ = shared_settings.silos_at(run_file, file)
         if protocol.privacy is not None:
             self._secure = self._secure.sharing_noise(len(self.silos), run_file.run.participation)
@@ -79,11 +64,12 @@ class EdgeRole:
         if self._roster is not None:
             self._roster.check(silo.name for silo in self.silos)
 
-    def check(self, hello: Hello) -> None:
-        """Check nothing more: tensors are compared when the server begins, and no version of PyTorch matters.
+    def own(self, text: str) -> OwnSide:
+        """Return what the site compares with a server's hello; no version of PyTorch matters, and no model is built.
 
-        The process compares the graph's weights with the round's hash.
+        The process compares the graph's weights with the round's hash. text: of the run.
         """
+        return OwnSide(text, self._run_file)
 
     def rows(self) -> Mapping[str, str]:
         """Return a digest of the site's own rows, by its name."""

@@ -21,11 +21,11 @@ from moretta.config.silo_file import SiloFile
 from moretta.deployment.holding import take_turn
 from moretta.deployment.server_key import SILO, trust_of
 from moretta.deployment.site import Site, log_to
+from moretta.deployment.site_policy import check_job
 from moretta.engines.flare.cells import receive
-from moretta.engines.flare.envelope import digest_of
 from moretta.engines.flare.site_worker import SiteWorker
 from moretta.engines.memory import cap
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
 
@@ -72,11 +72,7 @@ class Executor(FlareExecutor):
                 os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole
 
     def _site(self, folder: Path, name: str) -> Site:
-        if digest_of(self._told) != self._digest:
-            raise PeerError(
-                "was told another run than the job was made of: the job was edited by hand; make it anew by moretta "
-                "job or serve"
-            )
+        check_job(self._told, self._digest)
         file = file_of(folder)
         if self._holder is None:
             self._holder = take_turn(file.out, self._digest, self._made)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
+from moretta.deployment import site_policy
+from moretta.deployment.agreed_settings import SiteAgreement, differences, pinned_settings
 from moretta.deployment.check_result import Warned
 from moretta.deployment.machine_checks import writable
 from moretta.errors import ParameterError
-from moretta.protocols.common.own_loss import named
 from moretta.secure_aggregation.identity import Roster
 
 if TYPE_CHECKING:
@@ -40,13 +41,8 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
         federation = shared_settings.server_side(run_file, run_file.folder)
         federation.rehearse(run_file.run.rounds, run_file.run.seed)
     else:
-        agreed = () if file is None else file.silo.models
-        shared_settings.check_code(source, agreed)
-        if run_file.protocol.own_loss is not None:
-            shared_settings.check_code(named(run_file.protocol.own_loss), agreed, "[protocol] own-loss")
-        base = run_file.base if file is None else file.base
-        run_file = run_files.loads(shared_settings.shared_text(run_file), base / "told.toml")
-        federation = shared_settings.server_side(run_file, base)
+        run_file = _as_sent(run_file, file)
+        federation = shared_settings.server_side(run_file, run_file.base)
     built.append(federation)
     digest = shared_settings.model_digest(federation, run_file)[:16]
     from moretta.protocols.common.modules import size  # it needs torch, as the federation does
@@ -68,10 +64,39 @@ def rows_fit(run_file: RunFile, file: SiloFile) -> str:
     from moretta.deployment import shared_settings
     from moretta.deployment.edge_role import EdgeRole
 
-    known = run_files.loads(shared_settings.shared_text(run_file), file.base / "told.toml")
+    known = _as_sent(run_file, file)
     silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
     mine = next(silo for silo in silos if not silo.remote)
     return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"
+
+
+def _as_sent(run_file: RunFile, file: SiloFile | None) -> RunFile:
+    """Return a run as a site has it, which its silo.toml permits."""
+    from moretta.deployment import shared_settings
+
+    text = shared_settings.shared_text(run_file)
+    if file is None:
+        return run_files.loads(text, run_file.base / "run.toml")
+    return site_policy.permitted(text, file)
+
+
+def agreed(run_file: RunFile | None, file: SiloFile) -> str:
+    """Say which settings a site has agreed to, what waits, and whether a run is among them."""
+    agreement = SiteAgreement(file.out)
+    known, waiting = agreement.agreed(), agreement.waiting()
+    if closed := [one for one in known if one.closed]:
+        raise ParameterError(
+            f"this site's rows did not fit the run's settings at {closed[0].closed}, as its log says; correct the rows "
+            "or silo.toml, then run moretta accept"
+        )
+    if known and run_file is not None:
+        settings = pinned_settings(_as_sent(run_file, file))
+        if all(one.settings != settings for one in known):
+            changes = "; ".join(differences(known[-1].settings, settings))
+            return Warned(f"the run differs from what this site has agreed to ({changes:.600}); see moretta accept")
+    if waiting is not None:
+        return Warned(f"a run was refused: {waiting.sentence}")
+    return f"{len(known)} sets of settings" if known else "nothing yet: the first run's settings will be pinned"
 
 
 def same_sums(run_file: RunFile, file: SiloFile) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from moretta.data.silo import Silo, Subjects, aligned, in_order
 from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
 from moretta.data.tables.rows import rules_of
+from moretta.deployment import site_policy
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.counted import counted_classes
@@ -65,7 +65,7 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
     seed = secrets.randbits(63) if secret else run_file.run.seed
     silos, model = silos_of(run_file), _model(run_file, seed)
-    spec = _specification(run_file, device="cpu")
+    spec = _specification(run_file, device="cpu", insecure_secret_seed=run_file.run.insecure_secret_seed)
     test, tested = _test_rows(run_file)
     return Federation.of(spec, model, silos, test=test, out=out, table=run_file.table, tested=tested)
 
@@ -73,18 +73,14 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     """Return the federation as one site has it: its own rows, and every other silo remote.
 
-    run_file: as the site was sent it. Raises `moretta.errors.ParameterError` where the site's file, its rows and the
-    run do not fit each other.
+    run_file: as `moretta.deployment.site_policy.admit` returned it. Raises `moretta.errors.ParameterError` where the
+    site's file, its rows and the run do not fit each other.
     """
-    from moretta.models.size import build_within
     from moretta.run.federation import Federation
 
+    model = site_policy.fitting_model(site, lambda: _model(run_file, run_file.run.seed))
     aggregation = aggregation_at(run_file, site)
-    check_code(run_file.model.source, site.silo.models)
-    if run_file.protocol.own_loss is not None:
-        check_code(named(run_file.protocol.own_loss), site.silo.models, "[protocol] own-loss")
     silos, names = silos_at(run_file, site)
-    model = build_within(site.limits.parameters, lambda: _model(run_file, run_file.run.seed))
     spec = _specification(
         run_file,
         aggregation=aggregation,
@@ -94,77 +90,21 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     return Federation.of(spec, model, silos, feature_names=names, table=run_file.table)
 
 
-def check_code(source: str, agreed: Sequence[str], key: str = "[model] source") -> None:
-    """Raise `moretta.errors.ParameterError` for a model or loss of code that a site has not agreed to run."""
-    if source not in catalogue.BUILT_IN and source not in agreed:
-        raise ParameterError(
-            f"{key} = {source!r} of the run is code that this site has not agreed to run; read it, put it "
-            f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
-        )
-
-
 def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
-    """Return how sums are made, with the places of a site's own key and of its own list of everybody's.
-
-    Raises `moretta.errors.ParameterError` where it has them, and the run would have the server see each upload.
-    """
-    check_floors(run_file, site)
+    """Return how sums are made, with the places of a site's own key and of its own list of everybody's."""
     aggregation = run_file.secure_aggregation
     if site.silo.roster is None or site.silo.identity is None:
         return aggregation.model_copy(update={"roster": None, "identity": None})
-    if aggregation.scheme == "none":
-        raise ParameterError(
-            'the run has [secure-aggregation] scheme = "none", by which the server sees each upload, and this site '
-            "has a roster, so it does not trust the server with them; have the run use another scheme"
-        )
     places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
     return aggregation.model_copy(update=places)
-
-
-SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
-
-
-def check_floors(run_file: RunFile, site: SiloFile) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the key, for a run that goes below a floor of silo.toml."""
-    floors, secure, protocol = site.privacy, run_file.secure_aggregation, run_file.protocol
-    masked = secure.scheme == "pairwise"
-    least = secure.rules(None, players_of(run_file)).least(secure.scheme)
-    wanted_scheme = floors.scheme or "none"
-    noise = getattr(protocol, "dp_noise", None) or 0.0
-    blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
-    found: dict[str, tuple[bool, object, object]] = {
-        "fewest-silos": (secure.scheme == "none" or least >= floors.fewest_silos, floors.fewest_silos, least),
-        "threshold": (
-            floors.threshold is None or (masked and least >= floors.threshold),
-            floors.threshold,
-            least if masked else f'none under scheme = "{secure.scheme}"',
-        ),
-        "scheme": (
-            SCHEMES.index(secure.scheme) >= SCHEMES.index(wanted_scheme),
-            wanted_scheme,
-            secure.scheme,
-        ),
-        "blind": (blind or not floors.blind, "true", "false"),
-        "roster": (site.silo.roster is not None or not floors.roster, "true", "none: [silo] roster is not set"),
-        "dp-noise": (noise >= (floors.dp_noise or 0.0), floors.dp_noise, noise or "none"),
-    }
-    for key, (good, wanted, got) in found.items():
-        if not good:
-            raise ParameterError(
-                f"[privacy] {key} = {wanted} in this site's silo.toml, and the run has less, {got}; have the run ask "
-                "for as much, or lower the floor"
-            )
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
     """Return the run's silos, of which a site's own has its rows and all others are remote, and its columns' names.
 
-    Raises `moretta.errors.ParameterError` where the site is not among them, or its rows are not as the run describes
-    them.
+    Raises `moretta.errors.ParameterError` where its rows are not as the run describes them.
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
-    if name not in silos:
-        raise ParameterError(f"[silo] name = {name!r} is none of the run's silos, {', '.join(silos):.200}; correct it")
     mine = silos[name]
     wanted = _wanted(run_file)
     if wanted.table is not None and mine.columns:
@@ -213,9 +153,9 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
     """
     from moretta.protocols.common import modules  # which needs torch
 
-    code = catalogue.code_of(run_file.model.source, run_file.base)
+    code = catalogue.code_of(run_file.model.source, run_file.base, run_file.agreed)
     if run_file.protocol.own_loss is not None:
-        code += b"\0" + catalogue.code_of(named(run_file.protocol.own_loss), run_file.base)
+        code += b"\0" + catalogue.code_of(named(run_file.protocol.own_loss), run_file.base, run_file.agreed)
     return hashlib.sha256(modules.schema(federation.model).encode() + code).hexdigest()
 
 
@@ -311,6 +251,7 @@ def _model(run_file: RunFile, seed: int) -> nn.Module:
         base=run_file.base,
         seed=seed,
         layout=wanted.layout,
+        agreed=run_file.agreed,
         **run_file.model.arguments,
     )
 
@@ -319,8 +260,8 @@ def _specification(
     run_file: RunFile,
     *,
     device: str,
+    insecure_secret_seed: int | None,
     aggregation: SecureAggregation | None = None,
-    insecure_secret_seed: int | None = None,
 ) -> Specification:
     """Return the specification of a run whose rows are at sites; arguments as of `specification.of_run_file`."""
     wanted = _wanted(run_file)
@@ -329,7 +270,6 @@ def _specification(
         task=task_of(run_file),
         table=run_file.table,
         standardise=len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None,
-        model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         aggregation=aggregation,
         device=device,
         insecure_secret_seed=insecure_secret_seed,

@@ -1,5 +1,6 @@
 """A site's place in a run: the role that it plays, its state on disk, and what the run releases to it.
 
+<out>/agreed.json            which settings it has agreed to (`moretta.deployment.agreed_settings`)
 <out>/helped.jsonl           which sums it has helped to open, of all runs
 <out>/<run id>/checkpoint/   the last two states of its role; secret    views/   if silo.toml wants them
                lasting.json          what of its state never goes back; secret
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -23,22 +25,22 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta import __version__
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client
+from moretta.deployment import site_policy
+from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
 from moretta.deployment.edge_role import EdgeRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
-from moretta.engines.flare.envelope import Hello, digest_of
-from moretta.engines.flare.site_worker import UNFIT
+from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
-from moretta.errors import CodecError, ParameterError
+from moretta.errors import CodecError, MissingExtra, ParameterError, PolicyError
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 log = logging.getLogger("moretta")
@@ -49,8 +51,8 @@ LASTING = "lasting.json"
 class Role(Protocol):
     """What a site plays: by PyTorch (`torch_role`), or in a process without it (`edge_role`)."""
 
-    def check(self, hello: Hello) -> None:
-        """Raise `moretta.errors.ParameterError` where the server has another model, or what runs it."""
+    def own(self, text: str) -> site_policy.OwnSide:
+        """Return what the site compares with a server's hello. text: of the run."""
 
     def rows(self) -> Mapping[str, str]:
         """Return a digest of the site's own rows, by its name."""
@@ -66,7 +68,8 @@ class Site:
     """One site, as `moretta.engines.flare.site_worker.SiteWorker` wants it.
 
     file: its silo.toml. text: the shared settings, as TOML. certificate: the name in its startup kit's certificate.
-    Raises `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
+    Raises `moretta.errors.PolicyError` where the site does not admit the run (`moretta.deployment.site_policy`), before
+    a row is read, and `moretta.errors.ParameterError` where silo.toml, its rows and the run do not fit each other.
     """
 
     def __init__(self, file: SiloFile, text: str, certificate: str) -> None:
@@ -78,11 +81,14 @@ class Site:
                 f"silo.toml says name = {self.name!r}, and this site's certificate is of `{certificate}`; use the "
                 f"startup kit of `{expected}`, or correct silo.toml"
             )
-        self._file, self._job = file, digest_of(text)
+        self._file, self._text = file, text
         self.largest = file.limits.message_mib << 20
-        self._run_file = run_files.loads(text, file.base / "told.toml")
+        self._run_file = site_policy.admit(text, file)
+        self._agreement, self._settings = SiteAgreement(file.out), pinned_settings(self._run_file)
+        self._agreement.open(self._settings)
         self.timed = self._run_file.protocol.privacy is None  # else seconds tell of a secret lot
-        self._role = _role(self._run_file, file)
+        with self._reading_rows():
+            self._role = _role(self._run_file, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
         self.fingerprint = fingerprint(self._key) if self._key else ""
@@ -95,23 +101,35 @@ class Site:
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands: build the role, and restore the state that was kept of it.
 
-        Raises `moretta.errors.ParameterError` where versions, shared settings or the model differ from the server's.
+        Raises `moretta.errors.PolicyError` where versions, shared settings or the model differ from the server's.
         """
-        self._check(hello)
-        try:
-            client, messages = self._role.client(hello, self._file.helped)
-        except ParameterError as error:  # of its own rows, which the sentence may quote
-            log.error("cannot take part: %s", error)
-            raise ParameterError(UNFIT) from error
+        if self._roster is not None:
+            self._roster.check_identity(self.name, self._key)
+        site_policy.greet(hello, self._role.own(self._text))
         path = self._file.out / hello.run
         make_folder(path, 0o700)
         self._folder = RunFolder(path)
-        self._folder.hold_rows(self._role.rows())
+        with self._reading_rows():
+            client, messages = self._role.client(hello, self._file.helped)
+            self._folder.hold_rows(self._role.rows())
         self._place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
+        self._agreement.proved(self._settings)
         if self._file.silo.record_views:
             self._recorder = Recorder(path / "views", True, hello.session)
         return client, Codec(messages, self.largest)
+
+    @contextmanager
+    def _reading_rows(self) -> Iterator[None]:
+        """Close the run's settings for what its rows do not fit, but for a file that cannot be read just now."""
+        try:
+            yield
+        except (PolicyError, MissingExtra):
+            raise
+        except Exception as error:
+            if not _is_of_files(error) and self._agreement.close(self._settings):
+                log.error("this site's rows do not fit the run, so it takes no part until moretta accept: %s", error)
+            raise
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
         """Record what was seen, and keep at once what the role must not forget even if it is killed."""
@@ -161,19 +179,6 @@ class Site:
         self._role.leave(client, self._folder)
         log.info("the run has ended; what is this site's is in %s", self._folder.path)
 
-    def _check(self, hello: Hello) -> None:
-        theirs = hello.versions.get("moretta", "another")
-        if theirs != __version__:
-            raise ParameterError(f"runs Moretta {__version__}, and the server {theirs}; install the same")
-        if hello.job != self._job:
-            raise ParameterError(
-                f"was told another run than the server plays (digests {self._job[:12]} and {hello.job[:12]}): the job "
-                "was edited by hand; make it anew by moretta job or serve"
-            )
-        if self._roster is not None:
-            self._roster.check_identity(self.name, self._key)
-        self._role.check(hello)
-
     def _restore(self, client: Client, hello: Hello) -> None:
         if self._folder is None:
             return
@@ -203,6 +208,13 @@ def _role(run_file: RunFile, file: SiloFile) -> Role:
     from moretta.deployment.torch_role import TorchRole  # torch may be absent where nobody asks
 
     return TorchRole(run_file, file)
+
+
+def _is_of_files(error: BaseException | None) -> bool:
+    """Whether an error goes back to a file that the operating system could not read."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def log_to(path: Path) -> None:

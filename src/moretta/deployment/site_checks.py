@@ -59,9 +59,9 @@ def openable(file: SiloFile) -> str:
     """Check that the file of a site's rows can be opened. Raises `moretta.errors.ParameterError`."""
     source = file.data.source
     if not source.endswith((*ENDINGS, ".npz")):
-        from moretta.data.references import resolve
+        from moretta.data.references import OWN_CODE, resolve
 
-        resolve(source, file.base)
+        resolve(source, file.base, OWN_CODE)
         return f"{source} can be imported; give --run to see whether its rows fit"
     path = file.base / source
     try:

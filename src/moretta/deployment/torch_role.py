@@ -12,11 +12,11 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client
 from moretta.data.silo import digests_by_silo
 from moretta.deployment import shared_settings
+from moretta.deployment.site_policy import OwnSide
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.kept_lines import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
-from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.entry import load
 from moretta.protocols.common.players import Left
@@ -38,20 +38,9 @@ class TorchRole:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def check(self, hello: Hello) -> None:
-        """Raise `moretta.errors.ParameterError` where PyTorch's version or the model differ from the server's."""
-        ours, allowed = record.versions()["torch"], [hello.versions.get("torch", ""), *hello.torch]
-        if _minor(ours) not in [_minor(one) for one in allowed]:
-            listed = ", ".join(sorted({_minor(one) for one in allowed}))
-            raise ParameterError(
-                f"runs PyTorch {ours}, and allowed are {listed}; install one of them, or have the server name this one "
-                "in [engine] torch-versions"
-            )
-        if hello.model != self._model:
-            raise ParameterError(
-                f"builds another model than the server from [model] source = {self._run_file.model.source!r} (digests "
-                f"{self._model[:12]} and {hello.model[:12]}); bring the same code to both"
-            )
+    def own(self, text: str) -> OwnSide:
+        """Return what the site compares with a server's hello. text: of the run."""
+        return OwnSide(text, self._run_file, record.versions()["torch"], self._model)
 
     def rows(self) -> Mapping[str, str]:
         """Return a digest of the site's own rows, by its name."""
@@ -73,7 +62,3 @@ class TorchRole:
             folder.write_model("confined.safetensors", left.model)
         if left.scores:
             folder.write_json("scores.json", left.scores)
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,18 +22,23 @@ if TYPE_CHECKING:
 BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
 
 
-def code_of(source: str, base: Path = Path(".")) -> bytes:
-    """Return the content of a model function's file; empty for a built-in model or a function not written in Python."""
+def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:
+    """Return the content of a function's file; empty for a built-in model or a function not written in Python.
+
+    agreed: see `moretta.data.references.resolve`.
+    """
     if source not in BUILT_IN:
         with suppress(TypeError, OSError):  # what Python code did not define has no file
-            return Path(inspect.getfile(inspect.unwrap(resolve(source, base)))).read_bytes()
+            return Path(inspect.getfile(inspect.unwrap(resolve(source, base, agreed)))).read_bytes()
     return b""
 
 
-def source_digest(source: str, arguments: Mapping[str, Any], base: Path = Path(".")) -> str:
+def source_digest(
+    source: str, arguments: Mapping[str, Any], base: Path = Path("."), agreed: Container[str] = ()
+) -> str:
     """Return SHA-256, in hex, of what a [model] section builds but for its weights: name, arguments and code."""
     named = json.dumps([source, dict(arguments)], sort_keys=True, default=str)
-    return hashlib.sha256(named.encode() + b"\0" + code_of(source, base)).hexdigest()
+    return hashlib.sha256(named.encode() + b"\0" + code_of(source, base, agreed)).hexdigest()
 
 
 def build(
@@ -44,6 +49,7 @@ def build(
     base: Path = Path("."),
     seed: int = 0,
     layout: SampleLayout | None = None,
+    agreed: Container[str] = (),
     **arguments: Any,
 ) -> nn.Module:
     """Build a model for samples of shape `inputs`, with `outputs` outputs.
@@ -51,7 +57,7 @@ def build(
     `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
     with `arguments` only. Dashes in argument names become underscores. Initial weights depend on `seed` alone; torch's
     global generator is unchanged. layout: of samples of several arrays, which the model takes by keyword, and packed
-    (`moretta.models.by_keyword`).
+    (`moretta.models.by_keyword`). agreed: which functions may be called (`moretta.data.references.resolve`).
     Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
     for a function that fails or returns no module; MissingExtra without torch.
     """
@@ -75,7 +81,7 @@ def build(
             raise ParameterError(
                 f'model source = "{source}" is neither built in nor "module:function"; {did_you_mean(source, BUILT_IN)}'
             )
-        function = resolve(source, base)
+        function = resolve(source, base, agreed)
         try:
             with beside(base):
                 model = function(**arguments)

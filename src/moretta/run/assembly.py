@@ -56,14 +56,15 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         base=run_file.base,
         seed=run_file.run.seed,
         layout=rows.layout,
+        agreed=run_file.agreed,
         **run_file.model.arguments,
     )
     spec = specification.of_run_file(
         run_file,
         task="regression" if rows.classes is None else "classification",
         standardise=rows.standardise,
-        model_source=catalogue.source_digest(run_file.model.source, run_file.model.arguments, run_file.base),
         table=rows.table,
+        insecure_secret_seed=run_file.run.insecure_secret_seed,
     )
     return Federation.of(
         spec,

@@ -14,7 +14,7 @@ from moretta.config import run_files
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
 from moretta.data.layout import SampleLayout, gather
-from moretta.data.references import beside, resolve, said
+from moretta.data.references import OWN_CODE, beside, resolve, said
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.run import consent
@@ -84,7 +84,7 @@ def _from_python(folder: Path, federation: str | None) -> tuple[Federation, int,
             "Result.audit() of what train() returned, or name a function that returns its Federation by --federation "
             "module:function"
         )
-    function = resolve(federation, Path())
+    function = resolve(federation, Path(), OWN_CODE)
     try:
         with beside(Path()):
             made = function()

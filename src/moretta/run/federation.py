@@ -28,6 +28,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Client
 from moretta.contract.wording import check_choice, kind_of
 from moretta.data.layout import Samples, packed_as
+from moretta.data.references import OWN_CODE
 from moretta.data.silo import Silo, Subjects, digests_by_silo, layout_of, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of
@@ -42,6 +43,7 @@ from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
 from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.enrolment import targets
+from moretta.protocols.common.own_loss import found
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
@@ -133,6 +135,8 @@ class Federation:
         model_source: str = "",
     ) -> None:
         given.check_protocol(protocol)
+        if isinstance(own_loss := getattr(protocol, "own_loss", None), str):
+            protocol = protocol.model_copy(update={"own_loss": found(own_loss, Path(), OWN_CODE)})
         given.check_kinds(aggregation, engine, metrics, out, record_views, table)
         given.check_settings(
             {

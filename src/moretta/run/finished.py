@@ -20,6 +20,7 @@ from moretta.contract.messages import Tensors
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
+from moretta.data.references import OWN_CODE
 from moretta.data.tables import schema
 from moretta.data.tables.files import Format
 from moretta.data.tables.preparation import Expansion, Preparation
@@ -139,6 +140,7 @@ def _module(
         base=base,
         seed=run_file.run.seed if run_file else 0,
         layout=SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None,
+        agreed=OWN_CODE,  # `consent.check_model` has asked
         **arguments,
     )
     if source in catalogue.BUILT_IN:  # arguments of somebody else's folder may ask for any memory

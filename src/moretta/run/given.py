@@ -19,6 +19,7 @@ from moretta.contract.keywords import path_of
 from moretta.contract.wording import check_choice, kind_of, nearest, shown
 from moretta.data import given
 from moretta.data.checks import class_of
+from moretta.data.references import OWN_CODE
 from moretta.data.silo import Silo, layout_of, row_shape
 from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
@@ -49,7 +50,7 @@ class Made:
     @property
     def digest(self) -> str:
         """What noise is bound to; empty where it is not known how the model is built."""
-        return catalogue.source_digest(self.source, self.arguments) if self.source else ""
+        return catalogue.source_digest(self.source, self.arguments, agreed=OWN_CODE) if self.source else ""
 
 
 def elsewhere() -> dict[str, str]:
@@ -268,6 +269,7 @@ def built(
             outputs=_outputs(silos, getattr(protocol, "loss", ""), task, class_names),
             base=Path(),
             layout=layout_of(silos, False),
+            agreed=OWN_CODE,
             **arguments,
         )
     else:

@@ -112,6 +112,7 @@ class Case:
         """Built once: what builds a user's model may read files, which an attack may not."""
         import torch
 
+        from moretta.data.references import OWN_CODE
         from moretta.models import catalogue
 
         made = catalogue.build(
@@ -120,6 +121,7 @@ class Case:
             outputs=self.run.outputs,
             base=Path(self.architecture.base),
             layout=self.run.layout,
+            agreed=OWN_CODE,
             **self.architecture.arguments,
         )
         with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed

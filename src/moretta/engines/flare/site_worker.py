@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -40,16 +41,14 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import Gate, OtherProcess, Trust
-from moretta.errors import CodecError, Disconnected, MorettaError, ParameterError, PeerError, UnreadableRow, with_notes
+from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError, PeerError, PolicyError, with_notes
 
 log = logging.getLogger("moretta")
 
 AT_ONCE = 0.25  # seconds in which an answer comes with the acknowledgement of its question
-# Told in the place of what goes wrong while a site reads its own files, as that may quote them: a name, a record.
-UNFIT = (
-    "its settings or its rows do not fit the run; its own log says what is wrong, and so does moretta doctor with "
-    "--silo and --run"
-)
+# What a server is told of whatever goes wrong at a site and does not follow from what it sent: the cause may be in a
+# row. The ticket is random; under it the site's own log says more.
+UNFIT = "does not answer; its own log says why, under ticket "
 LONGEST_WAIT = 10.0  # seconds that a server may let a poll wait
 QUIET = 1.0  # seconds between two lines of the log about what was not taken: a stranger may send as much as it likes
 
@@ -135,8 +134,7 @@ class SiteWorker:
         except PeerError as error:
             return self._deny(error)
         except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept
-            log.error("cannot tell the server from others: %s", error)
-            return pack(Refused(sentence=UNFIT))
+            return pack(Refused(sentence=_unfit(error, "cannot tell the server from others")))
         self.last_heard = time.monotonic()
         reply, body = self._reply(request, envelope.body)
         if limit is not None and len(body) > limit:
@@ -227,25 +225,16 @@ class SiteWorker:
     def _enter(self, hello: Hello) -> None:
         try:
             silo = self._silo = self._silo or self._make()
-        except MorettaError as error:
-            log.error("cannot take part: %s", error)
-            self._settle(hello, None, _sentence(error) if isinstance(error, PeerError) else UNFIT)
-            return
-        except (Exception, SystemExit):
-            log.exception("cannot take part")
-            self._settle(hello, None, UNFIT)
-            return
-        try:
             client, codec = silo.enter(hello)
             client.phase = self._clock.phase
             if isinstance(client, ChildClient):
                 client.charge = self._clock.charge
             role, refusal = (client, codec), None
-        except MorettaError as error:
+        except PolicyError as error:
+            log.error("cannot take part: %s", error)
             role, refusal = None, _sentence(error)
-        except (Exception, SystemExit) as error:  # the site lives on, and says why it takes no part
-            log.exception("the silo could not take its place")
-            role, refusal = None, f"failed with {type(error).__name__}; its log says more"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # `_unfit` logs it, and the site lives on
+            role, refusal = None, _unfit(error, "cannot take part")
         self._settle(hello, role, refusal)
 
     def _settle(self, hello: Hello, role: tuple[Client, Codec] | None, refusal: str | None) -> None:
@@ -271,19 +260,13 @@ class SiteWorker:
                 self.ended.set()
                 return WorkDone(), b""
             return self._play(silo, client, codec, body, run)
-        except UnreadableRow as error:
-            log.error("cannot answer: %s", error)
-            return _failed("bad input", UNFIT), b""
-        except ParameterError as error:
-            log.warning("cannot answer: %s", with_notes(error))
-            return _failed("bad input", error), b""
         except Disconnected as error:
-            return _failed("disconnected", error), b""
-        except MorettaError as error:
+            return _failed("disconnected", _unfit(error, "cannot answer")), b""
+        except (PeerError, MisuseError) as error:  # of what the server sent, and in which order
+            log.warning("refuses what the server sent: %s", error)
             return _failed("refused", error), b""
-        except (Exception, SystemExit) as error:  # a silo's failure, whatever it is, costs the round only itself
-            log.exception("the silo failed")
-            return _failed("failed", f"{type(error).__name__}; the site's log says more"), b""
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # it is logged, and costs the silo only this round
+            return _failed("failed", _unfit(error, "cannot answer")), b""
 
     def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str) -> tuple[Reply, bytes]:
         try:
@@ -308,6 +291,14 @@ class SiteWorker:
 
 def _failed(reason: str, error: object) -> Failed:
     return Failed.model_validate({"reason": reason, "sentence": _sentence(error)})
+
+
+def _unfit(error: BaseException, what: str) -> str:
+    """Return what a server is told of an error, and log the error, both under a new ticket."""
+    ticket = secrets.token_hex(4)
+    known = isinstance(error, MorettaError)
+    log.error("%s (ticket %s): %s", what, ticket, with_notes(error) if known else repr(error), exc_info=not known)
+    return UNFIT + ticket
 
 
 def _sentence(error: object) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Phase, State, no_phase
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, PeerError
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.groups import Group
 from moretta.protocols.cgd.layers import Layers, summed
@@ -178,7 +178,7 @@ class Client:
                 if self._reads_inputs(group):
                     return self._rows.answer(message, self._contributor(group), self._template)
                 if message.schema != modules.schema(self._template):
-                    raise ParameterError("the model here has other tensors than the others'; expected the same")
+                    raise PeerError("the model here has other tensors than the others'; expected the same")
                 return Ready(stamp=message.stamp)
         reply = self._group_keys.answer(message) if group not in self._contributors else None
         if reply is not None:

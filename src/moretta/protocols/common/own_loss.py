@@ -12,7 +12,7 @@ This module needs no torch until a loss is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,9 +55,9 @@ OwnFunction = Annotated[
 """A field for a function, or in a run file its "module:function"; None for none."""
 
 
-def found(given: Function | str, base: Path = Path()) -> Function:
-    """Return a function, by its name imported from beside a run file in the folder `base`."""
-    return resolve(given, base) if isinstance(given, str) else given
+def found(given: Function | str, base: Path = Path(), agreed: Container[str] = ()) -> Function:
+    """Return a function, imported by its name from beside a run file in the folder `base`; agreed: see `resolve`."""
+    return resolve(given, base, agreed) if isinstance(given, str) else given
 
 
 def of_rows(function: Function, outputs: Tensor, targets: Tensor) -> Tensor:

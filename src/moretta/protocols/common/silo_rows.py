@@ -140,9 +140,9 @@ class Rows:
                 return self._tested.answer(message, self._subjects)
             case Begin():
                 if message.schema != self._schema:
-                    raise ParameterError("the server's model has other tensors than the silo's; expected the same")
+                    raise PeerError("the server's model has other tensors than the silo's; expected the same")
                 if message.table != self._table:
-                    raise ParameterError(
+                    raise PeerError(
                         "the server reads tables by another schema than this silo, as their digests differ; give both "
                         "the same"
                     )

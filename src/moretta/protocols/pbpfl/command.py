@@ -69,11 +69,12 @@ def _settings(loss: str, partitions: int, variant: str, scales: str | None) -> P
 
 
 def _check(model: str, inputs: list[str], classes: int, protocol: PBPFL, *, fall_back: bool) -> dict[str, Any]:
+    from moretta.data.references import OWN_CODE
     from moretta.models import catalogue
     from moretta.protocols.pbpfl.exactness import Input, check
 
     shapes = [Input.parse(text) for text in inputs]
-    module = catalogue.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), seed=0)
+    module = catalogue.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), agreed=OWN_CODE)
     return check(module, shapes, classes, protocol, fall_back=fall_back)
 
 

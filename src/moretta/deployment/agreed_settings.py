@@ -1,0 +1,199 @@
+"""What a site has agreed to: the schema and the settings that touch its rows, pinned by its first run.
+
+A server writes each run's text, and sites join every job. Where settings could differ from run to run, ready or refused
+would be one bit about one site's rows for each: seven runs found the oldest patient of a site. So the settings of the
+first run are pinned, before a row is read. Others wait for the site's operator (`moretta accept`).
+
+    <out>/agreed.json    {"format": 1, "agreed": [{"settings", "ready", "closed"}], "waiting": {"settings", "sentence"}}
+
+ready: the site's rows fitted them once. Until then a refusal that depends on rows closes them, and they stay closed
+until the operator acts: a server learns one bit. closed: when that was, as the site's log has it; empty: open.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.engines.files import make_folder, write_atomically
+from moretta.errors import ParameterError, PolicyError
+
+FORMAT = 1
+FILE = "agreed.json"
+Settings = Mapping[str, Mapping[str, Any]]
+"""Of pinned settings: by section, by key, as a run file has them; `columns` is the schema, and `schema` its order."""
+
+MOVES: Mapping[str, frozenset[str]] = {
+    "run": frozenset({"name", "rounds", "seed", "checkpoint-every", "participation", "device"}),
+    "data": frozenset({"silos"}),
+    "protocol": frozenset(
+        {"learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"}
+        | {"optimizer", "momentum", "betas", "weight-decay", "clip-norm", "local-epochs", "dp-noise", "dp-delta"}
+        | {"partitions", "rho", "mu", "schedule", "k", "k-last", "sigma", "form", "direction", "seed-pool", "ema"}
+        | {"ema-each", "orthogonal"}
+    ),
+    "secure-aggregation": frozenset({"threshold", "degree", "corrupt-rate", "dropout-rate", "min-survivors"}),
+    "engine": frozenset({"sites", "torch-versions", "deadline", "message-mib", "workers"}),
+}
+"""Keys that may differ from run to run without the operator: no row is read, refused or left out by them.
+
+`[model]` may differ too: its size has a limit of its own, and its code a list. A key that is not here is pinned.
+"""
+
+
+def pinned_settings(run: RunFile) -> Settings:
+    """Return what a site pins of a run."""
+    sections = run_files.as_sections(run)
+    pinned = {
+        name: {key: value for key, value in section.items() if key not in MOVES.get(name, ())}
+        for name, section in sections.items()
+        if name != "model"
+    }
+    if run.table is not None:
+        pinned["schema"] = {"order": list(sections["columns"])}
+    return pinned
+
+
+@dataclass(frozen=True)
+class AgreedSettings:
+    """Settings that the site plays by. ready, closed: see the opening."""
+
+    settings: Settings
+    ready: bool = False
+    closed: str = ""
+
+
+@dataclass(frozen=True)
+class RefusedRun:
+    """What a server asked for last, and the site refused. sentence: why. settings: if accepting them helps."""
+
+    sentence: str
+    settings: Settings = field(default_factory=dict)
+
+
+class SiteAgreement:
+    """The file of what a site has agreed to, in the folder `out` of its silo.toml.
+
+    Raises:
+        ParameterError: the file is damaged.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._path = out / FILE
+
+    def agreed(self) -> Sequence[AgreedSettings]:
+        """Return the settings that the site plays by; empty before the first run."""
+        return self._read()[0]
+
+    def waiting(self) -> RefusedRun | None:
+        """Return what was refused last."""
+        return self._read()[1]
+
+    def check(self, settings: Settings) -> None:
+        """Pin the settings of a first run, and refuse others.
+
+        Raises:
+            PolicyError: other settings are pinned; these wait for the operator.
+        """
+        agreed, _ = self._read()
+        if not agreed:
+            self._write([AgreedSettings(settings)], None)
+        elif not any(one.settings == settings for one in agreed):
+            changes = "; ".join(differences(agreed[-1].settings, settings))
+            sentence = (
+                "the run has another schema, or other settings that touch rows, than this site has agreed to "
+                f"({changes:.600}); its operator decides by moretta accept"
+            )
+            self._write(agreed, RefusedRun(sentence, settings))
+            raise PolicyError(sentence)
+
+    def refuse(self, sentence: str) -> None:
+        """Note why a run was refused for another reason, for `moretta doctor`."""
+        agreed, waiting = self._read()
+        if waiting is None or not waiting.settings:
+            self._write(agreed, RefusedRun(sentence))
+
+    def open(self, settings: Settings) -> None:
+        """Look whether settings are open, before a row is read.
+
+        Raises:
+            ParameterError: a refusal that depended on rows has closed them.
+        """
+        for one in self._read()[0]:
+            if one.settings == settings and one.closed:
+                raise ParameterError(
+                    f"this site's rows did not fit these settings at {one.closed} (its log says why), and each try "
+                    "tells the server something about them; correct the rows or silo.toml, then run moretta accept"
+                )
+
+    def close(self, settings: Settings) -> bool:
+        """Close settings that no run was ready under, as rows did not fit them. Return whether they were open."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        return self._change(settings, lambda one: one if one.ready or one.closed else replace(one, closed=now))
+
+    def proved(self, settings: Settings) -> None:
+        """Note that the site's rows fit."""
+        self._change(settings, lambda one: replace(one, ready=True))
+
+    def accept(self, shown: RefusedRun | None) -> None:
+        """Play by what was shown to the operator too, and open what is closed."""
+        agreed, waiting = self._read()
+        opened = [replace(one, closed="") for one in agreed]
+        if shown is not None and shown.settings and all(one.settings != shown.settings for one in opened):
+            opened.append(AgreedSettings(shown.settings))
+        self._write(opened, waiting if waiting != shown else None)
+
+    def _change(self, settings: Settings, change: Callable[[AgreedSettings], AgreedSettings]) -> bool:
+        agreed, waiting = self._read()
+        changed = [change(one) if one.settings == settings else one for one in agreed]
+        if changed != agreed:
+            self._write(changed, waiting)
+        return changed != agreed
+
+    def _read(self) -> tuple[list[AgreedSettings], RefusedRun | None]:
+        try:
+            content = json.loads(self._path.read_text())
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r:.40}")
+            waiting = content["waiting"]
+            return [AgreedSettings(**one) for one in content["agreed"]], None if waiting is None else RefusedRun(
+                **waiting
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return [], None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ParameterError(
+                f"{self._path} is damaged ({error}); it says which settings this site has agreed to: bring back a "
+                "copy, or move it away to pin those of the next run"
+            ) from None
+
+    def _write(self, agreed: Sequence[AgreedSettings], waiting: RefusedRun | None) -> None:
+        content = {
+            "format": FORMAT,
+            "agreed": [asdict(one) for one in agreed],
+            "waiting": None if waiting is None else asdict(waiting),
+        }
+        make_folder(self._path.parent, 0o700)
+        write_atomically(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)
+
+
+def differences(agreed: Settings, asked: Settings) -> Iterator[str]:
+    """Yield in words what differs between settings: a key with both values, a column with both meanings."""
+    for section in dict.fromkeys((*agreed, *asked)):
+        ours, theirs = agreed.get(section, {}), asked.get(section, {})
+        for key in dict.fromkeys((*ours, *theirs)):
+            if ours.get(key) != theirs.get(key):
+                place = f"[columns.{key}]" if section == "columns" else f"[{section}] {key}"
+                yield f"{place}: {_value(ours.get(key))} -> {_value(theirs.get(key))}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(part)}" for key, part in value.items())
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)

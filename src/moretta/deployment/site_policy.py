@@ -1,0 +1,294 @@
+"""What a server may make this site's machine do. Read it from top to bottom: nothing else at a site refuses a run.
+
+A run comes as text that the server wrote (`admit`). A rule is a function of that run and of the site's silo.toml: it
+raises `moretta.errors.PolicyError`, whose sentence the server is told in full, as it follows from the text alone. No
+rule reads a row. What reads rows comes after, and tells the server one word (`moretta.engines.flare.site_worker`).
+
+What a run asks for beside its text comes with its hello (`greet`) and its model (`fitting_model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moretta import __version__
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.config.specification import playing, shared
+from moretta.contract.settings import Section, kebab
+from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
+from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.errors import ParameterError, PolicyError
+from moretta.models.catalogue import BUILT_IN
+from moretta.protocols.common.own_loss import named
+from moretta.protocols.common.setting import LEAST_ROWS_MISSING
+from moretta.protocols.registry import edge_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
+
+
+def admit(text: str, site: SiloFile) -> RunFile:
+    """Return the run of a server's text, if this site takes part in it, and pin the settings of a first run.
+
+    The schema, and all settings that touch rows, are those of the first run, or `moretta accept` took them
+    (`moretta.deployment.agreed_settings`).
+
+    Args:
+        text: shared settings, as TOML (`moretta.deployment.shared_settings.shared_text`).
+        site: its silo.toml.
+
+    Raises:
+        PolicyError: as `permitted` does, or the settings wait for the operator.
+    """
+    agreement = SiteAgreement(site.out)
+    try:
+        run = permitted(text, site)
+    except PolicyError as error:
+        agreement.refuse(str(error))
+        raise
+    agreement.check(pinned_settings(run))
+    return run
+
+
+def permitted(text: str, site: SiloFile) -> RunFile:
+    """Return the run of a server's text, if silo.toml permits it. It changes nothing.
+
+    Raises:
+        PolicyError: the text is no run file, or a rule refuses it.
+    """
+    path = site.base / "run.toml"
+    with _refusing(path):
+        run = run_files.loads(text, path, agreed=site.silo.models)
+    for rule in RULES:
+        rule(run, site)
+    return run
+
+
+def own_keys(run: RunFile, site: SiloFile) -> None:
+    """A key that is the server's or a site's own stands at its default: seeds of secrets, code of metrics, paths."""
+    plain = shared(run)
+    for name in type(run).model_fields:
+        section, allowed = getattr(run, name), getattr(plain, name)
+        if isinstance(section, Section) and section != allowed:
+            key = next(key for key in type(section).model_fields if getattr(section, key) != getattr(allowed, key))
+            raise PolicyError(
+                f"[{kebab(name)}] {kebab(key)} is set in the run that the server sent; only a machine's own files may "
+                "set it: remove it there"
+            )
+
+
+def rows_at_sites(run: RunFile, site: SiloFile) -> None:
+    """Rows are where silo.toml says, and nowhere that a run names."""
+    if not run.data.at_sites or run.engine.name != "flare":
+        raise PolicyError(f'[data] source = "{run.data.source}" names rows; expected "sites", over many machines')
+
+
+def named_silo(run: RunFile, site: SiloFile) -> None:
+    """The site is one of the run's silos."""
+    if site.silo.name not in run.engine.sites:
+        raise PolicyError(f"[engine] sites lists {', '.join(run.engine.sites):.200}, and not {site.silo.name!r}")
+
+
+def known_code(run: RunFile, site: SiloFile) -> None:
+    """Models and losses are built in, or code that `[silo] models` lists; an edge client runs none of it."""
+    sources = {} if site.silo.edge else {"[model] source": run.model.source}
+    if run.protocol.own_loss is not None:
+        sources["[protocol] own-loss"] = named(run.protocol.own_loss)
+    for key, source in sources.items():
+        if source not in BUILT_IN and source not in site.silo.models:
+            raise PolicyError(
+                f"{key} = {source!r} of the run is code that this site has not agreed to run; read it, put it "
+                f'beside silo.toml, and say so there by [silo] models = ["{source}"]'
+            )
+
+
+def allowed_protocol(run: RunFile, site: SiloFile) -> None:
+    """The protocol is one of `[runs] protocols`, and one that an edge client can play where the site is one."""
+    allowed, name = site.runs.protocols, run.protocol.name
+    if allowed and name not in allowed:
+        raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')
+    if not site.silo.edge:
+        return
+    edge = edge_of(run.protocol)
+    if edge is None:
+        raise PolicyError(
+            f'[protocol] name = "{name}": this site takes part as an edge client, which requires baffle; join without '
+            "--edge, and without edge in silo.toml"
+        )
+    with _refusing():
+        edge.check_site(
+            run.protocol,
+            run.secure_aggregation,
+            site.limits.memory_limit_mib,
+            site.limits.edge_precision,
+            run.data.layout,
+        )
+
+
+def length(run: RunFile, site: SiloFile) -> None:
+    """A run has at most `[runs] rounds` rounds, each of at most `[runs] local-epochs` passes over the rows."""
+    epochs = getattr(run.protocol, "local_epochs", None) or 0
+    for key, number, most in (
+        ("[run] rounds", run.run.rounds, site.runs.rounds),
+        ("[protocol] local-epochs", epochs, site.runs.local_epochs),
+    ):
+        if number > most:
+            raise PolicyError(f"{key} = {number}: this site's silo.toml allows {most} ([runs])")
+
+
+def looks(run: RunFile, site: SiloFile) -> None:
+    """Rows are counted before training, or scored after it, only where `[runs] look` and `[runs] scores` allow it."""
+    if run.data.look and not site.runs.look:
+        raise PolicyError("[data] look = true: this site's silo.toml does not allow it ([runs] look = false)")
+    if run.data.score_at_silos and not site.runs.scores:
+        raise PolicyError("[data] score-at-silos: this site's silo.toml does not allow it ([runs] scores = false)")
+
+
+def floors(run: RunFile, site: SiloFile) -> None:
+    """A run hides at least as much as the floors of `[privacy]` ask for."""
+    floor, secure, protocol = site.privacy, run.secure_aggregation, run.protocol
+    masked = secure.scheme == "pairwise"
+    players = playing(secure, run.run.participation, run.engine.sites, run.run.seed)
+    least = secure.rules(None, players).least(secure.scheme)
+    noise = getattr(protocol, "dp_noise", None) or 0.0
+    blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
+    found: Mapping[str, tuple[bool, object, object]] = {
+        "fewest-silos": (secure.scheme == "none" or least >= floor.fewest_silos, floor.fewest_silos, least),
+        "threshold": (
+            floor.threshold is None or (masked and least >= floor.threshold),
+            floor.threshold,
+            least if masked else f'none under scheme = "{secure.scheme}"',
+        ),
+        "scheme": (
+            SCHEMES.index(secure.scheme) >= SCHEMES.index(floor.scheme or "none"),
+            floor.scheme or "none",
+            secure.scheme,
+        ),
+        "blind": (blind or not floor.blind, "true", "false"),
+        "roster": (site.silo.roster is not None or not floor.roster, "true", "none: [silo] roster is not set"),
+        "dp-noise": (noise >= (floor.dp_noise or 0.0), floor.dp_noise, noise or "none"),
+    }
+    for key, (good, wanted, got) in found.items():
+        if not good:
+            raise PolicyError(
+                f"[privacy] {key} = {wanted} in this site's silo.toml, and the run has less, {got}; have the run ask "
+                "for as much, or lower the floor"
+            )
+
+
+def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:
+    """A site with a roster does not trust the server with uploads, so sums are masked."""
+    if site.silo.roster is not None and run.secure_aggregation.scheme == "none":
+        raise PolicyError(
+            'the run has [secure-aggregation] scheme = "none", by which the server sees each upload, and this site '
+            "has a roster, so it does not trust the server with them; have the run use another scheme"
+        )
+
+
+def noise_of_known_lots(run: RunFile, site: SiloFile) -> None:
+    """Under dp-noise the fewest rows of any silo are public, so that no refusal tells how many a site has."""
+    if run.protocol.privacy is not None and run.data.least_rows is None:
+        raise PolicyError(LEAST_ROWS_MISSING)
+
+
+RULES: tuple[Callable[[RunFile, SiloFile], None], ...] = (
+    own_keys,
+    rows_at_sites,
+    named_silo,
+    known_code,
+    allowed_protocol,
+    length,
+    looks,
+    floors,
+    masked_under_a_roster,
+    noise_of_known_lots,
+)
+
+
+def fitting_model(site: SiloFile, build: Callable[[], nn.Module]) -> nn.Module:
+    """Build the model of a run, of at most `[limits] parameters` numbers."""
+    from moretta.models.size import build_within
+
+    with _refusing():
+        return build_within(site.limits.parameters, build)
+
+
+@dataclass(frozen=True)
+class OwnSide:
+    """What a site has to compare with a hello.
+
+    Args:
+        text: the run's, as it was sent here.
+        run: the same, as `admit` read it.
+        torch: the version of PyTorch; None at an edge client, which has none.
+        model: the digest of the model as it is built here; None at an edge client.
+    """
+
+    text: str
+    run: RunFile
+    torch: str | None = None
+    model: str | None = None
+
+
+def greet(hello: Hello, own: OwnSide) -> None:
+    """Check what a server says of itself: software, settings and model are the same here as there.
+
+    Raises:
+        PolicyError: something differs.
+    """
+    theirs = hello.versions.get("moretta", "another")
+    if theirs != __version__:
+        raise PolicyError(f"runs Moretta {__version__}, and the server {theirs}; install the same")
+    check_job(own.text, hello.job)
+    allowed = sorted({_minor(version) for version in (hello.versions.get("torch", ""), *hello.torch)})
+    if own.torch is not None and _minor(own.torch) not in allowed:
+        raise PolicyError(
+            f"runs PyTorch {own.torch}, and allowed are {', '.join(allowed)}; install one of them, or have the server "
+            "name this one in [engine] torch-versions"
+        )
+    if own.model is not None and own.model != hello.model:
+        raise PolicyError(
+            f"builds another model than the server from [model] source (digests {own.model[:12]} and "
+            f"{hello.model[:12]}); bring the same code to both"
+        )
+    if own.model is None and not _fit_targets(hello.outputs, own.run):
+        raise PolicyError(f"the server's model has {hello.outputs} outputs, which do not fit the targets of the run")
+
+
+def check_job(text: str, digest: str) -> None:
+    """Refuse a run whose text is not the one that a digest is of."""
+    ours = digest_of(text)
+    if ours != digest:
+        raise PolicyError(
+            f"this site's run settings differ from the server's (digests {ours[:12]} and {digest[:12]}): the job was "
+            "edited by hand; make it anew by moretta job or serve"
+        )
+
+
+def _fit_targets(outputs: int, run: RunFile) -> bool:
+    """Whether a model's outputs take all targets that a run allows: else a refusal is a bit about rows."""
+    classes = run.data.classes if run.table is None else len(run.table.classes)
+    if not classes:
+        return outputs == (run.data.outputs or 1)
+    return outputs >= classes or (outputs == 1 and classes == 2 and run.protocol.loss == "mse")
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+@contextmanager
+def _refusing(path: Path = Path("run.toml")) -> Iterator[None]:
+    """Refuse for a mistake in the run's text. path: of this site, which no server is told."""
+    try:
+        yield
+    except ParameterError as error:
+        raise PolicyError(str(error).replace(str(path), path.name)) from None
