@@ -85,14 +85,8 @@ def own_keys(run: RunFile, site: SiloFile) -> None:
             )
 
 
-def rows_at_sites(run: RunFile, site: SiloFile) -> None:
-    """Rows are where silo.toml says, and nowhere that a run names."""
-    if not run.data.at_sites or run.engine.name != "flare":
-        raise PolicyError(f'[data] source = "{run.data.source}" names rows; expected "sites", over many machines')
-
-
 def named_silo(run: RunFile, site: SiloFile) -> None:
-    """The site is one of the run's silos."""
+    """The site is one of the run's silos, which only a run has whose rows are at sites, where silo.toml says."""
     if site.silo.name not in run.engine.sites:
         raise PolicyError(f"[engine] sites lists {', '.join(run.engine.sites):.200}, and not {site.silo.name!r}")
 
@@ -201,7 +195,6 @@ def noise_of_known_lots(run: RunFile, site: SiloFile) -> None:
 
 RULES: tuple[Callable[[RunFile, SiloFile], None], ...] = (
     own_keys,
-    rows_at_sites,
     named_silo,
     known_code,
     allowed_protocol,

@@ -1,0 +1,490 @@
+"""What a site refuses, played by a server that writes any text: each attack fails, and each line of the policy is why.
+
+A mutant of the policy lacks one of its lines. Some named attack must get through it, else the line holds nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from moretta.commands.main import app
+from moretta.config import run_files, silo_file
+from moretta.config.silo_file import SiloFile
+from moretta.deployment import shared_settings, site_policy
+from moretta.deployment.agreed_settings import MOVES, SiteAgreement, differences, pinned_settings
+from moretta.deployment.check_result import CheckResult
+from moretta.deployment.doctor import examine
+from moretta.deployment.site import Site
+from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.errors import MorettaError, ParameterError, PolicyError
+from moretta.run import record
+
+RUN = """
+[run]
+name = "run"
+rounds = 3
+{run}
+[data]
+source = "sites"
+inputs = [4]
+classes = 3
+{data}
+[model]
+{model}
+[protocol]
+{protocol}
+[engine]
+name = "flare"
+sites = ["silo-1", "silo-2", "silo-3"]
+{more}
+"""
+FEDSGD, BAFFLE = 'name = "fedsgd"', 'name = "baffle"'
+MLP = 'source = "mlp"\nhidden = [5]'
+PLAIN = '[secure-aggregation]\nscheme = "none"'
+PRIVATE = 'name = "fedsgd"\ndp-noise = 1.0\ndp-clip = 1.0'
+
+
+def text_of(*, run: str = "", data: str = "", model: str = MLP, protocol: str = FEDSGD, more: str = "") -> str:
+    return RUN.format(run=run, data=data, model=model, protocol=protocol, more=more)
+
+
+def site(folder: Path, silo: str = "", more: str = "", *, classes: int = 3, rows: int = 20) -> SiloFile:
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(rows, 4)).astype(np.float32)
+    np.savez(folder / "rows.npz", x=x, y=np.arange(rows) % classes)
+    (folder / "silo.toml").write_text(f'[silo]\nname = "silo-1"\n{silo}\n[data]\nsource = "rows.npz"\n{more}\n')
+    return silo_file.load(folder / "silo.toml")
+
+
+def rostered(folder: Path) -> SiloFile:
+    (folder / "roster.toml").touch()
+    return site(folder, 'roster = "roster.toml"\nidentity = "key"')
+
+
+def refused_text(silo: Callable[[Path], SiloFile] = site, **sections: str) -> Callable[[ModuleType, Path], None]:
+    return lambda policy, folder: policy.permitted(text_of(**sections), silo(folder))
+
+
+def silo_of(silo: str = "", more: str = "") -> Callable[[Path], SiloFile]:
+    return lambda folder: site(folder, silo, more)
+
+
+def greeting(**changed: Any) -> Callable[[ModuleType, Path], None]:
+    def attack(policy: ModuleType, folder: Path) -> None:
+        text = text_of()
+        run = policy.permitted(text, site(folder))
+        model = None if "outputs" in changed else "m"
+        own = policy.OwnSide(text, run, None if model is None else "2.6.0", model)
+        fields = {"job": digest_of(text), "model": "m", "versions": {**record.versions(), "torch": "2.6.0"}} | changed
+        policy.greet(Hello(run="r", round=0, session=0, torch=(), **fields), own)
+
+    return attack
+
+
+def regression(outputs: int) -> Callable[[ModuleType, Path], None]:
+    def attack(policy: ModuleType, folder: Path) -> None:
+        text = text_of(data="outputs = 2").replace("classes = 3", "")
+        own = policy.OwnSide(text, policy.permitted(text, site(folder)))
+        versions = record.versions()
+        given = {"job": digest_of(text), "model": "m", "versions": versions, "outputs": outputs}
+        policy.greet(Hello(run="r", round=0, session=0, torch=(), **given), own)
+
+    return attack
+
+
+def huge_model(policy: ModuleType, folder: Path) -> None:
+    file = site(folder, more="[limits]\nparameters = 10")
+    run = policy.permitted(text_of(), file)
+    policy.fitting_model(file, lambda: shared_settings._model(run, 0))
+
+
+def other_settings(policy: ModuleType, folder: Path) -> None:
+    file = site(folder)
+    policy.admit(text_of(), file)
+    policy.admit(text_of(data="least-rows = 7"), file)
+
+
+def refused_text_is_noted(policy: ModuleType, folder: Path) -> None:
+    """`moretta doctor` shows what a site refused."""
+    file = site(folder)
+    try:
+        policy.admit(text_of(run="insecure-secret-seed = 3"), file)
+    finally:
+        assert SiteAgreement(file.out).waiting() is not None
+
+
+ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
+    "a seed of the site's secrets": (refused_text(run="insecure-secret-seed = 3"), r"insecure-secret-seed is set"),
+    "code of a metric": (refused_text(run='metrics = ["nightly_cleanup:wipe"]'), r"\[run\] metrics is set"),
+    "a file to start from": (
+        refused_text(protocol=f'{FEDSGD}\nwarm-start = "/etc/shadow"'), r"\[protocol\] warm-start is set",
+    ),
+    "where results go": (refused_text(run='out = "/etc/cron.d"'), r"\[run\] out is set"),
+    "a roster of the server's": (
+        refused_text(more='[secure-aggregation]\nroster = "r.toml"'), r"\[secure-aggregation\] roster is set",
+    ),
+    "a schema's file": (refused_text(data='schema = "/etc/passwd"'), r"^run.toml: \[data\] schema is of the machine"),
+    "a folder of modules": (refused_text(run='base = "/tmp"'), r"^run.toml: \[run\] base is of the machine"),
+    "rows of the server's choice": (
+        lambda policy, folder: policy.permitted(
+            '[run]\nrounds = 3\n[data]\nsource = "wdbc"\n[model]\nsource = "mlp"\n[protocol]\nname = "fedsgd"\n',
+            site(folder),
+        ),
+        "and not 'silo-1'",
+    ),
+    "another silo's place": (refused_text(lambda folder: _named(site(folder), "silo-9")), "and not 'silo-9'"),
+    "code of a model": (
+        refused_text(model='source = "time:sleep"\nseconds = 9'), "'time:sleep' of the run is code that this",
+    ),
+    "code of a loss": (refused_text(protocol=f'{FEDSGD}\nown-loss = "os:abort"'), "'os:abort' of the run is code that"),
+    "code of a loss at an edge client": (
+        refused_text(silo_of("edge = true"), protocol=f'{BAFFLE}\nown-loss = "os:abort"'), "'os:abort' of the run is",
+    ),
+    "a protocol that the site does not play": (
+        refused_text(silo_of(more='[runs]\nprotocols = ["pbpfl"]')), 'name = "fedsgd": .runs. protocols',
+    ),
+    "a protocol that an edge client cannot play": (refused_text(silo_of("edge = true")), "requires baffle"),
+    "a sigma that an edge client rounds away": (
+        refused_text(
+            silo_of("edge = true", '[limits]\nedge-precision = "float16"'), protocol=f"{BAFFLE}\nsigma = 1e-5"
+        ),
+        "sigma = 1e-05 is lost",
+    ),
+    "a run without end": (refused_text(silo_of(more="[runs]\nrounds = 2")), r"\[run\] rounds = 3: .* allows 2"),
+    "a round without end": (
+        refused_text(silo_of(more="[runs]\nlocal-epochs = 2"), protocol='name = "fedavg"\nlocal-epochs = 3'),
+        r"\[protocol\] local-epochs = 3: .* allows 2",
+    ),
+    "a look at the rows": (refused_text(silo_of(more="[runs]\nlook = false"), data="look = true"), "look = true"),
+    "scores on the rows": (
+        refused_text(silo_of(more="[runs]\nscores = false"), data="score-at-silos = true"), r"\[data\] score-at-silos",
+    ),
+    "a sum of too few": (refused_text(silo_of(more="[privacy]\nfewest-silos = 4")), r"\[privacy\] fewest-silos = 4"),
+    "a low threshold": (
+        refused_text(silo_of(more="[privacy]\nthreshold = 3"), more="[secure-aggregation]\nthreshold = 2"),
+        r"\[privacy\] threshold = 3",
+    ),
+    "no masks": (refused_text(silo_of(more='[privacy]\nscheme = "pairwise"'), more=PLAIN), r"\[privacy\] scheme"),
+    "sums that the server reads": (
+        refused_text(silo_of(more="[privacy]\nblind = true"), protocol='name = "cgd"\ndelta = 0.1\nblind = false'),
+        r"\[privacy\] blind = true",
+    ),
+    "no roster": (refused_text(silo_of(more="[privacy]\nroster = true")), r"\[privacy\] roster = true"),
+    "too little noise": (
+        refused_text(silo_of(more="[privacy]\ndp-noise = 2.0"), protocol=PRIVATE, data="least-rows = 5"),
+        r"\[privacy\] dp-noise = 2.0",
+    ),
+    "no masks under a roster": (refused_text(rostered, more=PLAIN), "this site has a roster"),
+    "noise of unknown lots": (refused_text(protocol=PRIVATE), r"\[data\] least-rows is missing"),
+    "a model beyond the site's memory": (huge_model, "here allows 10 in 10000"),
+    "another Moretta": (greeting(versions={"moretta": "0.0.1", "torch": "2.6.0"}), "and the server 0.0.1"),
+    "another text": (greeting(job="0" * 64), "settings differ from the server's"),
+    "another PyTorch": (greeting(versions={**record.versions(), "torch": "1.0.0"}), "allowed are 1.0"),
+    "another model": (greeting(model="n"), "builds another model than the server"),
+    "a model that some classes do not fit": (greeting(outputs=2), "has 2 outputs"),
+    "a model that some targets do not fit": (regression(3), "has 3 outputs"),
+    "other settings than were agreed to": (other_settings, r"\[data\] least-rows: not set -> 7"),
+    "a refusal that nobody sees": (refused_text_is_noted, r"\[run\] insecure-secret-seed is set"),
+}  # fmt: skip
+
+
+def _named(file: SiloFile, name: str) -> SiloFile:
+    return file.model_copy(update={"silo": file.silo.model_copy(update={"name": name})})
+
+
+@pytest.fixture(autouse=True)
+def _a_canary_beside_silo_toml(tmp_path: Path) -> Iterator[None]:
+    """Nothing that a server names is imported: the module would leave a file."""
+    canary = (
+        'from pathlib import Path\n\nPath(__file__).with_name("imported").touch()\n\n\ndef wipe(*_):\n    return 0.0\n'
+    )
+    (tmp_path / "nightly_cleanup.py").write_text(canary)
+    yield
+    assert not (tmp_path / "imported").exists()
+    assert "nightly_cleanup" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_fails_by_a_sentence_that_names_the_key(name: str, tmp_path: Path) -> None:
+    attack, sentence = ATTACKS[name]
+    with pytest.raises(PolicyError, match=sentence) as caught:
+        attack(site_policy, tmp_path)
+    assert str(tmp_path) not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_silo_toml_permits_is_played(tmp_path: Path) -> None:
+    for sections in ({}, {"protocol": PRIVATE, "data": "least-rows = 5"}, {"run": "participation = 0.9"}):
+        site_policy.permitted(text_of(**sections), site(tmp_path))
+    greeting()(site_policy, tmp_path)
+    greeting(outputs=3)(site_policy, tmp_path)
+    regression(2)(site_policy, tmp_path)
+
+
+# -- each line of the policy holds something ---------------------------------------------------------------------------
+
+SOURCE = Path(site_policy.__file__).read_text()
+
+
+def removable(tree: ast.Module) -> Iterator[tuple[str, ast.AST, str, int]]:
+    """Yield what a mutant lacks: its line, and where it stands: a node, its field and the place in it.
+
+    Each raise, each statement of a rule that calls a check, each entry of a list of rules, of floors, of lengths.
+    """
+    rules = {rule.__name__ for rule in site_policy.RULES}
+    for node in ast.walk(tree):
+        for field in ("body", "elts", "keys"):
+            parts = getattr(node, field, None)
+            for place, part in enumerate(parts if isinstance(parts, list) and not isinstance(node, ast.Module) else ()):
+                match field, part:
+                    case "body", ast.Raise() | ast.Expr(value=ast.Call()):
+                        yield ast.unparse(part)[:80], node, field, place
+                    case "elts", ast.Tuple(elts=[ast.Constant(value=str(name)), *_]):
+                        yield f"length {name}", node, field, place
+                    case "elts", ast.Name(id=name) if name in rules:
+                        yield f"rule {name}", node, field, place
+                    case "keys", ast.Constant(value=str(name)):
+                        yield f"entry {name}", node, field, place
+
+
+MUTANTS = [f"{number}: {line}" for number, (line, *_) in enumerate(removable(ast.parse(SOURCE)))]
+
+
+def mutant(number: int) -> ModuleType:
+    tree = ast.parse(SOURCE)
+    _, node, field, place = list(removable(tree))[number]
+    if field == "body":
+        getattr(node, field)[place] = ast.Pass()
+    else:
+        del getattr(node, field)[place]
+        if field == "keys":
+            del node.values[place]  # type: ignore[attr-defined]
+    module = ModuleType("moretta.deployment.site_policy_mutant")
+    sys.modules[module.__name__] = module  # where dataclasses look
+    exec(compile(ast.fix_missing_locations(tree), "mutant", "exec"), module.__dict__)  # noqa: S102
+    return module
+
+
+def gets_through(policy: ModuleType, attack: Callable[[ModuleType, Path], None], folder: Path) -> bool:
+    folder.mkdir()
+    try:
+        attack(policy, folder)
+    except PolicyError:
+        return False
+    except (MorettaError, AssertionError, AttributeError, KeyError, NameError):
+        return True  # refused later, by what is no sentence for the server, or not noted
+    return True
+
+
+@pytest.mark.parametrize("number", range(len(MUTANTS)), ids=MUTANTS)
+def test_without_a_line_of_the_policy_a_named_attack_gets_through(number: int, tmp_path: Path) -> None:
+    policy = mutant(number)
+    through = [
+        name
+        for place, (name, (attack, _)) in enumerate(ATTACKS.items())
+        if gets_through(policy, attack, tmp_path / str(place))
+    ]
+    assert through, f"no attack needs the line {MUTANTS[number]}"
+
+
+def test_nothing_else_at_a_site_refuses_what_a_server_sets() -> None:
+    """Rooms of a site raise nothing by themselves but for what is wrong with the site's own files and its state."""
+    own = {"startup kit", "has states of this run", "expected a released model"}
+    for name in ("site", "torch_role", "edge_role", "executor"):
+        source = Path(site_policy.__file__).with_name(f"{name}.py").read_text()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                said = ast.unparse(node.exc)
+                assert any(words in said for words in own) or "silo.toml" in said, f"{name}.py: {said}"
+
+
+# -- pinned settings ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_listed_as_free_is_pinned(tmp_path: Path) -> None:
+    """A key that comes later is pinned by itself. Each free key exists, so that the list tells the truth."""
+    run = site_policy.permitted(text_of(), site(tmp_path))
+    everything = run_files.as_sections(run)
+    pinned = pinned_settings(run)
+    for name, section in everything.items():
+        left = {} if name == "model" else pinned[name]
+        assert set(section) - set(left) <= (set(section) if name == "model" else MOVES.get(name, frozenset()))
+    known = {
+        "run": run_files._KNOWN["run"], "data": run_files._KNOWN["data"], "engine": run_files._KNOWN["engine"],
+        "secure-aggregation": run_files._KNOWN["secure-aggregation"],
+        "protocol": [key for name in run_files.PROTOCOLS for key in run_files._KNOWN[name]],
+    }  # fmt: skip
+    for name, keys in MOVES.items():
+        assert keys <= set(known[name]), name
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"run": "seed = 5"}, {"protocol": f"{FEDSGD}\nlearning-rate = 0.5"}, {"model": 'source = "mlp"\nhidden = [9]'},
+        {"more": "[secure-aggregation]\nmin-survivors = 3"}, {"run": "participation = 0.9"},
+    ],
+)  # fmt: skip
+def test_what_touches_no_row_moves_from_run_to_run(sections: dict[str, str], tmp_path: Path) -> None:
+    file = site(tmp_path)
+    site_policy.admit(text_of(), file)
+    site_policy.admit(text_of(**sections), file)
+
+
+def bisect(ask: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
+    """Return what a server finds by asking whether a site has at least so many rows, and in how many jobs."""
+    jobs = 0
+    while high - low > 1:
+        jobs, middle = jobs + 1, (low + high) // 2
+        low, high = (middle, high) if ask(middle) else (low, middle)
+    return low, jobs
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sites_number_of_rows_is_not_found_by_jobs(first: bool, tmp_path: Path) -> None:
+    """By `least-rows` a server found it in 12 jobs. first: whether a run that fits was played before."""
+    file, replies = site(tmp_path, rows=777), []
+
+    def ready(least: int) -> bool:
+        try:
+            text = text_of(data=f"least-rows = {least}")
+            Site(file, text, "silo-1").enter(hello_of(text))
+        except MorettaError as error:
+            replies.append(type(error))
+            return False
+        return True
+
+    if first:
+        assert ready(1)
+    found, jobs = bisect(ready, 1, 4096)
+    assert jobs >= 11
+    assert found == 1  # as with any other number of rows
+    assert set(replies[first is False :]) == {PolicyError}  # by the text alone; before it, at most one bit
+
+
+def hello_of(text: str) -> Hello:
+    run = run_files.loads(text, Path("run.toml"))
+    model = shared_settings.model_digest(shared_settings.server_side(run, Path("out")), run)
+    given = {"job": digest_of(text), "model": model, "versions": record.versions(), "outputs": 3}
+    return Hello(run="0123abcd", round=0, session=0, torch=(), **given)
+
+
+def finding(folder: Path) -> CheckResult:
+    (found,) = (one for one in examine(kit=None, silo=folder / "silo.toml", run=None) if one.what == "agreed")
+    return found
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_refusal_that_depends_on_rows_closes_new_settings_until_the_operator_acts(tmp_path: Path) -> None:
+    text = text_of().replace("classes = 3", "classes = 2")
+    with pytest.raises(ParameterError, match="label 2 does not fit 2 outputs"):
+        Site(site(tmp_path), text, "silo-1")
+    file = site(tmp_path, classes=2)  # corrected, and yet the next try would tell the server something
+    with pytest.raises(ParameterError, match="did not fit these settings at"):
+        Site(file, text, "silo-1")
+    assert not finding(tmp_path).passes
+    assert "moretta accept" in finding(tmp_path).sentence
+    accept(tmp_path, "--yes")
+    Site(file, text, "silo-1")
+
+
+@pytest.mark.usefixtures("one_process")
+def test_under_proved_settings_a_refusal_closes_nothing(tmp_path: Path) -> None:
+    Site(site(tmp_path), text_of(), "silo-1").enter(hello_of(text_of()))
+    with pytest.raises(ParameterError, match="label 3 does not fit"):
+        Site(site(tmp_path, classes=4), text_of(), "silo-1")
+    Site(site(tmp_path), text_of(), "silo-1").enter(hello_of(text_of()))
+
+
+def test_a_file_that_cannot_be_read_just_now_closes_nothing(tmp_path: Path) -> None:
+    file = site(tmp_path)
+    (tmp_path / "rows.npz").rename(tmp_path / "away.npz")
+    with pytest.raises(ParameterError, match=r"rows\.npz"):
+        Site(file, text_of(), "silo-1")
+    (tmp_path / "away.npz").rename(tmp_path / "rows.npz")
+    Site(file, text_of(), "silo-1")
+
+
+# -- the operator ------------------------------------------------------------------------------------------------------
+
+
+def accept(folder: Path, *options: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["accept", "--silo", str(folder / "silo.toml"), "--json", *options])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_operator_sees_the_difference_in_words_and_accepts_it(tmp_path: Path) -> None:
+    file = site(tmp_path)
+    assert accept(tmp_path)["waiting"] == []
+    site_policy.admit(text_of(), file)
+    other = text_of(data="batch-size = 8")
+    with pytest.raises(PolicyError, match=r"\[data\] batch-size: 32 -> 8"):
+        site_policy.admit(other, file)
+    assert finding(tmp_path).warns
+    assert "batch-size: 32 -> 8" in finding(tmp_path).sentence
+    refused = CliRunner().invoke(app, ["accept", "--silo", str(tmp_path / "silo.toml")])
+    assert refused.exit_code != 0  # nobody is there to be asked
+    with pytest.raises(PolicyError):
+        site_policy.admit(other, file)
+    assert accept(tmp_path, "--yes") | {"format": 1} == {
+        "format": 1, "waiting": ["[data] batch-size: 32 -> 8"], "accepted": True, "agreed": 2,
+    }  # fmt: skip
+    for text in (other, text_of()):
+        site_policy.admit(text, file)
+
+
+def test_what_the_operator_saw_is_what_is_accepted(tmp_path: Path) -> None:
+    """A server may send other settings while the operator reads."""
+    file = site(tmp_path)
+    site_policy.admit(text_of(), file)
+    agreement = SiteAgreement(file.out)
+    for size in (8, 16):
+        with pytest.raises(PolicyError):
+            site_policy.admit(text_of(data=f"batch-size = {size}"), file)
+        if size == 8:
+            shown = agreement.waiting()
+    agreement.accept(shown)
+    site_policy.admit(text_of(data="batch-size = 8"), file)
+    with pytest.raises(PolicyError):
+        site_policy.admit(text_of(data="batch-size = 16"), file)
+
+
+def test_differences_name_columns_and_their_order(tmp_path: Path) -> None:
+    columns = '[columns.age]\nkind = "number"\n[columns.ward]\nkind = "category"\ncategories = ["A", "B"]\n'
+    target = '[columns.outcome]\nkind = "target"\nclasses = ["no", "yes"]\n'
+    plain = text_of(more=columns + target).replace("inputs = [4]\nclasses = 3\n", "")
+    changed = plain.replace('categories = ["A", "B"]', 'categories = ["A", "C"]')
+    age = '[columns.age]\nkind = "number"\n'
+    turned = plain.replace(age, "").replace("[columns.outcome]", f"{age}[columns.outcome]")
+    ours, other, order = (
+        pinned_settings(site_policy.permitted(text, site(tmp_path))) for text in (plain, changed, turned)
+    )
+    (sentence,) = differences(ours, other)
+    assert sentence.startswith("[columns.ward]: ")
+    assert '["A", "B"]' in sentence
+    assert '["A", "C"]' in sentence
+    assert list(differences(ours, order)) == [
+        '[schema] order: ["age", "ward", "outcome"] -> ["ward", "age", "outcome"]'
+    ]
+
+
+@pytest.mark.parametrize("broken", ["", "{}", "[]", '{"format": 2, "agreed": [], "waiting": null}', '{"format": 1}'])
+def test_a_damaged_record_is_a_sentence(broken: str, tmp_path: Path) -> None:
+    file = site(tmp_path)
+    file.out.mkdir()
+    (file.out / "agreed.json").write_text(broken)
+    with pytest.raises(ParameterError, match=r"agreed\.json is damaged .*bring back a copy, or move it away"):
+        site_policy.admit(text_of(), file)
