@@ -24,6 +24,8 @@ from pydantic_core import PydanticUndefined
 from moretta.config import silo_file
 from moretta.config.sections import Data, FileOfRows, Model, Run
 from moretta.contract.settings import SERVER, SITE, Spelled, Unit, kebab, mark_of
+from moretta.deployment import site_policy
+from moretta.deployment.agreed_settings import MOVES
 from moretta.engines.settings import Delay, Engine, Fault, Faults
 from moretta.errors import ParameterError
 from moretta.protocols.common.entry import Entry
@@ -48,6 +50,7 @@ SILO_FILE: Mapping[str, type[BaseModel]] = {
     "silo": silo_file.SiloSection,
     "data": silo_file.RowsSection,
     "limits": silo_file.Limits,
+    "runs": silo_file.Runs,
     "privacy": silo_file.Floors,
 }
 
@@ -337,7 +340,14 @@ def silo_toml() -> str:
     return "\n\n".join(section(name, kind).replace("{#", "{#silo-toml-") for name, kind in SILO_FILE.items())
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"run-file": run_file, "silo-toml": silo_toml}
+def policy() -> str:
+    """Return what a site refuses, a line a rule of `moretta.deployment.site_policy`, and which keys may differ."""
+    rules = [f"- **{rule.__name__.replace('_', ' ')}**: {cleandoc(rule.__doc__ or '')}" for rule in site_policy.RULES]
+    moves = [f"- `[{name}]` {', '.join(f'`{key}`' for key in sorted(keys))}" for name, keys in MOVES.items()]
+    return "\n".join([*rules, "", "What may differ from run to run without the operator:", "", *moves, "- `[model]`"])
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"run-file": run_file, "silo-toml": silo_toml, "site-policy": policy}
 
 
 def main(name: str) -> str:

@@ -13,6 +13,7 @@ import moretta
 from moretta.commands import main as cli
 from moretta.config import run_files, silo_file
 from moretta.contract.settings import kebab
+from moretta.deployment import site_policy
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
 
@@ -48,6 +49,13 @@ def test_every_key_of_silo_toml_is_on_its_page() -> None:
     for section, kind in reference.SILO_FILE.items():
         for name in kind.model_fields:
             assert f"{{#silo-toml-{reference.anchor(section, name)}}}" in page, (section, name)
+
+
+def test_every_rule_of_a_site_is_on_the_page_of_its_file() -> None:
+    page = reference.policy()
+    for rule in site_policy.RULES:
+        assert f"- **{rule.__name__.replace('_', ' ')}**: {rule.__doc__}" in page
+    assert "`learning-rate`" in page
 
 
 @pytest.mark.parametrize("kind", [*reference.RUN_FILE.values(), *reference.SILO_FILE.values(), *PROTOCOLS.values()])
