@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moretta.contract.wording import did_you_mean
-from moretta.data.references import is_reference, resolve
+from moretta.data.references import OWN_CODE, is_reference, resolve
 from moretta.errors import ParameterError
 
 
@@ -14,15 +14,15 @@ def test_each_folder_has_its_own_module(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "my_source.py").write_text(f"def make():\n    return {name!r}\n")
     before = list(sys.path)
-    assert resolve("my_source:make", tmp_path / "one")() == "one"
-    assert resolve("my_source:make", tmp_path / "two")() == "two"
-    assert resolve("my_source:make", tmp_path / "one")() == "one"
+    assert resolve("my_source:make", tmp_path / "one", OWN_CODE)() == "one"
+    assert resolve("my_source:make", tmp_path / "two", OWN_CODE)() == "two"
+    assert resolve("my_source:make", tmp_path / "one", OWN_CODE)() == "one"
     assert sys.path == before
 
 
 def test_a_module_named_like_a_library_leaves_the_library_alone(tmp_path: Path) -> None:
     (tmp_path / "statistics.py").write_text("def make():\n    return 'mine'\n")
-    assert resolve("statistics:make", tmp_path)() == "mine"
+    assert resolve("statistics:make", tmp_path, OWN_CODE)() == "mine"
     assert sys.modules["statistics"] is statistics
 
 
@@ -30,8 +30,8 @@ def test_packages_and_installed_modules(tmp_path: Path) -> None:
     (tmp_path / "my_pack").mkdir()
     (tmp_path / "my_pack" / "__init__.py").write_text("")
     (tmp_path / "my_pack" / "nets.py").write_text("from . import __name__ as pack\ndef make():\n    return pack\n")
-    assert resolve("my_pack.nets:make", tmp_path)() == "my_pack"
-    assert resolve("math:sqrt", tmp_path)(4) == 2
+    assert resolve("my_pack.nets:make", tmp_path, OWN_CODE)() == "my_pack"
+    assert resolve("math:sqrt", tmp_path, OWN_CODE)(4) == 2
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_failures_are_one_sentence(tmp_path: Path, source: str, message: str) ->
     (tmp_path / "leaving_source.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "good_source.py").write_text("value = 1\ndef make():\n    return 1\n")
     with pytest.raises(ParameterError, match=message) as caught:
-        resolve(source, tmp_path)
+        resolve(source, tmp_path, OWN_CODE)
     assert "\n" not in str(caught.value)
 
 
@@ -58,3 +58,13 @@ def test_names() -> None:
     assert is_reference("a.b:c")
     assert not any(map(is_reference, ["a", "a:b:c", "C:\\table", "a:b.c", ":a", "a:"]))
     assert did_you_mean("zzz", ["iid"]) == "Known: iid"
+
+
+def test_nothing_is_imported_that_nobody_agreed_to(tmp_path: Path) -> None:
+    (tmp_path / "foreign_source.py").write_text("from pathlib import Path\nPath(__file__).with_name('here').touch()\n")
+    for agreed in ((), ("foreign_source:other",), {"foreign_source"}):
+        with pytest.raises(
+            ParameterError, match='"foreign_source:make" is code that this machine has not agreed to run'
+        ):
+            resolve("foreign_source:make", tmp_path, agreed)
+    assert not (tmp_path / "here").exists()

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="models need torch")
 
+from moretta.data.references import OWN_CODE  # noqa: E402
 from moretta.errors import MissingExtra, ParameterError  # noqa: E402
 from moretta.models.catalogue import build  # noqa: E402
 
@@ -154,7 +155,7 @@ def test_module_function(tmp_path: Path) -> None:
     (tmp_path / "my_nets_here.py").write_text(NETS)
 
     def made(source: str, **arguments: Any) -> Any:
-        return build(source, inputs=(2,), outputs=1, base=tmp_path, seed=5, **arguments)
+        return build(source, inputs=(2,), outputs=1, base=tmp_path, seed=5, agreed=OWN_CODE, **arguments)
 
     model = made("my_nets_here:net", width=3, **{"bias-too": False})
     assert model[0].weight.shape == (3, 2)
