@@ -1,4 +1,8 @@
-"""The blocks of code of a page: fenced ones by their word, indented ones by what they look like."""
+"""The blocks of code of a page: fenced ones by their word, indented ones by what they look like.
+
+A block of TOML is for one kind of file (`KINDS`), which its sections show or the line above it says:
+<!-- toml: silo.toml -->
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,16 @@ LOOKS = (
     ("sh", re.compile(r"(moretta|make|python|pip|nvflare|podman|ssh|OMP_NUM_THREADS=1|A\$ moretta) ")),
     ("python", re.compile(r"(from|import|class) |np\.")),
 )
+KINDS = {
+    "run file": {"run", "model", "protocol", "engine", "secure-aggregation"},
+    "silo.toml": {"silo", "limits", "privacy"},
+    "schema": {"columns"},
+    "roster": {"server"},
+    "answers": set[str](),
+    "experiment": set[str](),
+}
+"""The kinds of TOML files, and the sections that each alone has. A run file may have a schema in it."""
+SAYS_KIND = re.compile(r"<!-- toml: ([\w. -]+) -->")
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,24 @@ def blocks(page: str) -> Iterator[Block]:
             at = end
         else:
             at += 1
+
+
+def kind_of(page: str, block: Block) -> str:
+    """Return which of `KINDS` a block of TOML is for. Raises ValueError where neither it nor the page shows it."""
+    above = [line for line in page.splitlines()[: block.first] if line.strip()]
+    if above and (mark := SAYS_KIND.fullmatch(above[-1])):
+        if mark[1] not in KINDS:
+            raise ValueError(f"{mark[1]} is not one of {', '.join(KINDS)}")
+        return mark[1]
+    if re.search(r"^\[\[silo\]\]", block.text, re.MULTILINE):
+        return "roster"
+    names = set(re.findall(r"^\[\[?([\w-]+)", block.text, re.MULTILINE))
+    found = [kind for kind, own in KINDS.items() if own & names]
+    if not names:
+        return "answers"
+    if found[1:] or not found:
+        raise ValueError(f"of {', '.join(found) or 'no file alone'}; say above it <!-- toml: KIND -->")
+    return found[0]
 
 
 def _goes_on(lines: list[str], at: int) -> bool:

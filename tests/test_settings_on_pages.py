@@ -1,6 +1,7 @@
-"""Every block of TOML on a page is what it stands for: a run file, a silo.toml, a schema, a roster or answers.
+"""Every block of TOML on a page is read by the class of the file that it is for: a run file, a silo.toml, a schema, ...
 
-A part of a file is laid over a whole one, so that a wrong key or value fails wherever it stands.
+Which file a block is for is known (`blocks.kind_of`). A part of a file is laid over a whole one, so that a wrong key or
+value fails wherever it stands. Comments in a block, and `[section] key` in a sentence, name keys that are there.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ from typing import Any
 
 import pytest
 import tomli_w
-from beside_pages import NAMES, blocks_of
+from beside_pages import NAMES, blocks_of, text_of
+from blocks import blocks, kind_of
+from pydantic import BaseModel
+from reproduction import Experiment
 
 from moretta.config import run_files, silo_file
+from moretta.config.sections import Data, Model, Run
+from moretta.contract.settings import kebab
 from moretta.data.tables import schema
+from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
+from moretta.protocols.registry import ENTRIES
 from moretta.report.dossier.questions import read_answers
 from moretta.secure_aggregation.identity import Identity, Roster, public_line
+from moretta.secure_aggregation.settings import SecureAggregation
 
 Tables = Mapping[str, Any]
+PAGES = [*NAMES, "experiments/README.md"]
 
 RUN: Tables = {
     "run": {"rounds": 500},
@@ -45,21 +55,24 @@ def over(base: Tables, part: Tables) -> Tables:
     return found
 
 
-def read(text: str, folder: Path) -> object:
-    """Read a block as what it stands for. Raises `moretta.errors.ParameterError` for whatever is wrong with it."""
+def read(text: str, kind: str, folder: Path) -> object:
+    """Read a block as what it is for. Raises `moretta.errors.ParameterError` for whatever is wrong with it."""
     tables: Tables = tomllib.loads(PLACEHOLDER.sub(lambda _: public_line(Identity.fresh().public_key), text))
     (folder / "schema.toml").write_text(SCHEMA)
-    data = tables.get("data", {})
-    if "columns" in tables and not data:
-        return schema.of(tables)
-    if not re.search(r"^\[", text, re.MULTILINE):
-        return read_answers(written(tables, folder))
-    if isinstance(tables.get("silo"), list):
-        return Roster.load(written(tables, folder))
-    if tables.keys() & {"silo", "limits", "privacy"} or "alignment" in data:
-        return silo_file.load(written(over(SILO, tables), folder))
-    base = over(RUN, SITES) if data.get("source") == "sites" else RUN
-    return run_files.load(written(over(base, tables), folder))
+    match kind:
+        case "schema":
+            return schema.of(tables)
+        case "answers":
+            return read_answers(written(tables, folder))
+        case "roster":
+            return Roster.load(written(tables, folder))
+        case "silo.toml":
+            return silo_file.load(written(over(SILO, tables), folder))
+        case "experiment":
+            return [Experiment.model_validate(table) for table in tables.values()]
+        case _:
+            base = over(RUN, SITES) if tables.get("data", {}).get("source") == "sites" else RUN
+            return run_files.load(written(over(base, tables), folder))
 
 
 def written(tables: Tables, folder: Path) -> Path:
@@ -68,31 +81,91 @@ def written(tables: Tables, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PAGES)
 def test_every_block_of_toml_is_valid(name: str, tmp_path: Path) -> None:
     for block in blocks_of(name):
         if block.word == "toml":
             try:
-                assert read(block.text, tmp_path)
-            except ParameterError as error:
+                kind = kind_of(text_of(name), block)
+                assert read(block.text, kind, tmp_path)
+                assert not foreign(block.text, kind)
+            except (ParameterError, ValueError) as error:
                 raise AssertionError(f"{name}:{block.first + 1}: {error}") from error
 
 
+def test_what_the_silo_file_says_of_itself_is_valid(tmp_path: Path) -> None:
+    text = "[silo]" + (silo_file.__doc__ or "").partition("[silo]")[2].replace("alignment = ", "# ")
+    assert read(text, "silo.toml", tmp_path)
+
+
+def keys_of(model: type[BaseModel]) -> set[str]:
+    return {kebab(name) for name in model.model_fields}
+
+
+SECTIONS = {"run": Run, "data": Data, "model": Model, "secure-aggregation": SecureAggregation, "engine": Engine}
+OF_RUN_FILE = {name: keys_of(section) for name, section in SECTIONS.items()}
+OF_RUN_FILE["data"].add("schema")  # taken out before the section is read
+OF_RUN_FILE["model"].add("output-bias")  # other keys go to the function that builds the model
+OF_RUN_FILE["protocol"] = {"name"}.union(*(keys_of(entry.settings_class()) for entry in ENTRIES.values()))
+OF_SILO_FILE = {
+    name: keys_of(field.annotation)
+    for name, field in silo_file.SiloFile.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+}
+
+
+def foreign(text: str, kind: str) -> set[str]:
+    """Return the keys that comments of a silo.toml name and that only a run file has in the section."""
+    found, section = set[str](), ""
+    for line in text.splitlines() if kind == "silo.toml" else ():
+        section = head[1] if (head := re.match(r"\[([\w-]+)\]", line)) else section
+        words = set(re.findall(r"[a-z][a-z-]+", line.partition("#")[2]))
+        found |= words & (OF_RUN_FILE.get(section, set()) - OF_SILO_FILE.get(section, set()))
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_key_that_a_sentence_names_by_its_section_is_there(name: str) -> None:
+    for section, key in re.findall(r"`\[([a-z-]+)\] ([a-z-]+)", text_of(name)):
+        known = OF_RUN_FILE.get(section, set()) | OF_SILO_FILE.get(section, set())
+        assert key in known, f"{name}: [{section}] {key}"
+
+
+def test_a_comment_that_names_keys_of_a_run_file_in_a_silo_file_is_found() -> None:
+    said = '[data]\nsource = "patients.npz"   # or a .csv; target, id-column, missing as in a run file'
+    assert foreign(said, "silo.toml") == {"target", "id-column", "missing"}
+    assert not foreign(said, "run file")
+
+
+def test_a_block_that_may_be_of_two_files_says_which() -> None:
+    def kind(page: str) -> str:
+        return kind_of(page, next(blocks(page)))
+
+    data = '    [data]\n    source = "rows.csv"\n'
+    assert kind(f"<!-- toml: silo.toml -->\n\n{data}") == "silo.toml"
+    assert kind(f"{data}    [model]\n") == "run file"
+    for page in (data, f"<!-- toml: silo -->\n\n{data}", f"{data}    [model]\n    [silo]\n"):
+        with pytest.raises(ValueError, match=r"no file alone|not one of|run file, silo\.toml"):
+            kind(page)
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "kind", "said"),
     [
-        ('[protocol]\nname = "cgd"\ndelt = 0.1', "delta"),
-        ('[protocol]\nname = "cgd"\ndelta = -1', "delta"),
-        ("[secure-aggregation]\nring-bits = 33", "ring-bits"),
-        ('[data]\nsource = "sites"\ninputs = [3]\nclasses = 0', "classes"),
-        ("[engine.faults]\ndrop = [{round = 3}]", "silo"),
-        ("[privacy]\nfewest-silo = 3", "fewest-silos"),
-        ('[silo]\nname = "north"\nserver-key = "moretta-public-1"', "server-key"),
-        ('[[silo]]\nname = "north"\nkeys = "moretta-public-1 ..."', "keys"),
-        ('[columns.age]\nkind = "numbr"', "kind"),
-        ('purposes = "none"', "purpose"),
+        ('[protocol]\nname = "cgd"\ndelt = 0.1', "run file", "delta"),
+        ('[protocol]\nname = "cgd"\ndelta = -1', "run file", "delta"),
+        ("[secure-aggregation]\nring-bits = 33", "run file", "ring-bits"),
+        ('[data]\nsource = "sites"\ninputs = [3]\nclasses = 0', "run file", "classes"),
+        ("[engine.faults]\ndrop = [{round = 3}]", "run file", "silo"),
+        ("[privacy]\nfewest-silo = 3", "silo.toml", "fewest-silos"),
+        ('[silo]\nname = "north"\nserver-key = "moretta-public-1"', "silo.toml", "server-key"),
+        ('[[silo]]\nname = "north"\nkeys = "moretta-public-1 ..."', "roster", "keys"),
+        ('[columns.age]\nkind = "numbr"', "schema", "kind"),
+        ('[data]\nsource = "a.csv"\ntarget = "ill"', "silo.toml", "target"),
+        ('[data]\nsource = "a.csv"\nmissing = "mean"', "silo.toml", "missing"),
+        ('purposes = "none"', "answers", "purpose"),
     ],
 )
-def test_a_wrong_key_or_value_of_a_part_is_found(text: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_key_or_value_of_a_part_is_found(text: str, kind: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=said):
-        read(text, tmp_path)
+        read(text, kind, tmp_path)

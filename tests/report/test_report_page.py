@@ -126,7 +126,7 @@ def test_a_run_with_little_to_show(make_run, tmp_path):
     text = write_report([folder], tmp_path / "report.html").read_text()
     assert Reader(text).count("svg") == 2
     assert "No training loss was recorded" in text
-    assert "No silo missed a round" in text
+    assert "No silo missed an answer" in text
     (folder / "history.jsonl").write_text('{"round": 1, "loss": NaN}\n{"round": 2, "loss": Infinity}\n{"round": 3}\n')
     assert Reader(write_report([folder], tmp_path / "report.html").read_text()).count("svg") == 3
 

@@ -40,9 +40,9 @@ def test_a_line_has_what_happened_and_nothing_that_did_not() -> None:
     assert line(end, up=10) == {
         "round": 7, "attempt": 0, "loss": 0.5, "seconds": {"update": 1.0},
         "bytes": {"up": 5.0, "down": 0.0, "secure_aggregation": 0.0, "set_up": 0.0}, "dropped": [],
-        "seconds_total": 2.0,
+        "sums": [{"of": "no sum", "round": 7, "silos": ["north", "south"]}], "seconds_total": 2.0,
     }  # fmt: skip
-    assert list(line(end)) == ["round", "attempt", "loss", "seconds", "bytes", "dropped", "seconds_total"]
+    assert list(line(end)) == ["round", "attempt", "loss", "seconds", "bytes", "dropped", "sums", "seconds_total"]
     later = RoundEnd(7, 1, ["north"], Report({}), [DroppedSilo(7, "south", "late: ..")], take=2)
     assert line(later, peak=64.0).items() >= {"attempt": 1, "take": 2, "edge_peak_mib": 64.0}.items()
     assert line(later)["dropped"] == [{"round": 7, "silo": "south", "reason": "late: .."}]

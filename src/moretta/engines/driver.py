@@ -31,6 +31,7 @@ from moretta.contract.roles import (
     Server,
 )
 from moretta.engines.delivery import Delivery
+from moretta.engines.opened_sums import OpenedSum, opened_by
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
@@ -56,7 +57,7 @@ class RoundEnd:
     """A finished round: the attempt and take that succeeded, its silos, its result, and who was missing.
 
     cohort: of the successful attempt's set-up. dropped: every silo that missed an answer of the round, in its cohort or
-    not, each with the first reason.
+    not, each with the first reason. sums: those opened since the round before, also in attempts that were aborted.
     """
 
     number: int
@@ -65,6 +66,7 @@ class RoundEnd:
     report: Report
     dropped: Sequence[DroppedSilo]
     take: int = 0
+    sums: Sequence[OpenedSum] = ()
 
 
 class Driver:
@@ -88,6 +90,7 @@ class Driver:
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
         self._wanted: Sequence[str] = ()  # who is to play the round
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
+        self._sums = list[OpenedSum]()
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
         """Play rounds `first` to `last`. Raises `moretta.errors.RunFailed` when too few silos are left."""
@@ -97,13 +100,19 @@ class Driver:
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
             report, now, dropped = self._repeat(number, present, self._server.round)
-            yield RoundEnd(number, now.attempt, self._cohort or (), report, [*before, *dropped], now.take)
+            missing, sums = [*before, *dropped], self.take_sums()
+            yield RoundEnd(number, now.attempt, self._cohort or (), report, missing, now.take, sums)
             before = ()
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[DroppedSilo]]:
         """Let the server release, with round number `number`, one past the last."""
         outcome, _, dropped = self._repeat(number, self._silos, self._server.finish)
         return outcome, dropped
+
+    def take_sums(self) -> Sequence[OpenedSum]:
+        """Return the sums that were opened since the last call: after `finish`, those of the release."""
+        taken, self._sums = self._sums, []
+        return taken
 
     def _repeat(
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
@@ -214,7 +223,7 @@ class Driver:
             renewed = self._engine.renewed()
             if present != self._cohort or renewed:
                 self._cohort = None
-                aborted = self._play(self._server.setup(now, present), gone)
+                aborted = self._play(self._server.setup(now, present), gone, set_up=True)
                 if aborted is not None:
                     return aborted
                 self._cohort = present
@@ -222,20 +231,26 @@ class Driver:
         except PeerError as error:  # masks hide whose fault it is, so there is nobody to go on without
             raise RunFailed(f"{now}: {error}; the last checkpoint is whole, so go on with --resume") from error
 
-    def _play(self, exchange: Exchange[R], gone: dict[str, Missing]) -> R:
-        """Drive one generator to its end, and note who is missing in `gone`.
+    def _play(self, exchange: Exchange[R], gone: dict[str, Missing], *, set_up: bool = False) -> R:
+        """Drive one generator to its end, note who is missing in `gone`, and which sums were opened.
 
         What the server computes outside its own phases is aggregation.
         """
         replies: Replies | None = None
-        while True:
-            try:
-                with self._engine.clock.phase("aggregation"):
-                    ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            replies = self._believed(self._engine.deliver(ask))
-            _note(gone, replies.missing)
+        opened, used = dict[tuple[Stamp, tuple[str, ...]], None](), False
+        try:
+            while True:
+                try:
+                    with self._engine.clock.phase("aggregation"):
+                        ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
+                except StopIteration as end:
+                    used = not isinstance(end.value, Aborted)
+                    return end.value  # type: ignore[no-any-return]
+                replies = self._believed(self._engine.deliver(ask))
+                opened |= dict.fromkeys(opened_by(ask, replies))
+                _note(gone, replies.missing)
+        finally:
+            self._sums += [OpenedSum.of(*one, set_up=set_up, used=used) for one in opened]
 
     def _believed(self, replies: Replies) -> Replies:
         """Return the replies, where silos are malformed that name a set of silos which cannot play the round again."""

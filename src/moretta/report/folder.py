@@ -135,6 +135,17 @@ class MissedRound(_Part):
     reason: str
 
 
+class SumRecord(_Part):
+    """A sum that silos helped to open, in some rounds: keys as in ``result.json`` (docs/run-folder.md)."""
+
+    of: str
+    take: int = 0
+    group: str = ""
+    used: bool = True
+    silos: tuple[str, ...]
+    rounds: tuple[int, ...]
+
+
 class AggregationRecord(_Part):
     """How uploads were summed: `pairwise`, `none`, ...; ring_bits is None where there was no ring."""
 
@@ -242,6 +253,7 @@ class RunRecord(_Part):
     traffic: TrafficRecord = Field(alias="bytes")
     seconds: Mapping[str, float]
     dropped: tuple[MissedRound, ...] = ()
+    sums: tuple[SumRecord, ...] | None = None
     versions: Mapping[str, str | None]
     secure_aggregation: AggregationRecord | None = None
     facts: Mapping[str, JsonValue] = {}
@@ -255,6 +267,21 @@ class RunRecord(_Part):
         if "total" not in self.seconds:
             raise ValueError("seconds has no total")
         return self
+
+    @property
+    def missed(self) -> tuple[MissedRound, ...]:
+        """Who missed a whole round: of those who missed an answer, who had no part in what the round came to.
+
+        Of a run that does not record who is in a sum: all who missed an answer.
+        """
+        took_part = {
+            (silo, number)
+            for one in self.sums or ()
+            if one.used and one.of != "set-up"
+            for number in one.rounds
+            for silo in one.silos
+        }
+        return tuple(gone for gone in self.dropped if (gone.silo, gone.round) not in took_part)
 
     def setting(self, section: str, key: str) -> JsonValue:
         """The value of one key of the run file, None where the run did not record it."""

@@ -79,8 +79,9 @@ def scored(scores: TestScores | PlainScores) -> str:
 
 
 def _missed(record: RunRecord) -> str:
-    if not record.dropped:
+    if not record.missed:
         return ""
-    silos = len({missed.silo for missed in record.dropped})
-    rounds = len({missed.round for missed in record.dropped})
-    return f"With {label_of(record)}, {_count(silos, 'silo')} missed {_count(rounds, 'round')}."
+    silos = len({missed.silo for missed in record.missed})
+    rounds = len({missed.round for missed in record.missed})
+    answers = "answers in " if record.sums is None else ""
+    return f"With {label_of(record)}, {_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}."

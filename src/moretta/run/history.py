@@ -10,6 +10,7 @@ import numpy as np
 
 from moretta.contract.messages import Message
 from moretta.engines.driver import RoundEnd
+from moretta.engines.opened_sums import OpenedSum
 from moretta.protocols.common import silo_rows
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation import agreement, statistics, unmasking
@@ -52,8 +53,46 @@ def line_of(
         "seconds": dict(phases),
         "bytes": bytes_of(traffic, len(asked)),
         "dropped": [asdict(gone) for gone in end.dropped],
+        "sums": sums_of(end),
         "seconds_total": seconds,
     }
+
+
+def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
+    """Return the sums that were opened in a round; where no result is made of one, the silos that took part instead."""
+    found = [sum_line(one, "round") for one in end.sums]
+    if not any(one["of"] == "round" and one.get("used", True) for one in found):
+        found.append({"of": "no sum", "round": end.number, "silos": list(end.cohort)})
+    return found
+
+
+def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
+    """Return what is kept of one sum. of: what it belongs to where it is not of a set-up, "round" or "release"."""
+    return {
+        "of": "set-up" if opened.set_up else of,
+        "round": opened.round,
+        **({"take": opened.take} if opened.take else {}),
+        **({"group": opened.group} if opened.group else {}),
+        **({} if opened.used else {"used": False}),
+        "silos": list(opened.silos),
+    }
+
+
+def all_sums(history: Sequence[Mapping[str, Any]], release: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return the opened sums of a run with the rounds of each; None where some of its rounds did not record them.
+
+    Sums over the same silos that differ in their round alone are one. release: those after the last round.
+    """
+    if not all("sums" in line for line in history):
+        return None  # an earlier version played these rounds
+    rounds = dict[tuple[Any, ...], list[int]]()
+    for one in [*(one for line in history for one in line["sums"]), *release]:
+        key = one["of"], one.get("take", 0), one.get("group", ""), one.get("used", True), tuple(one["silos"])
+        rounds.setdefault(key, []).append(one["round"])
+    return [
+        {"of": of, "take": take, "group": group, "used": used, "silos": list(silos), "rounds": found}
+        for (of, take, group, used, silos), found in rounds.items()
+    ]
 
 
 def bytes_of(traffic: Mapping[tuple[str, str], int], silos: int) -> dict[str, float]:

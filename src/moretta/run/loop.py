@@ -18,6 +18,7 @@ from moretta.contract.roles import Outcome
 from moretta.engines.checkpoint import CheckpointId, begin_session
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
+from moretta.engines.opened_sums import OpenedSum
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import standardises, takes_arrays
@@ -101,8 +102,7 @@ class Session:
         if computes_on_one_thread(self._of):
             torch.set_num_threads(1)
         try:
-            outcome, dropped = self._play()
-            return self._conclude(outcome, dropped)
+            return self._conclude(*self._play())
         finally:
             self.close()
             torch.set_num_threads(threads)
@@ -111,8 +111,8 @@ class Session:
         """End what was started for silos; a second call does nothing."""
         self._engine.close()
 
-    def _play(self) -> tuple[Outcome, Sequence[DroppedSilo]]:
-        """Return what the server releases after the last round, or the best, and who was missing as it did."""
+    def _play(self) -> tuple[Outcome, Sequence[DroppedSilo], Sequence[OpenedSum]]:
+        """Return what the server releases after the last round, or the best, who was missing, and the sums of that."""
         if self._files is not None:
             self._stopping.best = self._files.begin()
         driver = self._driver()
@@ -122,9 +122,9 @@ class Session:
                     break
             if self._stopping.best is not None:
                 restore_states(self._players, self._stopping.best.states)
-            ended = driver.finish(self._rounds + 1)
+            outcome, dropped = driver.finish(self._rounds + 1)
             self._players.gather()
-            return ended
+            return outcome, dropped, driver.take_sums()
         finally:
             if self._files is not None:
                 self._files.flush_views()  # also what was seen in a round that failed
@@ -193,9 +193,9 @@ class Session:
                 raise
         return self._stopped
 
-    def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> Result:
+    def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> Result:
         """Score the outcome, write it and return it."""
-        record = record_of(self._plan(), self._end(outcome, dropped), versions())
+        record = record_of(self._plan(), self._end(outcome, dropped, sums), versions())
         for sentence in record["warnings"]:
             log.warning("%s", sentence)
         for sentence in spent(record):
@@ -229,7 +229,7 @@ class Session:
             has_test_rows=self._of.test is not None,
         )
 
-    def _end(self, outcome: Outcome, dropped: Sequence[DroppedSilo]) -> RunEnd:
+    def _end(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> RunEnd:
         # What silos score together, as the server learns it or the participants here do.
         by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
         return RunEnd(
@@ -245,6 +245,7 @@ class Session:
             warnings=self._players.warnings,
             data=self._data(),
             stopped=self._stopped,
+            sums=sums,
         )
 
     def _tables(self, outcome: Outcome) -> dict[str, Any]:

@@ -27,7 +27,11 @@ def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
     """Return one line about a round: what it came to, how long it took, and who was missing."""
     said = [f"{name} {value:.4g}" for name, value in _figures(line).items()]
     said += [f"{line['seconds_total']:.4g} s"] if "seconds_total" in line else []
-    said += [f"without {gone['silo']} ({gone['reason']})" for gone in line["dropped"]]
+    sums = [one for one in line.get("sums", ()) if one["of"] != "set-up" and one.get("used", True)]
+    for gone in line["dropped"]:
+        played = any(gone["silo"] in one["silos"] for one in sums)
+        who = f"{gone['silo']} missed an answer" if played else f"without {gone['silo']}"
+        said.append(f"{who} ({gone['reason']})")
     return f"round {number} of {rounds}: {', '.join(said)}"
 
 

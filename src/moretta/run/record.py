@@ -16,10 +16,11 @@ from moretta.config.specification import Specification
 from moretta.contract.messages import Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.driver import DroppedSilo
+from moretta.engines.opened_sums import OpenedSum
 from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import claims_of
-from moretta.run.history import total_bytes, total_seconds
+from moretta.run.history import all_sums, sum_line, total_bytes, total_seconds
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class RunEnd:
     run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
     has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
     to, None without early stopping. views: the digest of what was recorded. warnings: of the roles. data: what a
-    look before training may show, where one was wanted. stopped: whether a callback ended it.
+    look before training may show, where one was wanted. stopped: whether a callback ended it. sums: those that were
+    opened for the release.
     """
 
     run: str
@@ -60,11 +62,13 @@ class RunEnd:
     warnings: Sequence[str]
     data: Mapping[str, Any] | None = None
     stopped: bool = False
+    sums: Sequence[OpenedSum] = ()
 
 
 def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
     history = end.history
+    sums = all_sums(history, [sum_line(one, "release") for one in end.sums])
     record: dict[str, Any] = {
         "name": plan.spec.name,
         "run": end.run,
@@ -79,6 +83,7 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
         "bytes": total_bytes(history),
         "seconds": total_seconds(history),
         "dropped": [gone for line in history for gone in line["dropped"]] + [asdict(gone) for gone in end.dropped],
+        **({} if sums is None else {"sums": sums}),
         "sessions": end.sessions,
         "secure_aggregation": {
             "scheme": plan.scheme,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moretta.protocols.common.claims import Claim, Record, is_in_the_clear, is_summed, setting, under
+from moretta.protocols.common.claims import (
+    Claim,
+    Record,
+    has_few_in_a_round,
+    is_in_the_clear,
+    is_summed,
+    records_sums,
+    setting,
+    under,
+)
 from moretta.protocols.common.shared_claims import (
     ABSENT_VALUES,
     COLUMNS_ALONE,
@@ -19,6 +28,7 @@ from moretta.protocols.common.shared_claims import (
     SILO_STATISTICS,
     TEST_ROWS,
     around_sums,
+    if_any,
     in_the_clear,
     sum_only,
     with_all_but_one,
@@ -77,8 +87,13 @@ def is_aligned(record: Record) -> bool:
 
 
 def has_groups_of_two(record: Record) -> bool:
-    """Whether two participants share layers that nobody else has."""
-    return record["silos"] == 2 or any("nobody else" in warning for warning in record.get("warnings", ()))
+    """Whether some sum is of two participants."""
+    return has_few_in_a_round(record) or (not records_sums(record) and has_pairs(record))
+
+
+def has_pairs(record: Record) -> bool:
+    """Return whether two participants alone share layers, by the warnings of a run."""
+    return any("nobody else" in warning for warning in record.get("warnings", ()))
 
 
 def shares_hidden_biases(record: Record) -> bool:
@@ -106,6 +121,11 @@ def alone(record: Record) -> str:
     if figures.get("mse") is not None and test.get("mse") is not None:
         return f" (on this run’s test rows an mse of {figures['mse']:.3g}, the worst confined model {test['mse']:.3g})"
     return ""
+
+
+def in_pairs(record: Record) -> str:
+    """Return that sums are of two, or may be."""
+    return "" if has_pairs(record) else if_any(record)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -321,12 +341,13 @@ PARTICIPANT = (
         "silo",
         "learns",
         "the gradient of the other one, as the sum less its own",
-        "Where two participants share layers, each works out the other’s gradient from the sum and its own: groups of "
-        "fewer than three expose each other.",
+        "Where a sum is of two participants{in_pairs}, each works out the other’s gradient from it and its own: groups "
+        "of fewer than three expose each other.",
         (has_groups_of_two,),
+        (in_pairs,),
         attacks=("two-party-exposure",),
         about="update",
-        headline="could work out the other’s gradient where two share layers",
+        headline="could work out the other’s gradient where a sum is of two{in_pairs}",
     ),
     *SILO_STATISTICS,
 )

@@ -7,12 +7,16 @@ protocols share. A run's report and the lists in docs/threat-models.md, README.m
 
 A condition is a function of a run's record, the contents of its `result.json`. What its docstring says after "Whether"
 stands in the lists. It answers for a record that lacks what older or other runs do not state.
+
+What depends on who took part follows from the opened sums (`opened_sums`). Settings and the list of missed answers
+do not say it: a silo that was missing may be in the sum after all, once the round is played again. Where a record does
+not show its sums, a condition holds if it can, and the words of the claim say that the record does not show it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -126,12 +130,37 @@ def participation(record: Record) -> float:
     return float(part) if isinstance(part, int | float) else 1.0
 
 
+def opened_sums(record: Record, *of: str, aborted: bool = False) -> Sequence[Mapping[str, Any]] | None:
+    """Return the sums that were opened of a set-up, of rounds or of the release, by silos, take and group.
+
+    of: "set-up", "round", "release". aborted: also those whose attempt was aborted, which the server may know.
+    None where the run's version did not record who was in a sum.
+    """
+    sums = record.get("sums")
+    if sums is None:
+        return None
+    return [one for one in sums if one["of"] in of and (aborted or one.get("used", True))]
+
+
 def fewest(record: Record) -> int:
-    """Return the number of silos in the smallest round."""
+    """Return the number of silos in the smallest sum of a round; of a record without sums, the smallest possible."""
+    sums = opened_sums(record, "round")
+    if sums is not None:
+        return min((len(one["silos"]) for one in sums), default=record["silos"])
     missed = Counter(one["round"] for one in record.get("dropped", ()) if one["round"] <= record["rounds"])
+    return round_size(record) - max(missed.values(), default=0)
+
+
+def round_size(record: Record) -> int:
+    """Return how many silos are chosen for a round."""
     least = 2 if is_summed(record) else 1
-    chosen: int = max(least, round(participation(record) * record["silos"]))
-    return chosen - max(missed.values(), default=0)
+    size: int = max(least, round(participation(record) * record["silos"]))
+    return size
+
+
+def records_sums(record: Record) -> bool:
+    """Return whether the run's record shows who was in its sums."""
+    return record.get("sums") is not None
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -156,9 +185,18 @@ def is_in_the_clear(record: Record) -> bool:
     return not is_summed(record)
 
 
-def has_late_answers(record: Record) -> bool:
-    """Whether answers came of silos that the server had given up as late."""
-    return any(one["reason"].startswith("late") for one in record.get("dropped", ()))
+def has_two_sets(record: Record) -> bool:
+    """Whether sums of one round were opened over two sets of silos."""
+    sums = opened_sums(record, "round", aborted=True)
+    if sums is None:
+        return any(one["reason"].startswith("late") for one in record.get("dropped", ()))
+    sets = Counter(
+        (group, number)
+        for group, number, _ in {
+            (one.get("group", ""), number, tuple(one["silos"])) for one in sums for number in one["rounds"]
+        }
+    )
+    return max(sets.values(), default=0) > 1
 
 
 def has_public_weights(record: Record) -> bool:
@@ -218,14 +256,26 @@ def chooses_silos(record: Record) -> bool:
     return participation(record) < 1
 
 
-def has_rounds_of_some(record: Record) -> bool:
-    """Whether some rounds lack a silo, which vanished or was not chosen."""
-    return bool(record.get("dropped")) or chooses_silos(record)
+def has_different_sums(record: Record) -> bool:
+    """Whether not all sums are over the same silos."""
+    sums = opened_sums(record, "set-up", "round", aborted=True)
+    if sums is None:
+        return bool(record.get("dropped")) or chooses_silos(record)
+    sets = {(one.get("group", ""), tuple(one["silos"])) for one in sums}
+    return len(sets) > len({group for group, _ in sets})
 
 
 def has_two_silos(record: Record) -> bool:
     """Whether there are two silos."""
     return bool(record["silos"] == 2)
+
+
+def has_few_in_statistics(record: Record) -> bool:
+    """Whether statistics are of fewer than three silos."""
+    sums = opened_sums(record, "set-up")
+    if sums is None:
+        return has_two_silos(record)
+    return record["silos"] >= 2 and any(len(one["silos"]) <= 2 for one in sums)
 
 
 def has_few_in_a_round(record: Record) -> bool:
@@ -240,12 +290,12 @@ def is_cross_entropy(record: Record) -> bool:
 
 def scores_at_silos(record: Record) -> bool:
     """Whether models are scored on rows that silos hold back (`score-at-silos`)."""
-    return bool(setting(record, "data", "score-at-silos"))
+    return bool(setting(record, "data", "score-at-silos")) and opened_sums(record, "release") != []
 
 
 def tabulates_at_silos(record: Record) -> bool:
     """Whether classes are counted on rows that silos hold back (`score-at-silos = "classes"`)."""
-    return bool(setting(record, "data", "score-at-silos") == "classes")
+    return setting(record, "data", "score-at-silos") == "classes" and scores_at_silos(record)
 
 
 def looks_first(record: Record) -> bool:
@@ -265,7 +315,9 @@ def steps_plainly(record: Record) -> bool:
     )  # fmt: skip
     plain = setting(record, "protocol", "optimizer") in (None, "sgd")
     plain = plain and setting(record, "protocol", "schedule") in (None, "constant")
-    return record["silos"] >= 2 and plain and not any(setting(record, "protocol", name) for name in other_steps)
+    sums = opened_sums(record, "round")
+    most = record["silos"] if sums is None else max((len(one["silos"]) for one in sums), default=0)
+    return most >= 2 and plain and not any(setting(record, "protocol", name) for name in other_steps)
 
 
 def is_in_process(record: Record) -> bool:

@@ -15,13 +15,14 @@ from moretta.protocols.common.claims import (
     chooses_silos,
     fills_absent,
     fills_medians,
+    has_different_sums,
     has_few_in_a_round,
-    has_late_answers,
+    has_few_in_statistics,
     has_no_roster,
     has_public_weights,
     has_roster,
-    has_rounds_of_some,
     has_test_rows,
+    has_two_sets,
     has_two_silos,
     is_carried_otherwise,
     is_in_process,
@@ -32,7 +33,8 @@ from moretta.protocols.common.claims import (
     is_standardised,
     is_summed,
     looks_first,
-    scheme,
+    records_sums,
+    round_size,
     scores_at_silos,
     setting,
     steps_plainly,
@@ -57,10 +59,28 @@ def ring(record: Record) -> str:
     return f" (modulo 2{str(bits).translate(_RAISED)})" if bits else ""
 
 
-def late_answer(record: Record) -> str:
-    """Return in words which late answer gives more than a sum."""
-    shares = scheme(record) == "additive-shares"
-    return "a sum of shares" if shares else "shares for which a round was repeated"
+def two_sets(record: Record) -> str:
+    """Return that a round was opened over two sets of silos, or may have been."""
+    if records_sums(record):
+        return "Was helped to open sums of one round over two sets of silos"
+    return (
+        "Received answers of silos that it had given up as late, and may have opened sums of one round with and "
+        "without them, which this run’s record does not show"
+    )
+
+
+def the_difference(record: Record) -> str:
+    """Return what the difference of two sums of a round is."""
+    if takes_all_rows(record):
+        return "of the silos that one set lacks"
+    return "of the silos that one set lacks, beside what other rows change in the updates of the rest"
+
+
+def as_sums_differ(record: Record) -> str:
+    """Return that sums are over different silos, or may be."""
+    if records_sums(record) or chooses_silos(record):
+        return "As not all sums were over the same silos"
+    return "If not all sums were over the same silos, which this run’s record does not show"
 
 
 def by_whom(record: Record) -> str:
@@ -97,7 +117,18 @@ def whose_scores(record: Record) -> str:
 
 def rounds_of_few(record: Record) -> str:
     """Return when there are fewer than three silos."""
-    return "With two silos" if has_two_silos(record) else "In rounds with fewer than three silos"
+    return "With two silos" if has_two_silos(record) else f"In rounds with fewer than three silos{if_any(record)}"
+
+
+def if_any(record: Record) -> str:
+    """Return that there may be no such round, where the record does not show who was in its sums."""
+    known = records_sums(record) or has_two_silos(record) or round_size(record) <= 2
+    return "" if known else ", if there were any, which this run’s record does not show"
+
+
+def statistics_of_few(record: Record) -> str:
+    """Return why common statistics show those of another silo."""
+    return "With two silos" if has_two_silos(record) else "As statistics are of fewer than three silos"
 
 
 def targets_of_others(record: Record) -> str:
@@ -228,14 +259,14 @@ def around_sums(upload: str = "upload") -> tuple[Claim, ...]:
         Claim(
             "server",
             "learns",
-            f"the {upload} of a silo whose shares came late, from the sum with it and the repeated one without it",
-            "Received answers of silos that it had given up as late: where such an answer was {late_answer}, it can "
-            f"work out that silo’s {upload} from the sum with it and the repeated one without it.",
-            (is_masked, has_late_answers),
-            (late_answer,),
+            f"from the difference of the two sums, the {upload} of the silos that one of them lacks: exactly where a "
+            "round uses all rows of a silo, and else beside what other rows change in those of the rest",
+            f"{{two_sets}}: their difference is the {upload} {{the_difference}}.",
+            (is_masked, has_two_sets),
+            (two_sets, the_difference),
             shared=True,
             about="update",
-            headline=f"may have worked out the {upload} of a silo that was given up as late",
+            headline=f"may have worked out the {upload} of a silo that one of two sums lacks",
         ),
         Claim(
             "server",
@@ -319,8 +350,9 @@ DIFFERENCES_OF_TOTALS = Claim(
     "server",
     "learns",
     "the number of rows of one silo, by differences of totals",
-    "As not every silo was there in every round, differences of totals can give one silo’s rows.",
-    (is_summed, has_rounds_of_some),
+    "{as_sums_differ}, differences of their totals can give one silo’s rows.",
+    (is_summed, has_different_sums),
+    (as_sums_differ,),
     shared=True,
     about="traffic",
 )
@@ -482,11 +514,11 @@ def of_two(upload: str) -> Claim:
         f"{{rounds_of_few}}, works out the other’s {upload} from consecutive models and its own: groups of fewer than "
         "three expose each other.",
         (has_few_in_a_round,),
-        (rounds_of_few,),
+        (rounds_of_few, if_any),
         attacks=("two-party-exposure",),
         warns=True,
         about="update",
-        headline=f"could work out the other’s {upload} in rounds of two",
+        headline=f"could work out the other’s {upload} in rounds of two{{if_any}}",
     )
 
 
@@ -494,9 +526,10 @@ COLUMNS_OF_THE_OTHER = Claim(
     "silo",
     "learns",
     "the other’s means and deviations of input columns, up to the ratio of their rows",
-    "With two silos, the common means and deviations of input columns, less its own part, are those of the other, up "
-    "to the ratio of their rows.",
-    (has_two_silos, is_standardised),
+    "{statistics_of_few}, the common means and deviations of input columns, less its own part, are those of the other, "
+    "up to the ratio of their rows.",
+    (has_few_in_statistics, is_standardised),
+    (statistics_of_few,),
     shared=True,
     about="statistics",
 )

@@ -28,6 +28,7 @@ from moretta.protocols.common.shared_claims import (
     TEST_ROWS,
     around_sums,
     by_whom,
+    if_any,
     in_the_clear,
     of_two,
     rounds_of_few,
@@ -397,11 +398,11 @@ SILO = (
         "{rounds_of_few}, the model changes by its own part and the other’s, so that only the perturbation keeps the "
         "other’s gradient from it: groups of fewer than three expose each other.",
         (has_few_in_a_round, is_scaled),
-        (rounds_of_few,),
+        (rounds_of_few, if_any),
         attacks=("two-party-exposure",),
         warns=True,
         about="update",
-        headline="had the other’s gradient in rounds of two, obfuscated by the perturbation alone",
+        headline="had the other’s gradient in rounds of two{if_any}, obfuscated by the perturbation alone",
     ),
     COLUMNS_OF_THE_OTHER,
 )

@@ -183,11 +183,13 @@ def scope(evidence: Evidence) -> Iterator[Sentence]:
         f"{record.rounds:,} rounds, to predict {task}",
         *(pointer("result.json", key) for key in ("parameters", "protocol", "rounds", "task")),
     )
-    if record.dropped:
-        silos = len({one.silo for one in record.dropped})
+    if record.missed:
+        silos, rounds = (len({getattr(one, key) for one in record.missed}) for key in ("silo", "round"))
+        answers, keys = ("answers in ", ("dropped",)) if record.sums is None else ("", ("dropped", "sums"))
         yield sentence(
-            f"{silos} {'silo' if silos == 1 else 'silos'} missed {len({one.round for one in record.dropped})} rounds",
-            pointer("result.json", "dropped"),
+            f"{silos} {'silo' if silos == 1 else 'silos'} missed {answers}{rounds} "
+            f"{'round' if rounds == 1 else 'rounds'}",
+            *(pointer("result.json", key) for key in keys),
         )
 
 
