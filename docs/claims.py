@@ -20,7 +20,7 @@ from moretta.protocols.common.shared_claims import SHARED
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/threat-models.md", "docs/alignment.md", "README.md", "SECURITY.md")
+PAGES = ("docs/threat-models.md", "docs/alignment.md", "README.md")
 
 TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"), "cgd": ("cgd",)}
 TABLES |= {"baffle": ("baffle",)}
@@ -45,14 +45,8 @@ KINDS |= {"not given": "is not given", "unclaimed": "no claim is made of"}
 
 MANY = ("silos together", "server and silos")
 PLURALS = {"learns": "learn", "is given": "are given", "is not given": "are not given"}
-REVEALED = ("learns", "learn", "is given", "are given")
 
 WIDTH = 118
-
-
-def own(name: str) -> list[Claim]:
-    """Return a protocol's claims without those that lists have once for all protocols."""
-    return [claim for claim in claims_of(name) if not claim.shared and claim.role != "reader"]
 
 
 def verb(claim: Claim) -> str:
@@ -93,7 +87,7 @@ def package(names: Sequence[str]) -> list[Claim]:
     return [claim for claim in dict.fromkeys(claims) if claim.role != "reader"]
 
 
-# -- lists of README.md and SECURITY.md --------------------------------------------------------------------------------
+# -- lists of README.md ------------------------------------------------------------------------------------------------
 
 
 def phrase(claim: Claim, defaults: bool = True) -> str:
@@ -126,17 +120,6 @@ def brief() -> str:
         for under, claims in [*listed, ("Under every protocol that sums", SHARED)]
         for some in groups([claim for claim in claims if claim.place == "brief"], lambda one: (one.role, verb(one)))
         for line in items(f"{under} {ROLES[some[0].role]} {verb(some[0])}:", some)
-    )
-
-
-def revealed() -> str:
-    """Return SECURITY's list: what each protocol reveals to each role, and what all of them do."""
-    listed = [(LABELS[name], own(name)) for names in TABLES.values() for name in names]
-    return "\n".join(
-        line
-        for label, claims in [("Every protocol that sums", SHARED), *listed]
-        for some in groups([claim for claim in claims if verb(claim) in REVEALED], lambda one: one.role)
-        for line in items(f"{label} reveals to {ROLES[some[0].role]}:", some)
     )
 
 
@@ -175,7 +158,7 @@ def block(name: str) -> str:
         return table(ALIGNMENT, ("cgd",))
     if name == "shared":
         return table([claim for claim in SHARED if not claim.attacks], every)
-    return {"front": front, "brief": brief, "revealed": revealed}[name]()
+    return {"front": front, "brief": brief}[name]()
 
 
 def filled(page: str) -> str:

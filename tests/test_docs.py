@@ -76,9 +76,28 @@ def test_the_examples_of_secure_aggregation_load(secure: str) -> None:
 
 
 def test_links_lead_somewhere(docs: Path) -> None:
-    for page in (*docs.rglob("*.md"), docs.parent / "CONTRIBUTING.md", docs.parent / "README.md"):
+    beside = (docs.parent / name for name in ("CONTRIBUTING.md", "README.md", "SECURITY.md"))
+    for page in (*docs.rglob("*.md"), *beside):
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_security_page_is_one_page_and_each_statement_has_its_tests(docs: Path) -> None:
+    text = (docs.parent / "SECURITY.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+    protected = text.partition("## What is protected\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    for row in protected:
+        paths = re.findall(r"`(tests/[\w./]+)`", row.strip("|").split("|")[-1])
+        assert paths, row
+        for path in paths:
+            found = docs.parent / path
+            files = sorted(found.rglob("test_*.py")) if found.is_dir() else [found]
+            assert files, path
+            assert all("def test_" in file.read_text() for file in files), path
+    for page, anchor in re.findall(r"\((docs/[\w-]+\.md)#([\w-]+)\)", text):
+        heads = re.findall(r"^#+ (.*)$", (docs.parent / page).read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}, page
 
 
 def test_the_plan_of_the_house_names_every_room_and_what_it_names_is_there(docs: Path) -> None:

@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class DroppedSilo:
-    """A silo that missed a round, and why."""
+    """A silo that missed an answer of a round, and why."""
 
     round: int
     silo: str

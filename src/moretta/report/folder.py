@@ -128,7 +128,7 @@ class TrafficRecord(_Part):
 
 
 class MissedRound(_Part):
-    """A silo that missed a round, and why."""
+    """A silo that missed an answer of a round, and why."""
 
     round: int
     silo: str

@@ -2,7 +2,7 @@
 
 A claim says what one role learns, or is not given, under some conditions, and names the attacks that test it. Claims
 are data: `protocols/<name>/claims.py` lists those of a protocol, `moretta.protocols.common.shared_claims` those that
-protocols share. A run's report and the lists in docs/threat-models.md, README.md and SECURITY.md are written from them
+protocols share. A run's report and the lists in docs/threat-models.md and README.md are written from them
 (`python docs/claims.py`).
 
 A condition is a function of a run's record, the contents of its `result.json`. What its docstring says after "Whether"

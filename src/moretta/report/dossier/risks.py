@@ -147,14 +147,14 @@ ASSUMPTIONS: Sequence[Assumption] = (
     ),
     Assumption(
         "The links between them are assumed to be authenticated and confidential",
-        "links between them are authenticated and confidential",
+        "The links between them are authenticated and confidential",
         lambda record: True,
         ("settings", "engine", "name"),
     ),
     Assumption(
         "A site checks the server’s signature by a key that it was given once, and that key is assumed to be the right "
         "one",
-        "takes what is signed under the server's key that it has pinned",
+        "takes only messages signed under the server's key that it has pinned",
         is_over_machines,
         ("settings", "engine", "name"),
     ),
@@ -166,13 +166,13 @@ ASSUMPTIONS: Sequence[Assumption] = (
     ),
     Assumption(
         "As there is no roster of identities, the server is assumed to relay the keys of the silos unchanged",
-        "Without a roster of identities silos take the keys that the server relays on trust",
+        "Without a roster of identities silos trust the server to relay their keys unchanged",
         lambda record: is_summed(record) and has_no_roster(record),
         ("settings", "secure-aggregation"),
     ),
     Assumption(
         "A silo that does not follow the protocol can spoil the model unseen",
-        "it can spoil the model, and the masks that protect its numbers hide that it does",
+        "A silo that does not follow the protocol can spoil the model, and masks hide that it does",
         is_summed,
         ("secure_aggregation", "scheme"),
     ),
