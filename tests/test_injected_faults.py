@@ -131,7 +131,7 @@ def test_the_run_folder_tells_of_them(tmp_path: Path) -> None:
     assert record["settings"]["engine"]["faults"]["drop"][0] == {"round": 1, "silo": "north", "phase": "upload"}
     assert (tmp_path / "run" / "log.txt").read_text().count("fault injection") == 3
     page = result.report(tmp_path / "report.html").read_text()
-    assert "Rounds that a silo missed, 3 in all" in page
+    assert "Rounds in which a silo missed an answer, 3 in all" in page
     assert not any("faults" in warning for warning in make(None).train(1).record["warnings"])
 
 
