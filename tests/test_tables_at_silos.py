@@ -22,7 +22,7 @@ from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client
 from moretta.deployment import shared_settings as told
 from moretta.engines.in_process import InProcess
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, PeerError, SumSpent
 from moretta.protocols.common.scoring import (
     CONFUSION,

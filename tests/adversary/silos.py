@@ -21,7 +21,7 @@ from torch import nn
 
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common.players import Roles

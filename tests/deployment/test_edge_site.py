@@ -23,7 +23,7 @@ from moretta.deployment.site import Site
 from moretta.deployment.site_policy import greet, permitted
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.flare.envelope import Hello, digest_of
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder, read_json
 from moretta.errors import ParameterError, PolicyError
 from moretta.protocols.baffle import onnx_export

@@ -15,7 +15,7 @@ from moretta import BAFFLE, Engine, Faults, Federation, FedSGD, SecureAggregatio
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Ask, Replies
 from moretta.engines.in_process import InProcess
-from moretta.engines.write_ahead import WriteAhead
+from moretta.engines.journal import Journal
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import epsilon
@@ -220,9 +220,9 @@ def test_the_same_again_counts_once_and_whatever_differs_counts() -> None:
 
 
 def test_releases_come_back_from_state_and_lines_and_never_go_back(tmp_path: Path) -> None:
-    one, ahead = Releases(), WriteAhead(tmp_path / "releases.txt")
-    ahead.begin()
-    one.write = ahead.append
+    one, journal = Releases(), Journal(tmp_path / "releases.txt", "all releases", "restore it")
+    assert journal.open(begun=False) == []
+    one.write = journal.append
     for number in range(1, 6):
         one.add(Stamp("run", number, 0))
     state = one.state()
@@ -230,7 +230,7 @@ def test_releases_come_back_from_state_and_lines_and_never_go_back(tmp_path: Pat
         one.add(Stamp("run", number, 0))
     again = Releases()
     again.restore(state)
-    for line in ahead.lines():
+    for line in journal.lines():
         again.read(line)
     assert again.count == 8
     assert again.state() == one.state()

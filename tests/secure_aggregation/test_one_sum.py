@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.contract.messages import Stamp
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, PeerError, SumSpent
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.one_sum import AHEAD, TABLE, Event, HelpedSums, Relation, State

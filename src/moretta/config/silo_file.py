@@ -55,7 +55,7 @@ from moretta.config.toml_files import read_toml
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
 from moretta.contract.wording import nearest, shown, unfit
 from moretta.data.tables.files import Format, Separator
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Precision
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import parse_server_keys

@@ -21,7 +21,7 @@ from moretta.deployment import shared_settings
 from moretta.deployment.site_policy import OwnSide
 from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
 from moretta.protocols.common.scoring import HeldOut, figures_of

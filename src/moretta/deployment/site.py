@@ -37,7 +37,7 @@ from moretta.deployment.edge_role import EdgeRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.envelope import Hello
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, MissingExtra, ParameterError, PolicyError

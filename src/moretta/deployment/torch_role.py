@@ -15,7 +15,7 @@ from moretta.deployment import shared_settings
 from moretta.deployment.site_policy import OwnSide
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Hello
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.protocols.common import modules
 from moretta.protocols.common.entry import load

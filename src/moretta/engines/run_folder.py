@@ -42,7 +42,7 @@ from safetensors.numpy import load, save
 from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import write_atomically
 from moretta.engines.held import LOCK, held, refuse_held
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.errors import MorettaError, ParameterError
 
 FORMAT = 1

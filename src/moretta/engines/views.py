@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 from moretta.contract import framing
 from moretta.engines.files import write_atomically
+from moretta.engines.journal import Journal
 from moretta.errors import CodecError, ParameterError
 
 MAGIC = b"moretta views 2\n"
@@ -50,9 +50,8 @@ class Recorder:
         self._folder, self._rounds, self._session, self._run = folder, rounds, session, run
         self._pending: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
         self._round = 0
-        index = folder / INDEX
-        if index.exists() and not (data := index.read_bytes()).endswith(b"\n"):  # a crash cut its last line short
-            write_atomically(index, data[: data.rfind(b"\n") + 1])
+        self._index = Journal(folder / INDEX, "the index of the recorded views", "restore it, or begin another run")
+        self._indexed = bool(self._index.lines())
 
     def wants(self, number: int) -> bool:
         """Return whether a round is recorded; the set-up before the first round counts with it."""
@@ -72,15 +71,12 @@ class Recorder:
             path = self._folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, data, mode=0o600)  # uploads in the clear may be among them
-            lines.append(json.dumps({"file": name, "sha256": hashlib.sha256(data).hexdigest()}) + "\n")
+            lines.append(json.dumps({"file": name, "sha256": hashlib.sha256(data).hexdigest()}))
         if lines:
-            index = self._folder / INDEX
-            if not index.exists():
-                lines.insert(0, json.dumps({"format": FORMAT, "run": self._run}) + "\n")
-            with index.open("a", encoding="utf-8") as stream:
-                stream.writelines(lines)
-                stream.flush()
-                os.fsync(stream.fileno())
+            if not self._indexed:
+                lines.insert(0, json.dumps({"format": FORMAT, "run": self._run}))
+            self._index.append(*lines)
+            self._indexed = True
         self._pending.clear()
 
 

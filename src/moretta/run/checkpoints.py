@@ -8,7 +8,7 @@ from pathlib import Path
 
 from moretta.contract.roles import State
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
-from moretta.engines.write_ahead import WriteAhead
+from moretta.engines.journal import Journal
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.releases import Releases
 from moretta.run.early_stopping import BestRound
@@ -62,9 +62,11 @@ class Checkpoints:
 
     def record_releases(self, releases: Releases) -> None:
         """Write each noised sum to disk before it is asked for, and count those that a killed session had asked for."""
-        ahead = WriteAhead(self.folder / "checkpoint" / RELEASES)
-        if self.place.session == 0:
-            ahead.begin()
-        for line in ahead.lines():
+        journal = Journal(
+            self.folder / "checkpoint" / RELEASES,
+            "the record of what this run has released, without which its epsilon cannot be stated",
+            "restore it, or begin another run",
+        )
+        for line in journal.open(begun=self.place.session > 0):
             releases.read(line)
-        releases.write = ahead.append
+        releases.write = journal.append

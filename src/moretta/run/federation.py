@@ -34,7 +34,7 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.memory import give_back_heap
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine

@@ -261,8 +261,8 @@ class HelpedSums:
         given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
         if ahead and reserves:
-            self._reserved[key[:2]] = number + AHEAD - 1
             self._keep(json.dumps(["reserved", run, what, number + AHEAD - 1, self._powered]), True)
+            self._reserved[key[:2]] = number + AHEAD - 1
         self._take_up(key, found)
 
     def _take_up(self, key: Key, found: Helped) -> None:

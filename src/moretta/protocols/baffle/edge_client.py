@@ -19,7 +19,7 @@ from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import MedianRanges
 from moretta.engines.child import ChildClient
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.edge.settings import Settings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, Subjects, row_shape
 from moretta.data.tables.preparation import ColumnRules
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.protocols.common.predicted import CONFUSION_UP_TO

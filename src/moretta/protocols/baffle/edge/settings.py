@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.data.tables.preparation import MedianRanges
-from moretta.engines.kept_lines import HelpedFile
+from moretta.engines.journal import HelpedFile
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.accountant import Privacy

@@ -1,0 +1,182 @@
+"""Records of what may happen once in a role's life: written, synced, and only then done.
+
+A role that is killed, or goes back to an earlier checkpoint, still has every record. Half a record is none: what it was
+to announce was never done. Without room on the disk nothing is recorded, and so nothing is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from moretta.engines.files import make_folder, sync
+from moretta.errors import ParameterError, PeerError, RunFailed
+from moretta.secure_aggregation.one_sum import HelpedSums
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+log = logging.getLogger("moretta")
+
+
+class Journal:
+    """An append-only file of lines, with mode 0600. One process at a time writes to it.
+
+    Args:
+        path: of the file.
+        content: what the journal records and what follows without it, for the error about a lost file.
+        remedy: what the operator does about a lost file.
+        forces: whether lines are forced to the disk. One machine that plays all roles needs none of that: what a loss
+            of power could reveal is on that machine anyway.
+    """
+
+    def __init__(self, path: Path, content: str, remedy: str, *, forces: bool = True) -> None:
+        self._path, self._content, self._remedy, self._forces = path, content, remedy, forces
+        self._exists = False  # as of the last look: a file that disappears later is not made anew
+
+    def open(self, *, begun: bool) -> list[str]:
+        """Return the lines of the file, which is made unless it should exist.
+
+        Args:
+            begun: whether there is evidence of earlier use, such as a checkpoint beside the journal.
+
+        Raises:
+            moretta.errors.ParameterError: `begun`, and the file is missing.
+        """
+        if begun and not self._path.exists():
+            raise ParameterError(f"{self._path} is missing: expected {self._content}; {self._remedy}")
+        if not begun:
+            self.append()
+        return self.lines()
+
+    def lines(self) -> list[str]:
+        """Return the lines, none where there is no file. Half a line at the end is removed from the file."""
+        self._exists = self._path.exists()
+        if not self._exists:
+            return []
+        descriptor = os.open(self._path, os.O_RDWR)
+        try:
+            _remove_half_line(descriptor)
+        finally:
+            os.close(descriptor)
+        return self._path.read_bytes().decode(errors="replace").splitlines()
+
+    def append(self, *lines: str, force: bool = True) -> None:
+        """Add lines, which a killed process has once this returns.
+
+        The first call makes the file and its folder.
+
+        Args:
+            lines: without their ends; all of them are kept, or none.
+            force: whether the disk must have them, with all before them, before this returns.
+
+        Raises:
+            moretta.errors.RunFailed: the lines cannot be written whole; the file is as before.
+        """
+        try:
+            self._append("".join(f"{line}\n" for line in lines).encode(), force and self._forces)
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._path, error.strerror)
+            raise RunFailed(
+                f"{self._path.name} cannot be written ({error.strerror}), and what it should record first was not "
+                "done; make room on that disk, or grant read and write permission"
+            ) from error
+
+    def _append(self, data: bytes, force: bool) -> None:
+        makes = not self._exists and not self._path.exists()
+        if makes:
+            make_folder(self._path.parent, 0o700)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0), 0o600)
+        try:
+            before = _remove_half_line(descriptor)
+            try:
+                _write_all(descriptor, data)
+                if force:
+                    os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+        if makes and self._forces:
+            sync(self._path.parent)
+        self._exists = True
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes: a disk that is nearly full takes some of them, and says nothing until the next call."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _remove_half_line(descriptor: int) -> int:
+    """Cut off what stands behind the last line's end; return the bytes that are left."""
+    size = os.fstat(descriptor).st_size
+    if not size or os.pread(descriptor, 1, size - 1) == b"\n":
+        return size
+    whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1
+    os.ftruncate(descriptor, whole)
+    return whole
+
+
+@dataclass(frozen=True)
+class HelpedFile:
+    """Where a silo keeps what it has helped to open. One process at a time plays the silo and opens the file.
+
+    forces: as of `Journal`. begun: whether the file must exist. over_runs, apart, repeats, fewest: as of `HelpedSums`.
+    It travels as JSON to a process of the silo's own.
+    """
+
+    path: str
+    forces: bool = False
+    over_runs: bool = False
+    apart: int = 1
+    repeats: bool = False
+    fewest: int = 1
+    begun: bool = False
+
+    @property
+    def journal(self) -> Journal:
+        """The file."""
+        return Journal(
+            Path(self.path),
+            "the record of which sums this silo has helped to open, without which it could help to open another sum "
+            "of the same rows",
+            "restore a copy, or make an empty file of that name if this silo has helped to open no sum so far",
+            forces=self.forces,
+        )
+
+    @cached_property
+    def opened(self) -> HelpedSums:
+        """Return what the file keeps, and keep more in it.
+
+        Raises:
+            moretta.errors.ParameterError: the file is damaged, or missing where it was `begun`.
+        """
+        journal = self.journal
+        try:
+            return HelpedSums(
+                journal.open(begun=True) if self.begun else journal.lines(),
+                lambda line, force: journal.append(line, force=force),
+                powered=powered_since(),
+                over_runs=self.over_runs,
+                apart=self.apart,
+                repeats=self.repeats,
+                fewest=self.fewest,
+            )
+        except (OSError, PeerError) as error:
+            raise ParameterError(
+                f"{self.path} is damaged ({error}); it says which sums this silo has helped to open, so bring back a "
+                "copy of it, or take part in new runs alone, in another folder"
+            ) from None
+
+
+def powered_since() -> str:
+    """Return a name for the time since this machine was started; a constant on machines that do not tell."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
