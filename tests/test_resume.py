@@ -22,8 +22,10 @@ from torch import nn
 from moretta import PBPFL, Centralised, Engine, Faults, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
+from moretta.contract.roles import Ask, Replies
 from moretta.engines import views
 from moretta.engines.checkpoint import last_checkpoint
+from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.agreement import KeyAdvert
@@ -272,6 +274,35 @@ def test_a_finished_run_is_resumed_to_the_same_bytes_and_to_more_rounds(tmp_path
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("lost", ["helped/north.jsonl", "helped"])
+def test_without_the_record_of_sums_a_run_is_not_resumed(tmp_path: Path, lost: str) -> None:
+    interrupted(make("fedsgd", tmp_path / "run"), 5, 3)
+    record = tmp_path / "run" / "helped" / "north.jsonl"
+    content = record.read_bytes()
+    path = tmp_path / "run" / lost
+    path.rename(tmp_path / "aside")
+    with pytest.raises(ParameterError, match=r"north\.jsonl is missing: expected the record of which sums"):
+        make("fedsgd", tmp_path / "run").train(5, SEED, resume=True)
+    assert not path.exists()
+    (tmp_path / "aside").rename(path)
+    make("fedsgd", tmp_path / "run").train(5, SEED, resume=True)
+    assert record.read_bytes().startswith(content)
+
+
+def test_a_run_that_was_killed_before_its_first_sum_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silos have helped to open nothing, and their records say so."""
+
+    def killed(engine: InProcess, ask: Ask) -> Replies:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "deliver", killed)
+        with pytest.raises(Killed):
+            make("fedsgd", tmp_path / "run").train(5, SEED)
+    assert (tmp_path / "run" / "helped" / "north.jsonl").read_bytes() == b""
+    make("fedsgd", tmp_path / "run").train(5, SEED, resume=True)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome, Reason, Report, State, no_phase, unexpected
 from moretta.engines.driver import Driver, RoundEnd
 from moretta.engines.in_process import InProcess
-from moretta.errors import PeerError, RunFailed, SumSpent
+from moretta.errors import Disconnected, PeerError, RunFailed, SumSpent
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -376,3 +376,50 @@ def test_of_whole_rows_a_resumed_run_waits_for_the_same_silos(scheme: str, roste
     after, ends = run(room, 2, 3, whole=True)
     assert [end.take for end in ends] == [0, 0]
     assert after.means[2, 0].means["w"].tobytes() == before.means[2, 0].means["w"].tobytes()
+
+
+# One silo's word: a liar plays its role honestly but for what it says of takes.
+
+
+class Liar(Site):
+    """Claims once a round, from the second on; then, if wanted, it is silent where others sign."""
+
+    def __init__(self, silo: Silo, claim: SumSpent, *, silent: bool) -> None:
+        super().__init__(silo, whole=False)
+        self.claim, self.silent, self.claimed = claim, silent, list[int]()
+
+    def answer(self, message: Message) -> Message:
+        if message.stamp.round > 1 and isinstance(message, Train) and message.stamp.round not in self.claimed:
+            self.claimed.append(message.stamp.round)
+            raise self.claim
+        if message.stamp.round > 1 and isinstance(message, Survivors) and self.silent:
+            raise Disconnected("it is silent")
+        return super().answer(message)
+
+
+def lied(room: Room, claim: SumSpent, first: int, last: int, *, silent: bool) -> tuple[Adder, list[RoundEnd]]:
+    """Play rounds in a session in which the first silo claims."""
+    server = Adder(room)
+    clients = {name: Site(room.silo(name), whole=False) for name in NAMES}
+    clients["a"] = Liar(room.silo("a"), claim, silent=silent)
+    return server, list(Driver(server, list(NAMES), room.run, InProcess(clients, CODEC), 2).rounds(first, last))
+
+
+def test_a_take_of_a_liar_s_choice_ends_no_run() -> None:
+    """The last take there is, and silence when the others have signed who is in its sum: they had none to go on to."""
+    room = Room("pairwise", roster=True)
+    _, ends = lied(room, SumSpent(2**31 - 1, NAMES, False), 1, 4, silent=True)
+    assert [end.take for end in ends] == [0, 2, 2, 0]  # two takes, and it is left out
+    assert [[one.silo for one in end.dropped] for end in ends] == [[], ["a"], ["a"], ["a"]]
+    _, ends = run(room, 2, 4)  # resumed from the first checkpoint, without the liar
+    assert len(ends) == 3
+    assert all(not end.dropped for end in ends)
+
+
+@pytest.mark.parametrize("roster", [False, True])
+def test_a_set_of_a_liar_s_choice_shuts_nobody_out(roster: bool) -> None:
+    room = Room("pairwise", roster=roster)
+    server, ends = lied(room, SumSpent(0, tuple("abdef"), True), 1, 8, silent=False)
+    assert [end.take for end in ends] == [0] * 8
+    assert [[one.silo for one in end.dropped] for end in ends] == [[], *[["a"]] * 7]
+    assert all("c" in total.silos for total in server.means.values())

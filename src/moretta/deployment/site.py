@@ -101,16 +101,18 @@ class Site:
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands: build the role, and restore the state that was kept of it.
 
-        Raises `moretta.errors.PolicyError` where versions, shared settings or the model differ from the server's.
+        Raises `moretta.errors.PolicyError` where versions, shared settings or the model differ from the server's, and
+        `moretta.errors.ParameterError` where its record of sums is gone.
         """
         if self._roster is not None:
             self._roster.check_identity(self.name, self._key)
         site_policy.greet(hello, self._role.own(self._text))
+        helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
         path = self._file.out / hello.run
         make_folder(path, 0o700)
         self._folder = RunFolder(path)
         with self._reading_rows():
-            client, messages = self._role.client(hello, self._file.helped)
+            client, messages = self._role.client(hello, helped)
             self._folder.hold_rows(self._role.rows())
         self._place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)

@@ -7,8 +7,8 @@ repeat the round as the next attempt, after a new set-up, so no mask is used twi
 A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). Silos may have been bound to a sum before
 the attempt failed, or say that they were before (`Reason.SPENT`). Then the next take follows, with other rows; where
 silos upload all their rows, the same silos repeat the same take, and the driver waits for them. These are the silos
-that most of those name who say so; whoever names an impossible set counts as malformed. A silo that was silent when
-others were bound has cost a take. One that has cost two is left out until the run is resumed.
+that most of them name (`moretta.engines.takes`); a silo that names an impossible set counts as malformed. A silo that
+was silent when others were bound has cost a take. One that has cost two is left out until the run is resumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moretta.contract.messages import Spent, Stamp
+from moretta.contract.messages import Stamp
 from moretta.contract.roles import (
     Aborted,
     Exchange,
@@ -32,12 +32,12 @@ from moretta.contract.roles import (
 )
 from moretta.engines.delivery import Delivery
 from moretta.engines.opened_sums import OpenedSum, opened_by
+from moretta.engines.takes import AskedTakes, RoundTakes, can_play
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
-SAYS = 3  # times in a round that a silo may say that a take is spent; an honest silo says it less often
 COSTS = 2  # takes that a silo may cost before it is left out
 
 R = TypeVar("R")
@@ -73,7 +73,7 @@ class Driver:
     """Plays a server against the silos that an engine delivers to.
 
     run: the id that all stamps carry. least: the fewest silos a round may have. chosen: which silos take part in a
-    round, by its number; all of them if None.
+    round, by its number; all of them if None. asked: the takes that were asked for in earlier sessions.
     """
 
     def __init__(
@@ -84,9 +84,11 @@ class Driver:
         engine: Delivery,
         least: int,
         chosen: Callable[[int], Sequence[str]] | None = None,
+        asked: AskedTakes | None = None,
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
         self._engine, self._least, self._chosen = engine, least, chosen
+        self._asked = asked or AskedTakes()
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
         self._wanted: Sequence[str] = ()  # who is to play the round
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
@@ -123,25 +125,26 @@ class Driver:
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
-        takes, attempt, waits = _Takes(), 0, 0
+        takes, attempt, waits = RoundTakes(wanted), 0, 0
         while True:
-            now, present = Stamp(self._run, number, attempt, takes.take), takes.playing(wanted, lost)
+            now, present = Stamp(self._run, number, attempt, takes.take), takes.playing(lost)
+            self._asked.ask(now)
             ended, failure = self._tried(now, present, begin, lost)
             if isinstance(ended, Aborted):
-                _note(lost, takes.after(ended))
+                _note(lost, takes.after(ended, lost))
             _note(gone, lost)
             if isinstance(ended, Report):
                 _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
-                _note(gone, takes.others(wanted))
+                _note(gone, takes.others())
                 dropped = [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
-            failure = failure or self._shortage(number, takes, wanted, lost)
+            failure = failure or self._shortage(number, takes, lost)
             if failure is not None:
                 waits += 1
-                lost = self._after_waiting(failure, waits, takes, wanted, lost)
+                lost = self._after_waiting(failure, waits, takes, lost)
             attempt += 1
 
     def _tried(
@@ -168,32 +171,29 @@ class Driver:
             self._cost.update(silo for silo in ended.opened if ended.missing[silo].spent is None)
         return ended, None
 
-    def _shortage(
-        self, number: int, takes: _Takes, wanted: Sequence[str], lost: Mapping[str, Missing]
-    ) -> MorettaError | None:
+    def _shortage(self, number: int, takes: RoundTakes, lost: Mapping[str, Missing]) -> MorettaError | None:
         """Return why those who are left cannot play; None if they can."""
-        rest = takes.playing(wanted, lost)
+        rest = takes.playing(lost)
         if len(rest) < len(takes.only):
             return RunFailed(_only_by(number, takes.only, lost))
-        return _too_few(number, lost, len(rest), self._least) if len(rest) < self._least else None
+        return _too_few(number, {**lost, **takes.others()}, len(rest), self._least) if len(rest) < self._least else None
 
     def _after_waiting(
         self,
         failure: MorettaError,
         waits: int,
-        takes: _Takes,
-        wanted: Sequence[str],
+        takes: RoundTakes,
         lost: Mapping[str, Missing],
     ) -> dict[str, Missing]:
         """Wait for silos that are away; return who is still left out. Raises the failure where too few come back."""
         needed = len(takes.only) or self._least
-        back = self._wait_for(lost, needed - len(takes.playing(wanted, lost))) if waits <= WAITS else []
+        back = self._wait_for(lost, needed - len(takes.playing(lost))) if waits <= WAITS else []
         left = {silo: why for silo, why in lost.items() if silo not in back}
         if not back:
             left |= takes.without_them()
-        elif len(takes.playing(wanted, left)) < needed:
+        elif len(takes.playing(left)) < needed:
             raise failure
-        if len(left) == len(lost) or len(takes.playing(wanted, left)) < self._least:
+        if len(left) == len(lost) or len(takes.playing(left)) < self._least:
             raise failure
         return left
 
@@ -253,10 +253,16 @@ class Driver:
             self._sums += [OpenedSum.of(*one, set_up=set_up, used=used) for one in opened]
 
     def _believed(self, replies: Replies) -> Replies:
-        """Return the replies, where silos are malformed that name a set of silos which cannot play the round again."""
-        false = dict[str, Missing]()
+        """Return the replies, with what silos may be believed of spent takes.
+
+        Silos are malformed that name a set of silos which cannot play the round again.
+        """
+        heard = dict[str, Missing]()
         for silo, why in replies.missing.items():
-            if why.spent is None or _can_play(why.spent, silo, self._wanted, self._least):
+            if why.spent is None:
+                continue
+            if can_play(why.spent, silo, self._wanted, self._least):
+                heard[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
             said = (
                 "it says that only some silos may play this round again; expected silos of the round, itself among "
@@ -264,77 +270,14 @@ class Driver:
                 "before, bring them back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
             log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, said)
-            false[silo] = Missing(Reason.MALFORMED, said)
-        return replace(replies, missing={**replies.missing, **false}) if false else replies
+            heard[silo] = Missing(Reason.MALFORMED, said)
+        return replace(replies, missing={**replies.missing, **heard}) if heard else replies
 
 
-class _Takes:
-    """Which take of a round is played next and by whom, as silos that have helped to open a sum of it say.
-
-    only: the silos that alone may play it; none for all.
-    """
-
-    def __init__(self) -> None:
-        self.take = 0
-        self.only: Sequence[str] = ()
-        self._bound = list[str]()  # who says that only some may
-        self._named_by = list[str]()  # who of them names those
-        self._said = Counter[str]()
-
-    def playing(self, wanted: Sequence[str], lost: Mapping[str, Missing]) -> list[str]:
-        """Return who plays, of those who are wanted."""
-        return [silo for silo in self.only or wanted if silo not in lost]
-
-    def others(self, wanted: Sequence[str]) -> dict[str, Missing]:
-        """Return who of those who are wanted may not play, and why."""
-        why = Missing(
-            Reason.SPENT,
-            f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may play this round again, "
-            "having helped to open a sum of theirs",
-        )
-        return {silo: why for silo in wanted if self.only and silo not in self.only}
-
-    def after(self, ended: Aborted) -> dict[str, Missing]:
-        """Note why an attempt was aborted; return the silos to leave out because they said that too often."""
-        spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
-        # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
-        self._said.update({silo for silo, one in spent.items() if one.whole and self.only} or spent.keys())
-        often = [silo for silo in spent if self._said[silo] > SAYS]
-        heard = {silo: one for silo, one in spent.items() if silo not in often}
-        whole = {silo: one for silo, one in heard.items() if one.whole}
-        named = Counter((one.survivors, one.next_take) for one in whole.values() if one.survivors)
-        self._bound, self.only = list(whole), ()
-        if named:  # the set that most of them name, of these the largest, with the take of its sum
-            self.only, self.take = max(named, key=lambda one: (named[one], len(one[0]), one))
-            self._named_by = [silo for silo, one in whole.items() if one.survivors == self.only]
-        elif whole:
-            self.take = max(one.next_take for one in whole.values())
-        else:
-            self.take = max([self.take + bool(ended.opened), *(one.next_take for one in heard.values())])
-        return dict.fromkeys(often, _OFTEN)
-
-    def without_them(self) -> dict[str, Missing]:
-        """Let all play the next take except silos that would only repeat the last one; return those."""
-        left_out = dict.fromkeys(self._bound, _BOUND)
-        self.take, self.only, self._bound = self.take + bool(left_out), (), []
-        return left_out
-
-
-_OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
-_BOUND = Missing(
-    Reason.REFUSED, "it plays this round again with the same silos as before alone, and they are not all there"
-)
 _COSTLY = Missing(
     Reason.DISCONNECTED,
     f"it was silent {COSTS} times when the others had said who is in a sum, and is left out until the run is resumed",
 )
-
-
-def _can_play(spent: Spent, silo: str, wanted: Sequence[str], least: int) -> bool:
-    """Return whether a silo names a set that may play the round again; it names none where it no longer knows it."""
-    named = set(spent.survivors)
-    least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
-    return not (spent.whole and named) or (silo in named and named <= set(wanted) and len(named) >= least)
 
 
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:

@@ -6,9 +6,8 @@ to announce was never done. Without room on the disk nothing is recorded, and so
 
 from __future__ import annotations
 
-import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,21 +17,18 @@ from moretta.secure_aggregation.one_sum import HelpedSums
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-log = logging.getLogger("moretta")
-
-
 class Journal:
     """An append-only file of lines, with mode 0600. One process at a time writes to it.
 
     Args:
         path: of the file.
         content: what the journal records and what follows without it, for the error about a lost file.
-        remedy: what the operator does about a lost file.
+        remedy: what the operator does about a lost file. Both are empty where a lost file is no error.
         forces: whether lines are forced to the disk. One machine that plays all roles needs none of that: what a loss
             of power could reveal is on that machine anyway.
     """
 
-    def __init__(self, path: Path, content: str, remedy: str, *, forces: bool = True) -> None:
+    def __init__(self, path: Path, content: str = "", remedy: str = "", *, forces: bool = True) -> None:
         self._path, self._content, self._remedy, self._forces = path, content, remedy, forces
         self._exists = False  # as of the last look: a file that disappears later is not made anew
 
@@ -78,9 +74,8 @@ class Journal:
         try:
             self._append("".join(f"{line}\n" for line in lines).encode(), force and self._forces)
         except OSError as error:
-            log.error("%s cannot be written: %s", self._path, error.strerror)
             raise RunFailed(
-                f"{self._path.name} cannot be written ({error.strerror}), and what it should record first was not "
+                f"{self._path} cannot be written ({error.strerror}), and what it should record first was not "
                 "done; make room on that disk, or grant read and write permission"
             ) from error
 
@@ -138,9 +133,16 @@ class HelpedFile:
     fewest: int = 1
     begun: bool = False
 
+    def begin(self, *, begun: bool) -> HelpedFile:
+        """Make the file unless it should exist; return it as one that must exist from now on.
+
+        begun: whether there is evidence of earlier runs. Raises `moretta.errors.ParameterError` as `Journal.open`.
+        """
+        self._journal.open(begun=begun)
+        return replace(self, begun=True)
+
     @property
-    def journal(self) -> Journal:
-        """The file."""
+    def _journal(self) -> Journal:
         return Journal(
             Path(self.path),
             "the record of which sums this silo has helped to open, without which it could help to open another sum "
@@ -156,7 +158,7 @@ class HelpedFile:
         Raises:
             moretta.errors.ParameterError: the file is damaged, or missing where it was `begun`.
         """
-        journal = self.journal
+        journal = self._journal
         try:
             return HelpedSums(
                 journal.open(begun=True) if self.begun else journal.lines(),

@@ -3,6 +3,7 @@
 run.toml               the run file as resolved            checkpoint/   the last two (engines.checkpoint)
 history.jsonl          a line a round                      views/        what each role saw (engines.views)
 checkpoint/releases.txt   under dp-noise, each noised sum before it is asked for (protocols.common.releases)
+checkpoint/takes.txt   takes of rounds, but their first, before they are asked for (engines.takes)
 result.json            the run's result                    log.txt       warnings and failures in full
 model.safetensors      the true model, as the server holds it
 released.safetensors   the model that silos may be given
@@ -96,10 +97,19 @@ class RunFolder:
             )
 
     def helped(self, silo: str) -> HelpedFile:
-        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back."""
+        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back.
+
+        The file of a run with a checkpoint must exist.
+        """
         if silo not in self._helped:
-            self._helped[silo] = HelpedFile(str(self.path.absolute() / "helped" / f"{silo}.jsonl"))
+            path, begun = self.path.absolute() / "helped" / f"{silo}.jsonl", (self.path / "checkpoint").is_dir()
+            self._helped[silo] = HelpedFile(str(path), begun=begun)
         return self._helped[silo]
+
+    def begin_helped(self) -> None:
+        """Make the files of all silos that were asked for, before there is a checkpoint."""
+        for file in self._helped.values():
+            file.begin(begun=False)
 
     def discard(self) -> None:
         """Remove a folder that `begin` made, of a run that turned out to be impossible before its first round."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from moretta.contract.roles import State
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.journal import Journal
+from moretta.engines.takes import AskedTakes
 from moretta.protocols.common.players import Roles
 from moretta.protocols.common.releases import Releases
 from moretta.run.early_stopping import BestRound
 
-RELEASES = "releases.txt"  # in checkpoint/
+RELEASES, TAKES = "releases.txt", "takes.txt"  # in checkpoint/
 
 
 def states_of(roles: Roles) -> dict[str, State]:
@@ -59,6 +60,10 @@ class Checkpoints:
         """Return the best round up to where the session began; None in a run that was not resumed."""
         found = last_checkpoint(self.folder / "best", up_to=self.place.round) if self.place.session else None
         return None if found is None else BestRound(found[0].round, found[1])
+
+    def asked_takes(self) -> AskedTakes:
+        """Return the takes that all sessions of the run have asked for; a further one is on disk before it is asked."""
+        return AskedTakes(Journal(self.folder / "checkpoint" / TAKES))
 
     def record_releases(self, releases: Releases) -> None:
         """Write each noised sum to disk before it is asked for, and count those that a killed session had asked for."""

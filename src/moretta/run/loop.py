@@ -139,6 +139,7 @@ class Session:
             self._engine,
             self._players.least,
             self._of.spec.playing(self._silos, self._seed).of_round if some else None,
+            None if self._files is None else self._files.asked_takes(),
         )
 
     def _lines(self, driver: Driver) -> Iterator[Line]:

@@ -14,6 +14,7 @@ from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
 from moretta.engines.run_folder import RunFolder
+from moretta.engines.takes import AskedTakes
 from moretta.engines.views import Recorder
 from moretta.protocols.common.players import Roles
 from moretta.run.checkpoints import Checkpoints, states_of
@@ -49,12 +50,17 @@ class RunFiles:
     def begin(self) -> BestRound | None:
         """Save where a run begins, or return the best round so far of one that is resumed."""
         if self.place.session == 0:
+            self.folder.begin_helped()
             self.save(self.place.round, None)
         best = self._checkpoints.best()
         if self.roles.releases is not None:
             self._checkpoints.record_releases(self.roles.releases)
         self._save_truth(self.place.round)
         return best
+
+    def asked_takes(self) -> AskedTakes:
+        """Return the takes that this run has asked for, and record further ones before they are asked for."""
+        return self._checkpoints.asked_takes()
 
     def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
         """Write what belongs to a finished round. line: of the history."""

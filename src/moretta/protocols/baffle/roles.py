@@ -101,7 +101,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 insecure=setting.insecure,
                 rules=setting.rules(scheme),
                 run=setting.run,
-                helped=setting.helped(silo.name) if setting.helped else None,
+                helped=setting.helped(silo.name) if setting.helped and scheme != "none" else None,
                 bound=bound_to(protocol, setting),
                 subjects=silo.subjects,
                 classes=setting.classes,

@@ -129,7 +129,7 @@ def contributor_of(
         credentials=credentials,
         insecure=setting.insecure_root(name),
         session=setting.session,
-        helped=setting.helped(name).opened if setting.helped else None,
+        helped=setting.helped(name).opened if setting.helped and scheme != "none" else None,
         run=setting.run if run is None else run,
     )
 

@@ -1,0 +1,153 @@
+"""Which take of a round is played next, and by whom, where silos have helped to open a sum of it before.
+
+A silo says so by `moretta.contract.messages.Spent`, and nobody else can see whether it is true. So what it says costs
+others little:
+
+- A next take is believed up to one past the highest that the server has asked for, which the server has on disk first
+  (`AskedTakes`). An honest silo helped only with takes that were asked for. It names no higher one, also to a server
+  that went back to an older checkpoint.
+- A set of silos that alone may play the round again is believed where it is all that are to play, or where most of
+  those who are there name it: without these the round could not be played anyway. Else whoever names it sits the round
+  out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from moretta.contract.messages import Spent, Stamp
+from moretta.contract.roles import Aborted, Missing, Reason
+from moretta.engines.journal import Journal
+from moretta.errors import ParameterError
+
+SAYS = 3  # times in a round that a silo may say that a take is spent; an honest silo says it less often
+
+_OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
+_BOUND = Missing(
+    Reason.REFUSED, "it plays this round again with the same silos as before alone, and they are not all there"
+)
+_ALONE = Missing(
+    Reason.REFUSED,
+    "it says that only the same silos as before may play this round again, and most of the others do not say so",
+)
+
+
+class AskedTakes:
+    """The highest take of each round that was asked for, in all sessions of a run.
+
+    journal: has a line for each take but the first of a round, before it is asked for; None for a run without a folder.
+    Without its lines, as of a run of an earlier version, takes are believed one by one.
+    Raises `moretta.errors.ParameterError` for other lines.
+    """
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal, self._highest = journal, dict[int, int]()
+        for line in [] if journal is None else journal.lines():
+            try:
+                number, take = map(int, line.split())
+            except ValueError:
+                raise ParameterError(
+                    f"expected a round and a take in the record of the takes that were asked for, got {line!r:.80}; "
+                    "restore the file, or delete it"
+                ) from None
+            self._highest[number] = max(take, self.highest(number))
+
+    def highest(self, number: int) -> int:
+        """Return the highest take of a round that was asked for, or is about to be."""
+        return self._highest.get(number, 0)
+
+    def ask(self, now: Stamp) -> None:
+        """Record a take that is about to be asked for. Raises `moretta.errors.RunFailed` where that is impossible."""
+        if now.take > self.highest(now.round):
+            if self._journal is not None:
+                self._journal.append(f"{now.round} {now.take}")
+            self._highest[now.round] = now.take
+
+    def believed(self, spent: Spent) -> Spent:
+        """Return what a silo says, with a take that can be true."""
+        limit = self.highest(spent.stamp.round) + (not spent.whole)
+        return spent if spent.next_take <= limit else replace(spent, next_take=limit)
+
+
+class RoundTakes:
+    """The takes of one round.
+
+    wanted: the silos that are to play it. only: the silos that alone may play it; none for all.
+    """
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self.take = 0
+        self.only: Sequence[str] = ()
+        self._wanted = wanted
+        self._bound = list[str]()  # who says that only some may
+        self._named_by = list[str]()  # who of them names those
+        self._alone = dict[str, Spent]()  # who sits the round out, as most of the others do not say the same
+        self._said = Counter[str]()
+
+    def playing(self, lost: Mapping[str, Missing]) -> list[str]:
+        """Return who plays, of those who are wanted."""
+        return [silo for silo in self.only or self._wanted if silo not in lost and silo not in self._alone]
+
+    def others(self) -> dict[str, Missing]:
+        """Return who of those who are wanted may not play, and why."""
+        why = Missing(
+            Reason.SPENT,
+            f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may play this round again, "
+            "having helped to open a sum of theirs",
+        )
+        excluded = {silo: why for silo in self._wanted if self.only and silo not in self.only}
+        return excluded | dict.fromkeys(self._alone, _ALONE)
+
+    def after(self, ended: Aborted, lost: Collection[str]) -> dict[str, Missing]:
+        """Note why an attempt was aborted; return the silos to leave out because they said that too often.
+
+        lost: who is left out by now.
+        """
+        spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
+        # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
+        self._said.update({silo for silo, one in spent.items() if one.whole and self.only} or spent.keys())
+        often = [silo for silo in spent if self._said[silo] > SAYS]
+        heard = {silo: one for silo, one in spent.items() if silo not in often}
+        whole = {silo: one for silo, one in heard.items() if one.whole}
+        claims = self._alone | whole
+        believed = self._believed(claims, {*lost, *often})
+        self._bound = list(whole)
+        if believed is None:
+            self.only, self._alone = (), claims
+            others = [one.next_take for one in heard.values() if not one.whole]
+            self.take = max([self.take + bool(ended.opened), *others])
+        else:
+            self.only, self.take = believed.survivors, believed.next_take
+            self._alone, self._named_by = {}, [name for name, one in claims.items() if one.survivors == self.only]
+        return dict.fromkeys(often, _OFTEN)
+
+    def without_them(self) -> dict[str, Missing]:
+        """Let all play the next take except silos that would only repeat the last one; return those."""
+        left_out = dict.fromkeys(self._bound, _BOUND)
+        self.take, self.only, self._bound = self.take + bool(left_out), (), []
+        return left_out
+
+    def _believed(self, claims: Mapping[str, Spent], lost: Collection[str]) -> Spent | None:
+        """Return the claim that most silos make, of these that of the largest set, if it is to be believed.
+
+        Silos that no longer know their set cannot play it again, and do not count.
+        """
+        named = {silo: (one.survivors, one.next_take) for silo, one in claims.items() if one.survivors}
+        if not named:
+            return None
+        counts = Counter(named.values())
+        most = max(counts, key=lambda one: (counts[one], len(one[0]), one))
+        there = [silo for silo in self._wanted if silo not in lost and (silo in named or silo not in claims)]
+        waits_for_the_lost = set(most[0]) == set(self._wanted) != set(there)
+        if not waits_for_the_lost and 2 * counts[most] <= len(there):
+            return None
+        return next(claims[silo] for silo in named if named[silo] == most)
+
+
+def can_play(spent: Spent, silo: str, wanted: Sequence[str], least: int) -> bool:
+    """Return whether a silo names a set that may play the round again; it names none where it no longer knows it."""
+    named = set(spent.survivors)
+    least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
+    return not (spent.whole and named) or (silo in named and named <= set(wanted) and len(named) >= least)
