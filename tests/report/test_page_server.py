@@ -191,16 +191,52 @@ def test_the_last_news_are_told_before_the_end(run):
     stream.close()
 
 
-def test_connections_are_bounded_and_given_back(server, monkeypatch):
-    held = [socket.create_connection(("127.0.0.1", port_of(server)), timeout=10) for _ in range(MOST)]
-    time.sleep(0.3)
-    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=10) as there:
-        assert b" 503 " in there.makefile("rb").readline()
+def test_connections_are_bounded_and_given_back(server):
+    held = [Stream(address_of(server.socket, TOKEN)) for _ in range(MOST)]
+    assert ask(server)[0] == 503
     for one in held:
         one.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while ask(server)[0] != 200:
         assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /", b"GET /another-token/ HTTP/1.1\r\n"])
+def test_who_has_no_token_takes_no_slot_from_who_has(server, sent):
+    here = Stream(address_of(server.socket, TOKEN))
+    strangers = []
+    for _ in range(3 * MOST):
+        strangers.append(socket.create_connection(("127.0.0.1", port_of(server)), timeout=10))
+        strangers[-1].sendall(sent)
+    time.sleep(0.5)
+    assert [ask(server)[0] for _ in range(3)] == [200] * 3
+    assert len(server._strangers) <= MOST
+    for one in strangers[: 2 * MOST]:
+        assert one.recv(1) == b""
+    here.until("state")  # or whatever comes first: it was not closed
+    here.close()
+    for one in strangers:
+        one.close()
+
+
+def test_a_request_that_never_ends_is_closed_however_steadily_it_comes(server, monkeypatch):
+    monkeypatch.setattr(page_server, "PATIENCE", 0.5)
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=0.05) as there:
+        there.sendall(f"GET /{TOKEN}/ HTTP/1.1\r\nX: ".encode())
+        until = time.monotonic() + 10
+        while not is_closed(there):
+            there.sendall(b"y")
+            assert time.monotonic() < until
+
+
+def is_closed(there):
+    """Return whether a connection's other end is closed; wait for that as long as its timeout."""
+    try:
+        return there.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
 
 
 def test_a_connection_that_says_nothing_is_closed(server, monkeypatch):

@@ -3,7 +3,10 @@
 What keeps others out: it listens on 127.0.0.1 alone; the address has a token of 256 random bits, without which nothing
 is found; a request must name this very host, so that a page from elsewhere cannot reach it under a name of its own (DNS
 rebinding); nothing but GET is answered, and nothing is written. The page fetches nothing from anywhere else, and its
-content security policy forbids it to. At most `MOST` connections are open, and one that is silent is closed.
+content security policy forbids it to.
+
+At most `MOST` connections that have shown the token are open, and beside them at most `MOST` that have not. These take
+no slot from the others: each has `PATIENCE` for its whole request, and the oldest is closed where one more comes.
 
 As a program (`python -m moretta.report.page_server FOLDER DESCRIPTOR`) it serves for a command that plays a run, on a
 socket that the command has opened. Standard input has the token, then a JSON object a line (`Said`), and ends with the
@@ -19,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -31,9 +34,9 @@ from moretta.errors import ParameterError
 from moretta.report.living import Follower, News, Said
 
 HOST = "127.0.0.1"
-MOST = 16  # connections at a time
+MOST = 16  # connections at a time that have shown the token, and that have not
 LOOK = 0.5  # seconds between two looks into the folder
-PATIENCE = 10.0  # seconds that a browser may take to send or to take something
+PATIENCE = 10.0  # seconds that a browser may take to send its request, or to take an answer
 HEARTBEAT = 10.0  # seconds without news after which a browser is told that this is all
 LINGER = 2.0  # seconds that browsers have to take the last news
 
@@ -94,7 +97,9 @@ class PageServer(ThreadingHTTPServer):
         self.hosts = {f"{name}:{found.getsockname()[1]}" for name in (HOST, "localhost")}
         self.ended = threading.Event()
         self.streams = set[int]()  # threads that send news
-        self._open = threading.BoundedSemaphore(MOST)
+        self._lock = threading.Lock()
+        self._strangers = dict[Any, float]()  # connections without the token, oldest first, and their deadlines
+        self._guests = set[Any]()  # connections that have shown the token
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -112,20 +117,41 @@ class PageServer(ThreadingHTTPServer):
             self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, unless too many connections are open."""
-        if not self._open.acquire(blocking=False):
-            with suppress(OSError):
-                request.send(b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", socket.MSG_DONTWAIT)
-            self.shutdown_request(request)
-            return
+        """Answer in a thread; where that is one stranger too many, the oldest has to go."""
+        with self._lock:
+            self._strangers[request] = time.monotonic() + PATIENCE
+            self._close(list(self._strangers)[:-MOST])
         super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close connections whose request is not whole in time, however steadily it comes."""
+        with self._lock:
+            now = time.monotonic()
+            self._close([one for one, deadline in self._strangers.items() if deadline < now])
+
+    def admits(self, request: Any) -> bool:
+        """Return whether there is a slot for a connection that has just shown the token; it then has it."""
+        with self._lock:
+            free = len(self._guests) < MOST and self._strangers.pop(request, None) is not None
+            if free:
+                self._guests.add(request)
+            return free
+
+    def _close(self, strangers: Sequence[Any]) -> None:
+        """End connections, whose threads wait for them and notice."""
+        for request in strangers:
+            del self._strangers[request]
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, and make room for another connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._open.release()
+            with self._lock:
+                self._strangers.pop(request, None)
+                self._guests.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a browser that went away, or was too slow; of anything else what is usual."""
@@ -144,6 +170,8 @@ class _Request(BaseHTTPRequestHandler):
             self._say(HTTPStatus.FORBIDDEN)
         elif not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._say(HTTPStatus.NOT_FOUND)
+        elif not self.server.admits(self.connection):
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE)
         elif name == "events":
             self._stream()
         elif name in _FILES:
