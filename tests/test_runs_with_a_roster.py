@@ -13,9 +13,12 @@ from test_cli import call, prepare
 from torch import nn
 
 from moretta import PBPFL, Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
+from moretta.contract.roles import Answering
 from moretta.engines.run_folder import read_json
-from moretta.errors import ParameterError, RunFailed
+from moretta.errors import ParameterError, RunFailed, SumSpent
 from moretta.protocols.common.training import Training
+from moretta.protocols.fedsgd.client import Client
+from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.secure_aggregation.identity import Identity, Roster, public_line
 
 NAMES = ("north", "south", "east", "west", "centre")
@@ -83,6 +86,28 @@ def test_who_vanishes_before_signing_costs_a_signed_round_and_is_left_out_of_ano
     assert [line.get("take", 0) for line in result.history] == [0, int(roster), 0], "who has signed has other rows"
     assert [line["rows"] for line in result.history] == [20, 12, 20]
     assert [(one["round"], one["silo"]) for one in result.record["dropped"]] == [(2, "south"), (2, "west")]
+
+
+def test_a_silo_that_names_the_last_take_and_then_is_silent_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enrol(tmp_path, NAMES)
+    honest = Client._train
+
+    def lies(client: Client, ask: TrainOn) -> Answering:
+        if client._contributor._name == "west" and (ask.stamp.round, ask.stamp.take) == (2, 0):  # type: ignore[attr-defined]
+            raise SumSpent(2**31 - 1, tuple(sorted(NAMES)), False)
+        return honest(client, ask)
+
+    faults = Faults.model_validate({"drop": [{"round": 2, "silo": "west", "phase": "unmasking"}]})
+    settings: dict[str, Any] = {"aggregation": signed(tmp_path, threshold=3), "batch_size": 4, "out": tmp_path / "run"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "_train", lies)
+        result = make(FedSGD(), engine=Engine(faults=faults), **settings).train(4)
+    assert [line.get("take", 0) for line in result.history] == [0, 2, 0, 0]
+    assert [(one["round"], one["silo"]) for one in result.record["dropped"]] == [(2, "west")]
+    assert (tmp_path / "run" / "checkpoint" / "takes.txt").read_text() == "2 1\n2 2\n"
+    assert len(make(FedSGD(), **settings).train(6, resume=True).history) == 6
 
 
 def test_sums_of_all_rows_that_were_signed_are_not_made_again_over_fewer(tmp_path: Path) -> None:

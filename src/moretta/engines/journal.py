@@ -17,6 +17,7 @@ from moretta.secure_aggregation.one_sum import HelpedSums
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
+
 class Journal:
     """An append-only file of lines, with mode 0600. One process at a time writes to it.
 
