@@ -5,7 +5,8 @@
     │   ├── UnsupportedModel    a model that a protocol cannot train, by the name of its layer
     │   ├── RangeError          a value that the ring of the secure sum cannot hold, by the name of its tensor
     │   ├── MissingExtra        an optional dependency is not installed
-    │   └── UnreadableRow       a row of a silo's own that was there before cannot be read again; told at the silo alone
+    │   └── RowsError           a silo's own rows do not fit the run; the sentence stays at the silo
+    │       └── UnreadableRow   one that was there before cannot be read again
     ├── PeerError               the other side: it sent what the protocol does not allow
     │   ├── PolicyError         a server asked what a site's policy does not allow; told to the server in full
     │   ├── CodecError          the bytes are no message; the only error of `moretta.contract.codec.Codec.decode`
@@ -40,8 +41,16 @@ class MissingExtra(ParameterError):
     """An optional dependency is needed; the message names the extra to install."""
 
 
-class UnreadableRow(ParameterError):
-    """A silo's own row cannot be read again, or is another now; as the message may tell of the row, it stays there."""
+class RowsError(ParameterError):
+    """A silo's own rows do not fit what it is asked; the sentence tells of them, and so does its being raised at all.
+
+    An engine that carries it to another machine sends one word in its place, the same for every cause. Errors that
+    follow from a run's settings or from a message alone are of another class.
+    """
+
+
+class UnreadableRow(RowsError):
+    """A silo's own row cannot be read again, or is another now."""
 
 
 class PeerError(MorettaError):

@@ -18,12 +18,11 @@ from moretta.data.alignment.ids import IdRules, ids_digest
 from moretta.data.alignment.result import Alignment
 from moretta.data.silo import Subjects, aligned, in_order
 from moretta.engines.in_process import InProcess
-from moretta.errors import MisuseError, ParameterError, RunFailed
+from moretta.errors import MisuseError, ParameterError, PeerError, RowsError, RunFailed
 from moretta.protocols.common import apart
-from moretta.protocols.common.apart import AskApart, Comparison, OneList
+from moretta.protocols.common.apart import AskApart, Comparison, compared
 from moretta.protocols.common.training import Training
-
-KEY = bytes(range(32))
+from moretta.secure_aggregation.answers import Answers
 
 
 class Comparing:
@@ -32,11 +31,11 @@ class Comparing:
     phase: Phase
 
     def __init__(self, own: Subjects) -> None:
-        self.phase, self.own, self.tested = no_phase, own, OneList()
+        self.phase, self.own, self.answers = no_phase, own, Answers()
 
     def answer(self, message: Message) -> Message:
         assert isinstance(message, AskApart)
-        return self.tested.answer(message, self.own)
+        return compared(message, self.own, self.answers)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -76,7 +75,7 @@ def people(*names: object) -> np.ndarray:
 def test_a_silo_with_test_rows_among_its_own_is_refused(
     own: Subjects, count: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    comparison = Comparison(Subjects(people("T1", "T2", "T3"), people("G", "G", "H")), KEY)
+    comparison = Comparison(Subjects(people("T1", "T2", "T3"), people("G", "G", "H")))
     aborted, asked = compare(comparison, {"north": own, "south": Subjects(people("b", "c"))})
     assert len(asked) == 1
     if count is None:
@@ -96,12 +95,12 @@ def test_a_silo_with_test_rows_among_its_own_is_refused(
 
 @pytest.mark.parametrize("tested", [Subjects(), Subjects(people())])
 def test_without_ids_nothing_is_sent(tested: Subjects) -> None:
-    assert compare(Comparison(tested, KEY), {"north": Subjects(people("a"))}) == (None, [])
+    assert compare(Comparison(tested), {"north": Subjects(people("a"))}) == (None, [])
 
 
-def test_only_digests_under_the_runs_key_are_sent() -> None:
-    def sent(ids: Sequence[object], key: bytes = KEY) -> AskApart:
-        (ask,) = compare(Comparison(Subjects(people(*ids)), key), {"north": Subjects()})[1]
+def test_only_digests_under_the_lists_own_key_are_sent() -> None:
+    def sent(ids: Sequence[object]) -> AskApart:
+        (ask,) = compare(Comparison(Subjects(people(*ids))), {"north": Subjects()})[1]
         message = ask.messages["north"]
         assert isinstance(message, AskApart)
         return message
@@ -110,33 +109,37 @@ def test_only_digests_under_the_runs_key_are_sent() -> None:
     assert one.ids.shape == (2, 16)
     assert not one.groups.size
     assert one.ids.tobytes() == other.ids.tobytes()  # neither order nor number of rows
-    fresh = sent(["anna", "bert"], b"another key of thirty-two bytes.")
-    assert not {row.tobytes() for row in one.ids} & {row.tobytes() for row in fresh.ids}
+    assert one.key == other.key  # the same test rows are the same question, in every session and run
+    longer = sent(["anna", "bert", "carl"])
+    assert one.key != longer.key
+    assert not {row.tobytes() for row in one.ids} & {row.tobytes() for row in longer.ids}
     assert "key: bytes" in repr(one)
-    assert KEY.hex() not in repr(one)
+    assert one.key.hex() not in repr(one)
 
 
-def asked_of(*ids: object, attempt: int = 0, key: bytes = KEY) -> AskApart:
-    (ask,) = compare(Comparison(Subjects(people(*ids)), key), {"north": Subjects()})[1]
+def asked_of(*ids: object, attempt: int = 0, run: str = "run") -> AskApart:
+    (ask,) = compare(Comparison(Subjects(people(*ids))), {"north": Subjects()})[1]
     message = ask.messages["north"]
     assert isinstance(message, AskApart)
-    return replace(message, stamp=Stamp("run", 1, attempt))
+    return replace(message, stamp=Stamp(run, 1, attempt))
 
 
 def test_a_silo_answers_one_list() -> None:
-    own, tested = Subjects(people("anna")), OneList()
+    own, answers = Subjects(people("anna")), Answers()
     for attempt in range(2):
-        assert tested.answer(asked_of("bert", "carl", attempt=attempt), own).stamp.attempt == attempt
-    for other in (asked_of("anna"), asked_of("bert"), asked_of("bert", "carl", key=KEY[::-1])):
-        with pytest.raises(MisuseError, match="one list of test rows in a session, was asked of another"):
-            tested.answer(other, own)
-    tested.answer(asked_of("bert", "carl"), own)
-    refused = OneList()
+        assert compared(asked_of("bert", "carl", attempt=attempt), own, answers).stamp.attempt == attempt
+    for other in (asked_of("anna"), asked_of("bert"), replace(asked_of("bert", "carl"), key=bytes(32))):
+        with pytest.raises(PeerError, match="one list of test rows, was asked of another"):
+            compared(other, own, answers)
+    compared(asked_of("bert", "carl"), own, answers)
+    compared(asked_of("bert", run="another"), own, answers)  # where a run is one process, each has its list
+    refused = Answers(over_runs=True)
     for _ in range(2):
-        with pytest.raises(ParameterError, match="some of its training rows"):
-            refused.answer(asked_of("anna"), own)
-    with pytest.raises(MisuseError):
-        refused.answer(asked_of("bert"), own)
+        with pytest.raises(RowsError, match="some of its training rows"):
+            compared(asked_of("anna"), own, refused)
+    for run in ("run", "another"):
+        with pytest.raises(PeerError):
+            compared(asked_of("bert", run=run), own, refused)
 
 
 KINDS = pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_every_kind_of_silo_refuses_a_second_list(
     def twice(self: Comparison, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         first = yield from run(self, now, cohort)
         assert first is None
-        second = yield from run(Comparison(Subjects(groups=people("east")), KEY[::-1]), now, cohort)
+        second = yield from run(Comparison(Subjects(groups=people("east"))), now, cohort)
         return second
 
     monkeypatch.setattr(Comparison, "run", twice)
@@ -180,7 +183,7 @@ def test_every_kind_of_silo_refuses_a_second_list(
     silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
     made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
     others = Federation.of(made.spec, made.model, silos, test=(x, y), tested=Subjects(groups=people("west")))
-    with pytest.raises((ParameterError, MisuseError, RunFailed), match="one list of test rows in a session"):
+    with pytest.raises((ParameterError, MisuseError, RunFailed), match="one list of test rows, was asked"):
         others.train(1)
 
 
@@ -195,5 +198,5 @@ def test_aligned_rows_are_compared_as_their_owner_writes_them() -> None:
     assert silo.subjects.ids is not None
     assert silo.subjects.ids.tolist() == ["Anna", "Carl"]
     with pytest.raises(ParameterError, match="some of its training rows are about ids"):
-        OneList().answer(asked_of("Anna"), silo.subjects)
-    OneList().answer(asked_of("Bert"), silo.subjects)
+        compared(asked_of("Anna"), silo.subjects, Answers())
+    compared(asked_of("Bert"), silo.subjects, Answers())

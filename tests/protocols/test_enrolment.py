@@ -13,13 +13,14 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Reason, no_phase
-from moretta.data.tables.preparation import ColumnRules, MedianRanges, Preparation
+from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone, prepared, targets
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.statistics import AskHistogram
 from moretta.secure_aggregation.sums import Contributor
@@ -38,11 +39,11 @@ class Silo:
         scheme: str,
         bits: int,
         model: nn.Module,
-        medians: MedianRanges = (),
+        statistics: Statistics,
     ) -> None:  # fmt: skip
         self.phase = no_phase
         batches = Batches(len(x), 4, 0, name)
-        self.rows = SiloRows(x, torch.tensor(y), batches, torch.float64, medians=medians)
+        self.rows = SiloRows(x, torch.tensor(y), batches, torch.float64, statistics=statistics)
         self.contributor: Contributor = contributor(scheme, name, bits)
         self.model = model
         self.sent: list[Message] = []
@@ -71,11 +72,11 @@ class House:
         self.model = model or nn.Linear(3, 1)
         rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
+        self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales)
         self.silos = {
-            f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, rules.median_ranges)
+            f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, self.enrolment.statistics)
             for number, (x, y) in enumerate(zip(xs, ys, strict=True))
         }
-        self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales)
         self.asked: list[Ask] = []
         self.engine = InProcess(self.silos, Codec((*MESSAGES, *silo_rows.MESSAGES)), strict=True)
 
@@ -174,7 +175,7 @@ def test_a_silo_counts_only_columns_whose_median_is_filled_in_within_their_range
         {"high": np.array([20.0])},
     ):
         message = AskHistogram(stamp=Stamp("run", 1, 0), encoding={}, **(asked | change))  # type: ignore[arg-type]
-        with pytest.raises(PeerError, match="columns whose median is filled in"):
+        with pytest.raises(PeerError, match="a statistic that the run's settings ask for"):
             silo.rows.answer(message, silo.contributor, silo.model)
 
 

@@ -15,6 +15,9 @@ from moretta.contract.lazy_rows import blocks, taken
 from moretta.data import given
 from moretta.data.alignment.result import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import rules_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 
@@ -190,6 +193,34 @@ def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing:
     if isinstance(standardise, bool):
         standardise = _numbers_of(silos, first.layout) if standardise else ()
     return first.layout.standardising(standardise)
+
+
+def rules_of_columns(
+    silos: Sequence[Silo],
+    layout: SampleLayout | None,
+    table: Schema | None,
+    given: ColumnRules | None,
+    *,
+    standardise: bool,
+    missing: str,
+) -> ColumnRules:
+    """Return how input columns are prepared; tokens are left as they are.
+
+    given: as somebody else has settled it; None takes the table's rules, or without a table the same for all columns.
+    Raises `moretta.errors.ParameterError` where the table has other columns than the silos.
+    """
+    columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
+    if layout is not None:
+        rules = ColumnRules.alike(columns)
+        rules.scaled[layout.standardised] = True
+        return rules
+    if given is None and table is not None and table.features:
+        given = rules_of(table)
+    if given is None:
+        return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
+    if given.columns != columns:
+        raise ParameterError(f"the table has {given.columns} input columns, and the silos' rows have {columns}")
+    return replace(given, scaled=np.full(columns, standardise))
 
 
 def _numbers_of(silos: Sequence[Silo], layout: SampleLayout) -> list[str]:

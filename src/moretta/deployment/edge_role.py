@@ -16,7 +16,6 @@ from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Client
 from moretta.data.silo import check_least, digests_by_silo
-from moretta.data.tables.rows import rules_of
 from moretta.deployment import shared_settings
 from moretta.deployment.site_policy import OwnSide
 from moretta.engines.child import ChildClient
@@ -33,6 +32,7 @@ from moretta.protocols.common.setting import (
     settings_digest,
 )
 from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.targets import encode
 from moretta.protocols.registry import edge_of
 from moretta.secure_aggregation.identity import Roster
@@ -86,7 +86,6 @@ class EdgeRole:
             figures = figures_of(self._protocol.loss, task, tables=tables)
             x, y = silo.held_out
             held_out = HeldOut(x, self._targets(y, hello), self._protocol.loss, figures, run.rounds)
-        table = self._run_file.table
         client = self._edge.edge_client(
             self._protocol,
             silo.name,
@@ -112,8 +111,7 @@ class EdgeRole:
             helped=helped,
             bound=self._bound(hello),
             subjects=silo.subjects,
-            classes=shared_settings.classes_of_look(self._run_file, hello.outputs),
-            medians=() if table is None else rules_of(table).median_ranges,
+            statistics=shared_settings.statistics_at(self._run_file, self.silos, hello.outputs),
             augment=data.varied,
         )
         return client, schema_of(self._edge.MESSAGES)
@@ -122,7 +120,9 @@ class EdgeRole:
         """End the process, and write what noise the silo's own rows have had."""
         if isinstance(client, ChildClient):
             if self._protocol.privacy is not None:
-                folder.write_json(PRIVACY, self._edge.privacy_of(self._protocol, *self._noised(), client.state()))
+                left_out = without_noise(self._file.helped.opened.answers.names(folder.path.name))
+                facts = self._edge.privacy_of(self._protocol, *self._noised(), client.state(), left_out)
+                folder.write_json(PRIVACY, facts)
             client.close()
 
     def _noised(self) -> tuple[int, int, int]:

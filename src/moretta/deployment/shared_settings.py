@@ -25,7 +25,7 @@ from moretta.data.alignment.result import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.own_rows import ExpectedRows, read_rows
-from moretta.data.silo import Silo, Subjects, aligned, in_order
+from moretta.data.silo import Silo, Subjects, aligned, in_order, layout_of, rules_of_columns
 from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
 from moretta.data.tables.rows import rules_of
@@ -34,6 +34,7 @@ from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.own_loss import named
+from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -197,9 +198,19 @@ def table_of(run_file: RunFile) -> str:
     return "" if run_file.table is None else run_file.table.digest
 
 
-def classes_of_look(run_file: RunFile, outputs: int) -> int:
-    """Return how many classes a look before training counts, 0 for no look. outputs: of the model."""
-    return counted_classes(task_of(run_file), outputs) if run_file.data.look else 0
+def statistics_at(run_file: RunFile, silos: Sequence[Silo], outputs: int) -> Statistics:
+    """Return the statistics that a site gives whose silos hold whole samples. outputs: of the model."""
+    data = run_file.data
+    standardise = _standardises_by_default(_wanted(run_file)) if data.standardise is None else data.standardise
+    layout = layout_of(silos, standardise, data.missing)
+    rules = rules_of_columns(silos, layout, run_file.table, None, standardise=bool(standardise), missing=data.missing)
+    uses_all = not data.batch_size or run_file.protocol.steps_at_silos
+    classes = counted_classes(task_of(run_file), outputs) if data.look else 0
+    return Statistics.of(rules, layout, classes=classes, counts_rows=uses_all, scales=False)
+
+
+def _standardises_by_default(wanted: ExpectedRows) -> bool:
+    return len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None
 
 
 def _wanted(run_file: RunFile) -> ExpectedRows:
@@ -264,12 +275,11 @@ def _specification(
     aggregation: SecureAggregation | None = None,
 ) -> Specification:
     """Return the specification of a run whose rows are at sites; arguments as of `specification.of_run_file`."""
-    wanted = _wanted(run_file)
     return of_run_file(
         run_file,
         task=task_of(run_file),
         table=run_file.table,
-        standardise=len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None,
+        standardise=_standardises_by_default(_wanted(run_file)),
         aggregation=aggregation,
         device=device,
         insecure_secret_seed=insecure_secret_seed,

@@ -29,7 +29,7 @@ from moretta.contract.roles import Client
 from moretta.contract.wording import check_choice, kind_of
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
-from moretta.data.silo import Silo, Subjects, digests_by_silo, layout_of, row_shape
+from moretta.data.silo import Silo, Subjects, digests_by_silo, layout_of, row_shape, rules_of_columns
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
@@ -239,7 +239,7 @@ class Federation:
             raise ParameterError("a federation needs at least one silo; got none")
         self.layout = layout_of(silos, spec.standardise, spec.missing)
         self.test, self.validation = self._packed("test", test), self._packed("validation", validation)
-        self.column_rules = inputs.column_rules(
+        self.column_rules = rules_of_columns(
             silos, self.layout, table, column_rules, standardise=bool(spec.standardise), missing=spec.missing
         )
         rows = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)

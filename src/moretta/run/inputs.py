@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,8 +15,6 @@ from moretta.contract.lazy_rows import LazyRows
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
-from moretta.data.tables.rows import rules_of
-from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
@@ -57,34 +55,6 @@ class RowChecks:
                 f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
                 'values are absent (NaN) say missing = "mean"'
             )
-
-
-def column_rules(
-    silos: Sequence[Silo],
-    layout: SampleLayout | None,
-    table: Schema | None,
-    given: ColumnRules | None,
-    *,
-    standardise: bool,
-    missing: str,
-) -> ColumnRules:
-    """Return how input columns are prepared; tokens are left as they are.
-
-    given: as somebody else has settled it; None takes the table's rules, or without a table the same for all columns.
-    Raises `moretta.errors.ParameterError` where the table has other columns than the silos.
-    """
-    columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
-    if layout is not None:
-        rules = ColumnRules.alike(columns)
-        rules.scaled[layout.standardised] = True
-        return rules
-    if given is None and table is not None and table.features:
-        given = rules_of(table)
-    if given is None:
-        return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
-    if given.columns != columns:
-        raise ParameterError(f"the table has {given.columns} input columns, and the silos' rows have {columns}")
-    return replace(given, scaled=np.full(columns, standardise))
 
 
 def count_outputs(

@@ -51,6 +51,7 @@ from enum import Enum, auto
 
 from moretta.contract.messages import Stamp
 from moretta.errors import PeerError, SumSpent
+from moretta.secure_aggregation.answers import LINE, Answers
 from moretta.secure_aggregation.asked import Asked
 
 AHEAD = 16  # rounds that one force to the disk reserves
@@ -132,7 +133,7 @@ class HelpedSums:
     before it returns. powered: a name for the time since the machine was started; under another name, lines that were
     not forced may be lost. over_runs: whether a statistic is over one set in all runs together (where a silo is a site
     of its own), or in each run. apart: see the opening. repeats: whether the silo's owner allows sums of all its rows
-    over other sets too. fewest: the fewest silos that it helps to sum.
+    over other sets too. fewest: the fewest silos that it helps to sum. answers: the rest of the record.
     Raises `moretta.errors.PeerError` for lines that are not its own.
     """
 
@@ -149,6 +150,7 @@ class HelpedSums:
     ) -> None:
         self._fewest = fewest
         self._keep, self._powered = keep, powered
+        self.answers = Answers(lambda line: keep(line, True), over_runs=over_runs)
         self._over_runs, self._apart, self._repeats = over_runs, apart, repeats
         self._helped = dict[Key, Helped]()
         self._last = dict[tuple[str, str], int]()  # the latest round that was bound
@@ -275,6 +277,8 @@ class HelpedSums:
         for line in lines:
             try:
                 match json.loads(line):
+                    case [str(kind), run, name, digest] if kind == LINE:
+                        self.answers.read(run, name, digest)
                     case ["set", *names]:
                         sets.append(tuple(names))
                         self._sets[sets[-1]] = len(sets) - 1

@@ -36,6 +36,7 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError
 from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 GRID_BITS = 120
@@ -147,11 +148,13 @@ def moments(
     *,
     may_lack: bool = False,
     of: NDArray[np.int64] = ALL,
+    centers: dict[str, NDArray[np.float64]] | None = None,
 ) -> Exchange[Moments | Aborted]:
     """Return rows, mean and deviation of the silos' matrices `what`: the server's half. With 0 columns, rows only.
 
     of: the indices of the inputs' columns that are asked of, ascending; none for all. may_lack: whether values of
-    `MAY_LACK` may be absent, so that those that are there are counted first.
+    `MAY_LACK` may be absent, so that those that are there are counted first. centers: of squares, by `what`; the first
+    that is asked for is kept in it, and asked for again in every attempt of the run, as silos answer for one.
     Call it once for each `what` under one stamp. Raises `moretta.errors.PeerError` for an impossible count of rows, and
     `moretta.errors.ParameterError` for a column in which no silo has any value.
     """
@@ -174,6 +177,7 @@ def moments(
     if not columns:
         return Moments(rows, mean, mean, present)
     center = np.where(np.abs(mean) <= CENTERS, mean, 0.0)
+    center = center if centers is None else centers.setdefault(what, center)
     second = yield from _sums(aggregator, now, what, 2, center, of)
     if isinstance(second, Aborted):
         return second
@@ -261,6 +265,7 @@ def answer_moments(
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
     name = _tensor(message.what, message.order)
     about = asked(message, once=name, whole=True, lasting=True)
+    check_exact(message.encoding)
     return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about, least=HALF)
 
 
@@ -280,9 +285,19 @@ def answer_histogram(
         values = np.clip(values[~np.isnan(values)], low, high)
         counts[row] = np.histogram(values, bins=BINS, range=(float(low), float(high)))[0]
     name = _histogram_of(message.what)
+    check_exact(message.encoding)
     about = asked(message, once=name, whole=True, lasting=True)
     parts = np.stack([counts & ((1 << LIMB_BITS) - 1), counts >> LIMB_BITS]).astype(np.float64)
     return contributor.upload(message.stamp, {name: parts}, 1, message.encoding, asked=about, least=1 << LIMB_BITS)
+
+
+def check_exact(encoding: Mapping[str, int]) -> None:
+    """Raise `moretta.errors.PeerError` for an encoding that rounds whole numbers.
+
+    Sums of one silo's limbs under several roundings would tell single ones; without rounding all tell the same.
+    """
+    if any(bits < 0 for name, bits in encoding.items() if name != MOST_WEIGHT):
+        raise PeerError("expected an encoding of whole numbers without rounding, got one with negative fraction bits")
 
 
 def _sums(

@@ -22,7 +22,7 @@ def build(protocol: Training, setting: Setting) -> Roles:
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, batch_size=0)
     clients = {
         name: Client(protocol, setting.silo_model(), rows, contributor_of(setting, secure.scheme, name), setting.rounds)
-        for name, rows in rows_of(protocol, setting).items()
+        for name, rows in rows_of(protocol, setting, agreed.statistics).items()
     }
     server = Server(setting.model, agreed, secure.largest, setting.rounds)
     return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))

@@ -30,6 +30,7 @@ from moretta.data.alignment.messages import (
 from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
 from moretta.data.alignment.result import Alignment
 from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import BYTES as DIGEST_BYTES
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -123,8 +124,8 @@ class Aligner:
     channel: how it writes to partners. root: of its secrets; None draws one from the operating system.
 
     An exchange with a partner may be played again, as answers get lost, but with the same secrets and the same lists
-    alone: a partner that could have list after list compared could test as many ids as it likes. `given` says which
-    lists those are; it and the root are to be kept where an aligner must go on later.
+    alone: a partner that could have list after list compared could test as many ids as it likes. answers: the record
+    of which lists those are, where an aligner must go on later; its root is then to be kept too.
     """
 
     def __init__(
@@ -136,11 +137,12 @@ class Aligner:
         where: str,
         channel: Channel | None = None,
         root: SecretRoot | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._me, self._ids, self._rules, self._pad_to, self._where = me, ids, rules, pad_to, where
+        self._answers = answers or Answers()
         self._channel: Channel = InClear() if channel is None else channel
         self.root = SecretRoot.fresh() if root is None else root
-        self.given = dict[str, bytes]()  # by step and partner, the digest of a list; they never go back
         self._running: tuple[Stamp, str, Partner, bool] | None = None
         self.alignment: Alignment | None = None  # of the latest exchanges
 
@@ -170,7 +172,7 @@ class Aligner:
         listing = Listing(self._ids, self._rules, self._where, earlier)
         partner = Partner(listing, self._pad_to, SecretRoot(self.root.derive("alignment", ask.peer)))
         own = partner.blind()
-        self._hold("own", ask.peer, own)
+        self._hold(ask, "own", own)
         self._running = ask.stamp, ask.peer, partner, ask.onward
         points = self._sealed(ask.stamp, "ids", ask.peer, own)
         return Blinded(stamp=ask.stamp, points=points, rules=self._rules.digest)
@@ -179,7 +181,7 @@ class Aligner:
         partner = self._exchange(ask.stamp, ask.peer)
         check_rules(self._rules, ask.rules, ask.peer)
         theirs = self._opened(ask.stamp, "ids", ask.peer, ask.points)
-        self._hold("theirs", ask.peer, theirs)
+        self._hold(ask, "theirs", theirs)
         return BlindedAgain(
             stamp=ask.stamp, points=self._sealed(ask.stamp, "ids under both", ask.peer, partner.again(theirs))
         )
@@ -187,7 +189,7 @@ class Aligner:
     def _match(self, ask: Match) -> Matched:
         partner = self._exchange(ask.stamp, ask.peer)
         own = self._opened(ask.stamp, "ids under both", ask.peer, ask.points)
-        self._hold("again", ask.peer, own)
+        self._hold(ask, "again", own)
         earlier, onward = self.alignment, self._running is not None and self._running[3]
         self._running = None  # whatever comes of it
         self.alignment = partner.match(own)
@@ -208,13 +210,13 @@ class Aligner:
             raise PeerError(f"expected a list of the partner whose exchange was begun; got one of `{peer:.64}`")
         return self._running[2]
 
-    def _hold(self, step: str, peer: str, points: Points) -> None:
+    def _hold(self, ask: Blind | BlindAgain | Match, step: str, points: Points) -> None:
         """Raise `moretta.errors.PeerError` for another list than was given or taken at this step before."""
         digest = hashlib.sha256(points.tobytes()).digest()
-        if self.given.setdefault(f"{step}/{peer}", digest) != digest:
+        if not self._answers.hold(ask.stamp.run, f"alignment, {step}, {ask.peer}", digest):
             raise PeerError(
-                f"{self._where}: the exchange with `{peer:.64}` was played before with other lists, and a second would "
-                "test further ids; bring back that partner's state and rows of before, or begin another run"
+                f"{self._where}: the exchange with `{ask.peer:.64}` was played before with other lists, and a second "
+                "would test further ids; bring back that partner's state and rows of before, or begin another run"
             )
 
     def _sealed(self, stamp: Stamp, what: str, peer: str, points: Points) -> Array:

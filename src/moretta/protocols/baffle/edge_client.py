@@ -17,7 +17,6 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
-from moretta.data.tables.preparation import MedianRanges
 from moretta.engines.child import ChildClient
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine
@@ -27,10 +26,12 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.messages import MESSAGES
 from moretta.protocols.baffle.silo.private import PrivateScalars
-from moretta.protocols.common.apart import AskApart, OneList
+from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
+from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -113,10 +114,13 @@ def check_site(
     check_tokens(layout, precision)
 
 
-def privacy_of(protocol: BAFFLE, rows: int, size: int, sharers: int, state: State) -> Mapping[str, float | str]:
+def privacy_of(
+    protocol: BAFFLE, rows: int, size: int, sharers: int, state: State, left_out: str
+) -> Mapping[str, float | str]:
     """Return the privacy of a silo's own rows, from the state of its process, which needs no accountant.
 
-    rows: how many it has. size: of a lot. sharers: how many silos share the noise.
+    rows: how many it has. size: of a lot. sharers: how many silos share the noise. left_out: where its rows were used
+    beside its uploads.
     """
     if protocol.privacy is None:
         return {}
@@ -124,7 +128,7 @@ def privacy_of(protocol: BAFFLE, rows: int, size: int, sharers: int, state: Stat
     own = PrivateScalars(protocol.privacy, rows, size, root, b"", sharers)
     own.releases.restore({"releases": state["private/releases"]})
     try:
-        return own.facts()
+        return own.facts(left_out)
     except MissingExtra as error:
         return {"releases": float(own.releases.count), "epsilon_is_not_stated": str(error)}
 
@@ -150,8 +154,7 @@ def edge_client(
     run: str = "",
     helped: HelpedFile | None = None,
     subjects: Subjects | None = None,
-    classes: int = 0,
-    medians: MedianRanges = (),
+    statistics: Statistics = NOTHING,
     augment: str = "",
 ) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
@@ -160,8 +163,8 @@ def edge_client(
     with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
     of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
     tests. rules: of the secure sum. run: of batches and sums. helped: where the silo keeps what it has helped to open.
-    bound: the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`). classes:
-    how many a look before training counts. augment: how images of a batch are varied. subjects: whom rows are about,
+    bound: the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`).
+    statistics: those that the silo gives. augment: how images of a batch are varied. subjects: whom rows are about,
     which the process is not told. Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
     """
 
@@ -212,17 +215,16 @@ def edge_client(
         held_out=0 if held_out is None else len(held_out.x),
         figures=() if held_out is None else tuple(held_out.figures),
         rounds=rounds,
-        classes=classes,
-        medians=medians,
+        statistics=statistics,
         run=run,
         helped=helped,
     )
     if held_out is not None:  # rows held back travel as the last ones
         x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])
     secret = b"" if keys is None else keys.reveal()
-    tested = OneList()
+    answers = Answers() if helped is None else helped.opened.answers
 
     def here(message: Message) -> Message | None:
-        return tested.answer(message, subjects or Subjects()) if isinstance(message, AskApart) else None
+        return compared(message, subjects or Subjects(), answers) if isinstance(message, AskApart) else None
 
     return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret, here)

@@ -38,6 +38,7 @@ from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.common.wiring import (
+    answers_of,
     bound_to,
     contributor_of,
     enrolment_of,
@@ -69,7 +70,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     forward, recipe = _forward(protocol, setting, layout)
     device = torch.device(setting.device)
     sharers = 1 if scheme == "none" else setting.least(scheme)
-    privates, accountant = _private(protocol, setting, sharers)
+    privates, accountant = _private(protocol, setting, sharers, without_noise(setting, agreed.statistics))
     releases = None if accountant is None else Releases()
     schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, apart=not protocol.batch_statistics)
@@ -104,8 +105,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 helped=setting.helped(silo.name) if setting.helped and scheme != "none" else None,
                 bound=bound_to(protocol, setting),
                 subjects=silo.subjects,
-                classes=setting.classes,
-                medians=setting.columns.median_ranges,
+                statistics=agreed.statistics,
                 augment=setting.augment,
             )
             continue
@@ -122,8 +122,8 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
                 held_out,
                 setting.table,
                 silo.subjects,
-                setting.classes,
-                setting.columns.median_ranges,
+                agreed.statistics,
+                answers_of(setting, silo.name),
             ),
             contributor_of(setting, scheme, silo.name),
             setting.root(silo.name),
@@ -170,9 +170,12 @@ def left(client: Role) -> Left:
 
 
 def _private(
-    protocol: BAFFLE, setting: Setting, sharers: int
+    protocol: BAFFLE, setting: Setting, sharers: int, left_out: str
 ) -> tuple[Mapping[str, PrivateScalars], Accountant | None]:
-    """Return what adds the noise of silos that run PyTorch, and what states privacy; None without noise."""
+    """Return what adds the noise of silos that run PyTorch, and what states privacy; None without noise.
+
+    left_out: where rows are used beside.
+    """
     if protocol.privacy is None:
         return {}, None
     bound, size = bound_to(protocol, setting), setting.batch_size
@@ -184,7 +187,7 @@ def _private(
     if setting.secure_aggregation.scheme != "none":
         protocol.check_limit(setting.secure_aggregation.largest)
     rate = highest_rate(setting, setting.batch_size)
-    return privates, Accountant(protocol.privacy, rate, sharers, without_noise(setting))
+    return privates, Accountant(protocol.privacy, rate, sharers, left_out)
 
 
 def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:

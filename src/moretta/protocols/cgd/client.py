@@ -45,12 +45,14 @@ from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.apart import AskApart, OneList
+from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.clipping import Clip, scaled
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
+from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import Asked, asked, message_digest
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
@@ -83,9 +85,9 @@ class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
     model: the whole architecture, as everybody has it. order: its rows, in the order of its row of the grid. root: of
-    its start. contributors: by group. rounds: of the run. blind: whether sums are hidden from whoever relays them.
-    seed: of the training, from which a shared start follows. figures: of the score that is asked for at the end; none
-    for no score.
+    its start. contributors, statistics (those that it gives): by group. rounds: of the run. answers: what it has
+    answered that it answers once. blind: whether sums are hidden from whoever relays them. seed: of the training, from
+    which a shared start follows. figures: of the score that is asked for at the end; none for no score.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class Client:
         contributors: Mapping[str, Contributor],
         group_keys: GroupKeys,
         rounds: int,
+        statistics: Mapping[str, Statistics],
+        answers: Answers,
         *,
         blind: bool,
         seed: int,
@@ -123,8 +127,7 @@ class Client:
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
-        self._tested = OneList()  # not the rows': an alignment gives others
-        self._takes = Takes()  # kept across set-ups and restored states
+        self._statistics, self._answers, self._takes = statistics, answers, Takes(answers)
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
@@ -146,7 +149,7 @@ class Client:
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
             case AskApart():
-                return self._tested.answer(message, self._rows.subjects)
+                return compared(message, self._rows.subjects, self._answers)
             case DescribeRows():
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)
@@ -184,7 +187,7 @@ class Client:
         if reply is not None:
             return reply
         with self.phase("aggregation"):
-            return self._rows.answer(message, self._contributor(group), self._template)
+            return self._rows.answer(message, self._contributor(group), self._template, self._statistics.get(group))
 
     @property
     def _rows(self) -> SiloRows:
@@ -332,7 +335,7 @@ class Client:
         if self._position.head == self._position.me:
             raise MisuseError("was asked to send its part of z, which the head of a row joins to the others' itself")
         z = self._part_of_z(ask.stamp)
-        self._takes.hold(ask.stamp, "the encoding of z", str(ask.fraction_bits).encode())
+        self._hold(ask.stamp, "z", z, str(ask.fraction_bits))
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))
         add_masks([words], self._group_keys.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
@@ -346,7 +349,6 @@ class Client:
         with self.phase("local_forward"):
             x = self._rows.x[torch.from_numpy(index)]
             z = part_of_z(x, self.model()[layers.weight])
-        self._takes.hold(stamp, "its part of z", z.tobytes())
         self._own_z, self._local = (stamp, x, z), None
         return z
 
@@ -363,7 +365,7 @@ class Client:
             words = np.array(ask.words, order="C")
             add_masks([words], self._group_keys.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
             z = z + ROW_RING.decode(words, ask.fraction_bits)
-        self._takes.hold(ask.stamp, "z", z.tobytes())
+        self._hold(ask.stamp, "z", own, z)
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(*ask.stamp.drawn))]
         with self._rows.randomness(*ask.stamp.drawn):
             delta, local = head_pass(
@@ -394,7 +396,7 @@ class Client:
         delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
         if not bool(torch.isfinite(delta).all()):
             raise PeerError("expected a finite Delta")
-        self._takes.hold(ask.stamp, "Delta", content)
+        self._hold(ask.stamp, "Delta", np.frombuffer(content, np.uint8))
         self._take_gradient(ask.stamp, delta, Local({}, 0.0, len(x), {}))
         return Done(stamp=ask.stamp)
 
@@ -407,6 +409,9 @@ class Client:
         gradients = {**local.gradients, self._layers.weight: first}
         self._local = stamp, Local(gradients, local.loss, local.rows, {})
 
+    def _hold(self, stamp: Stamp, name: str, *content: Array | str) -> None:
+        self._takes.hold(stamp, name, *content, whole=name == "z" and self._rows.batches.whole)
+
     def _others(self) -> list[str]:
         return [name for name in self._position.row if name != self._position.me]
 
@@ -418,7 +423,8 @@ class Client:
             raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
         modules.load(self._module, self.model())
         key = self._group_keys.key(group) if self._blind else None
-        return self._rows.score(ask, self._contributor(group), self._module, key, (self._agreed[group],))
+        agreed, own = (self._agreed[group],), digest_of(self.model())
+        return self._rows.score(ask, self._contributor(group), self._module, key, agreed, own)
 
     def _take_scores(self, ask: Scored, group: str) -> Done:
         self._check_members(ask.silos, group)

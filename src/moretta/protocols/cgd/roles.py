@@ -34,7 +34,9 @@ from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.wiring import (
+    answers_of,
     comparison_of,
     contributor_of,
     credentials_of,
@@ -43,6 +45,7 @@ from moretta.protocols.common.wiring import (
     whole_rows,
 )
 from moretta.secure_aggregation.agreement import SetUp
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.ring import Ring
 
@@ -88,14 +91,20 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         check_order(setting.silos)
     for silo in setting.here:
         by_itself = split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
+        answers = answers_of(setting, silo.name)
 
-        def rows_in(order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself) -> SiloRows:
-            rows = _participant_rows(protocol, setting, in_order(silo, order), grid, joint=joint)
+        def rows_in(
+            order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself, answers: Answers = answers
+        ) -> SiloRows:
+            rows = _participant_rows(protocol, setting, in_order(silo, order), grid, answers, joint=joint)
             if by_itself:
                 alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
             return rows
 
-        clients[silo.name] = _participant(protocol, setting, silo, rows_in, grid, groups, joint=joint, blind=blind)
+        given = {name: one.statistics for name, one in enrolments.items() if silo.name in groups[name].members}
+        clients[silo.name] = _participant(
+            protocol, setting, silo, rows_in, grid, groups, given, answers, joint=joint, blind=blind
+        )
     rules = setting.rules(secure.scheme)
     server = Server(
         grid,
@@ -157,7 +166,9 @@ def _group_of(grid: Grid, name: str) -> str:
     return next(group for group, members in grid.column_groups.items() if name in members)
 
 
-def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *, joint: bool) -> SiloRows:
+def _participant_rows(
+    protocol: CGD, setting: Setting, silo: Silo, grid: Grid, answers: Answers, *, joint: bool
+) -> SiloRows:
     row = grid.parts[silo.name].row
     if joint and silo.name != grid.heads[row]:
         y = torch.empty(0)
@@ -181,8 +192,7 @@ def _participant_rows(protocol: CGD, setting: Setting, silo: Silo, grid: Grid, *
         held_out=held_out,
         table=setting.table,
         subjects=silo.subjects,
-        classes=setting.classes,
-        medians=(setting.columns.of(silo.columns) if silo.columns else setting.columns).median_ranges,
+        answers=answers,
     )
 
 
@@ -193,6 +203,8 @@ def _participant(
     rows_in: RowsIn,
     grid: Grid,
     groups: Mapping[str, Group],
+    statistics: Mapping[str, Statistics],
+    answers: Answers,
     *,
     joint: bool,
     blind: bool,
@@ -217,7 +229,7 @@ def _participant(
     credentials = credentials_of(setting, silo.name, scheme)
     set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session, runs[EVERYBODY])
     keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
-    aligner = _aligner(protocol, setting, silo, keys) if protocol.align and len(position.row) > 1 else None
+    aligner = _aligner(protocol, setting, silo, keys, answers) if protocol.align and len(position.row) > 1 else None
     ids = silo.ids if aligner is None else silo.subject_ids
     return Client(
         protocol,
@@ -228,19 +240,22 @@ def _participant(
         contributors,
         keys,
         setting.rounds,
+        statistics,
+        answers,
         blind=blind,
         seed=setting.seed,
         figures=setting.figures,
     )
 
 
-def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys) -> Aligner:
+def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys, answers: Answers) -> Aligner:
     """Return a participant's half of the alignment. Raises `moretta.errors.ParameterError` for rows without ids."""
     ids = silo.subject_ids
     if ids is None:
         raise ParameterError(_no_ids(silo.name))
     insecure = setting.insecure_root(silo.name)
-    return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, f"silo `{silo.name}`", keys, insecure)
+    where = f"silo `{silo.name}`"
+    return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, where, keys, insecure, answers)
 
 
 @dataclass(frozen=True)

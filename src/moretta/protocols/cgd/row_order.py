@@ -2,8 +2,9 @@
 
 Lists travel sealed under the seed of the two that align, so whoever relays them learns their lengths and nothing else,
 and nobody else of the row can play one of them. The alignment is found once a run and kept in the participant's state:
-a resumed run or another session goes on with the same rows, and a participant whose ids have changed is refused. So are
-the secrets and digests of lists: an exchange that broke off is played again with the same lists and no other.
+a resumed run or another session goes on with the same rows, and a participant whose ids have changed is refused. Its
+secrets are kept there too, and digests of lists in the record of what it answers once
+(`moretta.secure_aggregation.answers`): an exchange that broke off is played again with the same lists and no other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 RowsIn = Callable[[NDArray[np.int64] | None], SiloRows]
 ALIGNED_ORDER = "alignment/order"
 """Under which name a participant's state has its rows' order."""
-_ROOT, _GIVEN = "alignment/root", "alignment/given/"
+_ROOT = "alignment/root"
 
 
 class RowOrder:
@@ -136,11 +137,10 @@ class RowOrder:
         self.rows = self._rows_in(None if alignment is None else alignment.order)
 
     def state(self) -> State:
-        """Return the alignment, if there is one, and as bytes what must never go back: secrets and digests of lists."""
+        """Return the alignment, if there is one, and as bytes what must never go back: secrets."""
         if self._aligner is None:
             return {}
-        given = {f"{_GIVEN}{name}": digest for name, digest in self._aligner.given.items()}
-        lasting: State = {_ROOT: self._aligner.root.reveal(), **given}
+        lasting: State = {_ROOT: self._aligner.root.reveal()}
         used = self._used
         if used is None:
             return lasting
@@ -154,9 +154,6 @@ class RowOrder:
             return
         if _ROOT in state:
             self._aligner.root = SecretRoot(state[_ROOT])
-            self._aligner.given = {
-                name.removeprefix(_GIVEN): bytes(digest) for name, digest in state.items() if name.startswith(_GIVEN)
-            }
         if ALIGNED_ORDER not in state:
             self._take(None)
             return

@@ -49,7 +49,7 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.apart import Comparison
-from moretta.protocols.common.enrolment import Enrolment
+from moretta.protocols.common.enrolment import Enrolment, refused_by_all
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.cohort import Rules
@@ -214,6 +214,8 @@ class Server:
             passed = yield from side_by_side({row: self._row(at(now, row), names) for row, names in rows.items()})
             for missing in passed.values():
                 gone |= missing
+            if elsewhere := {name: why for name, why in gone.items() if why.spent is not None}:
+                return Aborted(elsewhere)  # no sum is asked for yet: all play the next take
             taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
         sums, unopened = dict[str, _Summed](), dict[str, Missing]()
         for stage in self._stages(taking_part):
@@ -350,7 +352,7 @@ class Server:
         ask, wanted = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
         relayed = yield from enrolment.aggregation.relay(ask, wanted)
         if isinstance(relayed, Aborted):
-            return relayed
+            return outcome if refused_by_all(relayed, enrolment.aggregation.cohort, now) else relayed
         taken = Scored(
             stamp=now,
             tensors=relayed.tensors,

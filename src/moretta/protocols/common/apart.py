@@ -9,8 +9,10 @@ Nothing is sent where the server's test rows have neither ids nor groups (`moret
 Who learns what: a silo holds the key, so it learns which of its own ids and groups are among the server's, how many the
 server has, and of any id that it guesses whether it is among them. The server learns, of a silo that refuses, that some
 of its rows are concerned, neither which nor how many. A silo cannot tell test rows from a list that the server makes
-up, of one person perhaps, so it answers one list in a session (`OneList`); each session that the server begins, under a
-fresh key, is one more. Who has neither key nor rows learns nothing: digests are pseudorandom without the key.
+up, of one person perhaps. So it answers one list in its life, at a site in all runs together ([privacy]
+repeat-statistics allows one in each run), and records it before it answers. The key follows from the list, so that the
+same test rows are the same question in every session and run. Who has neither key nor rows learns nothing: digests are
+pseudorandom without the key.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.data.silo import Subjects
-from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.secure_aggregation.keystream import KEY_BYTES, digest_of, encode_purpose
+from moretta.errors import PeerError, RowsError
+from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.asked import message_digest
+from moretta.secure_aggregation.keystream import KEY_BYTES, encode_parts, encode_purpose
 
 log = logging.getLogger("moretta")
 
+COMPARISON = "comparison with test rows"  # among what a silo answers once
 DIGEST_BYTES = 16  # of HMAC-SHA256: two of a million ids and a million others agree by chance once in 2^88 runs
 
 
@@ -65,11 +70,13 @@ MESSAGES = (AskApart, Apart)
 
 
 class Comparison:
-    """The server's half. tested: whom its test rows are about. key: 32 bytes, fresh in each session."""
+    """The server's half. tested: whom its test rows are about."""
 
-    def __init__(self, tested: Subjects, key: bytes) -> None:
-        self._key = key
-        self._ids, self._groups = (_sorted(key, what, of) for what, of in tested.named().items())
+    def __init__(self, tested: Subjects) -> None:
+        names = {what: [] if of is None else [str(one) for one in np.unique(of)] for what, of in tested.named().items()}
+        whole = (encode_parts(what, len(of), *map(_text, of)) for what, of in names.items())
+        self._key = hashlib.sha256(encode_purpose("key of test rows", *whole)).digest()
+        self._ids, self._groups = (_sorted(self._key, what, of) for what, of in names.items())
         self._apart = set[str]()  # the silos that have been compared
 
     def run(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
@@ -83,28 +90,22 @@ class Comparison:
         return Aborted(replies.missing) if replies.missing else None
 
 
-class OneList:
-    """The silo's half: it answers one list as often as it is asked, and no other as long as its role lives."""
+def compared(ask: AskApart, own: Subjects, answers: Answers) -> Apart:
+    """Return that no row is shared: the silo's half.
 
-    def __init__(self) -> None:
-        self._listed = b""  # the digest of the list
+    Args:
+        own: whom the silo's training rows are about.
+        answers: what the silo has answered; one list, as often as it is asked.
 
-    def answer(self, ask: AskApart, own: Subjects) -> Apart:
-        """Return that no row is shared. own: whom the silo's training rows are about.
-
-        Raises `moretta.errors.ParameterError` where some are, and `moretta.errors.MisuseError` for another list.
-        """
-        listed = digest_of({"key": np.frombuffer(ask.key, np.uint8), "ids": ask.ids, "groups": ask.groups})
-        if self._listed not in (b"", listed):
-            raise MisuseError(
-                "a silo compares its rows with one list of test rows in a session, was asked of another; begin the run "
-                "anew with these test rows"
-            )
-        self._listed = listed
-        return _compared(ask, own)
-
-
-def _compared(ask: AskApart, own: Subjects) -> Apart:
+    Raises:
+        moretta.errors.RowsError: some rows are shared.
+        moretta.errors.PeerError: another list was compared before.
+    """
+    if not answers.hold(ask.stamp.run, COMPARISON, message_digest(ask), lasting=True):
+        raise PeerError(
+            "a silo compares its rows with one list of test rows, was asked of another; use the test rows of before, "
+            "or allow one list a run at each site ([privacy] repeat-statistics = true in silo.toml), and begin anew"
+        )
     for (what, values), theirs in zip(own.named().items(), (ask.ids, ask.groups), strict=True):
         if values is None or not len(theirs):
             continue
@@ -113,7 +114,7 @@ def _compared(ask: AskApart, own: Subjects) -> Apart:
         among = np.array([_digest(ask.key, what, str(value)) in listed for value in different])
         if count := int(among[row].sum()):
             log.warning("%d of %d training rows have %s that the server's test rows have too", count, len(row), what)
-            raise ParameterError(
+            raise RowsError(
                 f"some of its training rows are about {what} that the server's test rows ([data] test) are about too, "
                 "so test figures would not be those of new rows; take those rows out of one of the two"
             )
@@ -121,11 +122,15 @@ def _compared(ask: AskApart, own: Subjects) -> Apart:
 
 
 def _digest(key: bytes, what: str, value: str) -> bytes:
-    purpose = encode_purpose("test rows", what, value.encode(errors="surrogatepass"))  # a file's text may be no Unicode
+    purpose = encode_purpose("test rows", what, _text(value))
     return hmac.digest(key, purpose, hashlib.sha256)[:DIGEST_BYTES]
 
 
-def _sorted(key: bytes, what: str, values: NDArray[np.str_] | None) -> NDArray[np.uint8]:
+def _sorted(key: bytes, what: str, values: Sequence[str]) -> NDArray[np.uint8]:
     """Return the digest of each different value, in an order that says nothing of the rows'."""
-    digests = sorted(_digest(key, what, str(value)) for value in np.unique(() if values is None else values))
+    digests = sorted(_digest(key, what, value) for value in values)
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _text(value: str) -> bytes:
+    return value.encode(errors="surrogatepass")  # a file's text may be no Unicode

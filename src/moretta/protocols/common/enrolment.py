@@ -35,18 +35,20 @@ from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
-from moretta.data.tables.preparation import ColumnRules, MedianRanges, Preparation, usable
+from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.apart import AskApart, Comparison, OneList
+from moretta.protocols.common.apart import AskApart, Comparison, compared
 from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.counted import CLASSES, Counted, restored
 from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
 from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
+from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.protocols.common.targets import encode
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.statistics import (
@@ -122,7 +124,7 @@ class SiloRows:
     x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
     [rows, outputs] or int64[rows]. augment: how inputs, images, are varied at each use (`varied`); empty: not.
     held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
-    whom its rows are about. classes: how many a look before training counts; 0 for no look.
+    whom its rows are about. statistics, answers: as of `silo_rows.Rows`.
     """
 
     def __init__(
@@ -137,12 +139,10 @@ class SiloRows:
         held_out: HeldOut | None = None,
         table: str = "",
         subjects: Subjects | None = None,
-        classes: int = 0,
-        medians: MedianRanges = (),
+        statistics: Statistics = NOTHING,
+        answers: Answers | None = None,
     ) -> None:
-        self._medians = medians
-        self.subjects, self._tested = subjects or Subjects(), OneList()
-        self._classes = classes
+        self.subjects, self.statistics, self.answers = subjects or Subjects(), statistics, answers or Answers()
         self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
         self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
         self.y = y.to(device)
@@ -182,9 +182,12 @@ class SiloRows:
         rows = torch.from_numpy(index).to(self.y.device)
         return varied(self.x[rows], self._augment) if self._augment else self.x[rows], self.y[rows]
 
-    def answer(self, message: Message, contributor: Contributor, model: nn.Module) -> Message:
+    def answer(
+        self, message: Message, contributor: Contributor, model: nn.Module, statistics: Statistics | None = None
+    ) -> Message:
         """Answer a message of the set-up, or one that asks for a score: of `model`, whose weights that overwrites.
 
+        statistics: those that are given to the message's group; None for the silo's.
         Raises `moretta.errors.MisuseError` for any other.
         """
         if (summing := contributor.answer(message)) is not None:
@@ -194,15 +197,15 @@ class SiloRows:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
         if isinstance(message, AskApart):
-            return self._tested.answer(message, self.subjects)
+            return compared(message, self.subjects, self.answers)
         rows = Rows(
             self._raw,
             self.y.cpu().numpy(),
             self.batches,
             modules.schema(model),
             table=self._table,
-            classes=self._classes,
-            medians=self._medians,
+            statistics=self.statistics if statistics is None else statistics,
+            answers=self.answers,
         )
         reply = rows.answer(message, contributor)
         if isinstance(reply, Ready):
@@ -217,16 +220,18 @@ class SiloRows:
         model: nn.Module,
         blind: bytes | None = None,
         agreed: Sequence[bytes] | None = None,
+        own: bytes = b"",
     ) -> Message:
         """Upload what a model scores on the rows held back.
 
-        blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's.
+        blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's. own:
+        a digest of the model, where it is the silo's own.
         """
         if self._held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
         outputs = modules.outputs_of(model, self._prepared(self._held_out.x)).cpu().numpy()
         agreed = self.agreed if agreed is None else agreed
-        return self._held_out.upload(ask, contributor, outputs, agreed, blind)
+        return self._held_out.upload(ask, contributor, outputs, agreed, blind, own)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
@@ -258,6 +263,7 @@ class Enrolment:
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
     those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model.
+    statistics: the closed list of those that it asks for, and its silos give.
     """
 
     def __init__(
@@ -280,6 +286,8 @@ class Enrolment:
         self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
         self._layout, self._has_statistics = layout, False
+        self._centers = dict[str, NDArray[np.float64]]()  # of squares, by matrix: a silo answers for one
+        self.statistics = Statistics.of(columns, layout, classes=classes, counts_rows=not batch_size, scales=ask_scales)
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -323,7 +331,7 @@ class Enrolment:
             log.warning("%s: the score on rows that silos hold back is left out: %s", now, error)
             return outcome
         if isinstance(found, Aborted):
-            return found
+            return outcome if refused_by_all(found, self.aggregation.cohort, now) else found
         scores, silos = found
         tables = (
             (yield from self._tables(now, parameters, silos, scores[scoring.ROWS]))
@@ -385,7 +393,7 @@ class Enrolment:
         wanted = {"inputs": numbers} if has_scale else {}
         found: dict[str, Moments] = {}
         for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
-            result = yield from moments(self.aggregation, now, 1, what=what, of=of)
+            result = yield from moments(self.aggregation, now, 1, what=what, of=of, centers=self._centers)
             if isinstance(result, Aborted):
                 return result
             found[what] = result
@@ -402,7 +410,9 @@ class Enrolment:
         rules, what = self._rules, MAY_LACK
         if self._layout is not None:
             return (yield from self._fit_some(now, self._layout.standardised))
-        found = yield from moments(self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack)
+        found = yield from moments(
+            self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack, centers=self._centers
+        )
         if isinstance(found, Aborted):
             return found
         if self.counted is not None:
@@ -420,7 +430,9 @@ class Enrolment:
 
     def _fit_some(self, now: Stamp, columns: NDArray[np.int64]) -> Exchange[Aborted | None]:
         """Find how the columns are prepared that are standardised, and ask nothing of ids, masks and images."""
-        found = yield from moments(self.aggregation, now, len(columns), what=MAY_LACK, of=columns)
+        found = yield from moments(
+            self.aggregation, now, len(columns), what=MAY_LACK, of=columns, centers=self._centers
+        )
         if isinstance(found, Aborted):
             return found
         part = Preparation(np.zeros(len(columns)), found.mean, usable(found.deviation))
@@ -460,6 +472,15 @@ def _scale_of_all(found: Moments, prepared: Preparation) -> tuple[float, float]:
     squares = there * ((found.deviation / prepared.deviation) ** 2 + mean**2) + (1 - there) * filled**2
     whole = float(middle.mean())
     return whole, float(np.sqrt(max(float(squares.mean()) - whole**2, 0.0)))
+
+
+def refused_by_all(ended: Aborted, cohort: Sequence[str], now: Stamp) -> bool:
+    """Return whether no silo gives a score, as after a restart whose model is another: a finished run goes without."""
+    whys = [ended.missing.get(silo) for silo in cohort]
+    if not all(why is not None and why.reason is Reason.REFUSED for why in whys):
+        return False
+    log.warning("%s: the score on rows that silos hold back is left out: %s", now, whys[0] and whys[0].detail)
+    return True
 
 
 def targets(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: torch.dtype) -> Tensor:

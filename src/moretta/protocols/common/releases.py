@@ -119,6 +119,7 @@ class OwnReleases:
 
     def __init__(self) -> None:
         self._releases = Releases()
+        self.run = ""  # of the last message
         self._upload: tuple[Stamp, tuple[int | str | bytes, ...]] | None = None  # the last one, as long as it is closed
 
     @property
@@ -141,7 +142,12 @@ class OwnReleases:
             raise
 
     def answered(self, asked: Message, answer: Message) -> None:
-        """Count the last upload where the answer helps to open its sum; sums of statistics do not count."""
+        """Count the last upload where the answer helps to open its sum.
+
+        Statistics have no noise to count: the silo records each by name (`moretta.secure_aggregation.answers`), and
+        states with its epsilon what that leaves out (`moretta.protocols.common.statistics.without_noise`).
+        """
+        self.run = asked.stamp.run
         if self._upload is None or asked.stamp != self._upload[0]:
             return
         match asked, answer:

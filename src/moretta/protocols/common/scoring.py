@@ -12,10 +12,10 @@ Who learns what: the server learns how many rows the silos hold back together, a
 over all of them. It learns nothing of one silo, and the silos learn nothing. With the scheme ``none`` the server sees
 each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
 (`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open scores of a run
-over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. An honest
-server asks once, after the last round and for the run's model, and a silo refuses before; but round and model are the
-server's words, so of that set it may learn how any models score. With dp-noise nothing is asked, as a score would be a
-release without noise.
+over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. A silo
+answers in the round after the run's last one, and for one model in a run: whoever had many scored would learn by them
+which rows are held back. That model is the server's word. With dp-noise nothing is asked, as a score would be a release
+without noise.
 
 **Tables** are wanted by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by true
 and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part
@@ -38,23 +38,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import PeerError, RowsError
 from moretta.protocols.common.predicted import BINS, classes_of, confusion, predicted, probabilities, reliability
 from moretta.protocols.common.row_losses import RowLosses
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import Asked, asked
+from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.statistics import (
     GRID_BITS,
     HALF,
     LARGEST,
     LIMBS,
     MOST_ROWS,
+    check_exact,
     from_limbs,
     to_limbs,
 )
@@ -96,7 +99,7 @@ class HeldOut:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`).
     loss: its name; it is plain, without label smoothing and class weights. figures: as `figures_of` has them.
-    after: the run's last round.
+    after: the run's last round. answers: what the silo has answered that it answers once.
     """
 
     x: NDArray[np.generic]
@@ -104,6 +107,7 @@ class HeldOut:
     loss: str
     figures: Sequence[str]
     after: int
+    answers: Answers = field(default_factory=Answers)
 
     def upload(
         self,
@@ -112,15 +116,22 @@ class HeldOut:
         outputs: Array,
         agreed: Sequence[bytes] = (),
         blind: bytes | None = None,
+        model: bytes = b"",
     ) -> Message:
         """Return the upload that answers. outputs: of the model on x, [rows, outputs]. blind: as the contributor's.
 
-        agreed: digests of what the set-up agreed on.
-        Raises `moretta.errors.PeerError` where the run has not ended, and `moretta.errors.ParameterError` for scores
-        that cannot be summed: those of a model that has diverged.
+        agreed: digests of what the set-up agreed on. model: a digest of the silo's own, where that is scored.
+        Raises `moretta.errors.PeerError` in another round than the one after the last, and for another model than was
+        scored before; `moretta.errors.RowsError` for scores that cannot be summed: those of a model that has diverged.
         """
-        if ask.stamp.round <= self.after:
-            raise PeerError(f"expected to be asked for a score after round {self.after}, the last; got {ask.stamp}")
+        if ask.stamp.round != self.after + 1:
+            raise PeerError(
+                f"expected to be asked for a score right after round {self.after}, the last; got {ask.stamp}"
+            )
+        check_exact(ask.encoding)
+        name = f"score after round {self.after}" + (", by class" if _tensor(CONFUSION) in ask.encoding else "")
+        if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model):
+            raise PeerError("expected the model that was scored before in this run, got another; nothing was sent")
         if _tensor(CONFUSION) in ask.encoding:
             return contributor.upload(
                 ask.stamp,
@@ -135,7 +146,7 @@ class HeldOut:
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
         for name, total in sums.items():
             if not abs(total) < LARGEST:
-                raise ParameterError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
+                raise RowsError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
         tensors = {_tensor(name): to_limbs([value])[:, 0] for name, value in sums.items()}
         return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=asked_of(ask, agreed), least=HALF)
 
@@ -144,7 +155,7 @@ class HeldOut:
         if TABLES not in self.figures:
             raise PeerError('was asked for tables of classes, which are for score-at-silos = "classes" alone')
         if not np.isfinite(outputs).all():
-            raise ParameterError("the outputs on the rows held back are not all finite; nothing was sent")
+            raise RowsError("the outputs on the rows held back are not all finite; nothing was sent")
         classes, chances = classes_of(self.y), probabilities(outputs, self.loss)
         bins = reliability(chances, classes, digits=2)
         bins[1] = np.rint(100 * bins[1])

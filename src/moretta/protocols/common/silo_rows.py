@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,13 +11,15 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
 from moretta.data.silo import Subjects
-from moretta.data.tables.preparation import SMALLEST_DEVIATION, MedianRanges, Preparation
+from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import apart, scoring
-from moretta.protocols.common.apart import AskApart, OneList
+from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.batches import Batches, UnionBatches
-from moretta.protocols.common.counted import CLASSES, class_columns
+from moretta.protocols.common.counted import class_columns
 from moretta.protocols.common.scoring import HeldOut
+from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
@@ -89,8 +91,7 @@ class Rows:
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
     table: the digest of its table's schema, empty where it has none. subjects: whom the rows are about.
-    medians: the columns of which alone a histogram is given, and their ranges.
-    classes: how many a look before training counts; 0 for no look.
+    statistics: the closed list of those that are given. answers: what the silo has answered that it answers once.
     """
 
     def __init__(
@@ -102,12 +103,12 @@ class Rows:
         held_out: HeldOut | None = None,
         table: str = "",
         subjects: Subjects | None = None,
-        classes: int = 0,
-        medians: MedianRanges = (),
+        statistics: Statistics = NOTHING,
+        answers: Answers | None = None,
     ) -> None:
-        self._classes, self._medians = classes, medians
+        self._statistics, self.answers = statistics, answers or Answers()
         self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
-        self._subjects, self._tested = subjects or Subjects(), OneList()
+        self._subjects = subjects or Subjects()
         self._table, self.prepared = table, Preparation.nothing()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
 
@@ -128,16 +129,13 @@ class Rows:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
         match message:
             case AskMoments():
-                return answer_moments(contributor, message, {message.what: self._columns(message.what, message.of)})
+                self._statistics.check(message, self.answers)
+                return answer_moments(contributor, message, {message.what: self._matrix(message)})
             case AskHistogram():
-                ranges = tuple(zip(*(ends.tolist() for ends in message.ranges), strict=True))
-                if message.what != MAY_LACK or ranges != self._medians:
-                    raise PeerError(
-                        "expected to be asked of the columns whose median is filled in, within their ranges"
-                    )
-                return answer_histogram(contributor, message, {message.what: self._columns(message.what)})
+                self._statistics.check(message, self.answers)
+                return answer_histogram(contributor, message, {message.what: self.x.reshape(-1, self.x.shape[-1])})
             case AskApart():
-                return self._tested.answer(message, self._subjects)
+                return compared(message, self._subjects, self.answers)
             case Begin():
                 if message.schema != self._schema:
                     raise PeerError("the server's model has other tensors than the silo's; expected the same")
@@ -158,16 +156,14 @@ class Rows:
             raise unexpected("a silo", message)
         return reply
 
-    def _columns(self, what: str, chosen: Callable[[Array], Array] = lambda x: x) -> NDArray[np.generic]:
-        """Return what statistics are asked of, [entries, columns]. chosen: picks the columns of the inputs."""
-        if what == CLASSES and self._classes:
-            return class_columns(self.y, self._classes)
-        if what == "rows":
-            return np.zeros((len(self.x), 0))
-        if what == "targets":
-            return self.y.astype(np.float64).reshape(-1, 1)
-        if what not in ("inputs", "input columns"):
-            raise PeerError(f"expected to be asked of rows, inputs or targets, not of `{what:.80}`")
-        inputs = chosen(self.x) if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
-        columns = inputs.shape[-1] if what == "input columns" else 1
-        return inputs.reshape(-1, columns)
+    def _matrix(self, ask: AskMoments) -> NDArray[np.generic]:
+        """Return the matrix that a statistic is of, [entries, columns]."""
+        match ask.what:
+            case "rows":
+                return np.zeros((len(self.x), 0))
+            case "targets":
+                return self.y.astype(np.float64).reshape(-1, 1)
+            case "classes":
+                return class_columns(self.y, len(ask.center))
+        inputs = ask.of(self.x) if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale
+        return inputs.reshape(-1, inputs.shape[-1] if ask.what == MAY_LACK else 1)

@@ -18,7 +18,7 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
-from moretta.protocols.common.apart import Comparison
+from moretta.protocols.common.apart import COMPARISON, Comparison
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.lots import Lots
@@ -27,7 +27,10 @@ from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting, settings_digest
 from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.statistics import without_noise as in_words
 from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import Credentials
 from moretta.secure_aggregation.keystream import digest_of, encode_purpose
 from moretta.secure_aggregation.schemes import aggregator, contributor
@@ -107,9 +110,7 @@ def enrolment_of(
 
 def comparison_of(setting: Setting) -> Comparison | None:
     """Return what compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
-    if setting.tested is None:
-        return None
-    return Comparison(setting.tested, setting.root("server").derive("test rows"))
+    return None if setting.tested is None else Comparison(setting.tested)
 
 
 def contributor_of(
@@ -139,8 +140,13 @@ def credentials_of(setting: Setting, name: str, scheme: str) -> Credentials | No
     return None if scheme == "none" else setting.secure_aggregation.credentials(name, setting.roster)
 
 
-def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
-    """Return the rows and batches of each silo that is not remote, by its name."""
+def answers_of(setting: Setting, name: str) -> Answers:
+    """Return what a silo has answered that it answers once, kept with the sums that it has helped to open."""
+    return setting.helped(name).opened.answers if setting.helped else Answers()
+
+
+def rows_of(protocol: Training, setting: Setting, statistics: Statistics) -> dict[str, SiloRows]:
+    """Return the rows and batches of each silo that is not remote, by its name. statistics: those that it gives."""
     return {
         silo.name: SiloRows(
             silo.x,
@@ -152,8 +158,8 @@ def rows_of(protocol: Training, setting: Setting) -> dict[str, SiloRows]:
             held_out=held_out_of(protocol, setting, silo),
             table=setting.table,
             subjects=silo.subjects,
-            classes=setting.classes,
-            medians=setting.columns.median_ranges,
+            statistics=statistics,
+            answers=answers_of(setting, silo.name),
         )
         for silo in setting.here
     }
@@ -165,15 +171,17 @@ def held_out_of(protocol: Training, setting: Setting, silo: Silo) -> HeldOut | N
         return None
     x, y = silo.held_out
     wanted = enrolment.targets(y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
-    return HeldOut(x, wanted, protocol.loss, setting.figures, setting.rounds)
+    return HeldOut(x, wanted, protocol.loss, setting.figures, setting.rounds, answers_of(setting, silo.name))
 
 
-def pooled_rows(protocol: Training, setting: Setting) -> SiloRows:
-    """Return everybody's rows as one party's, in the batches that the silos would take."""
+def pooled_rows(protocol: Training, setting: Setting, statistics: Statistics) -> SiloRows:
+    """Return everybody's rows as one party's, in the batches that the silos would take. statistics: as of `rows_of`."""
     x, y, counts = whole_rows(protocol, setting)
     parts = [Batches(count, setting.batch_size, setting.seed, row) for row, count in counts.items()]
     batches, table = UnionBatches(parts), setting.table
-    return SiloRows(x, y, batches, setting.dtype, setting.device, augment=setting.augment, table=table)
+    return SiloRows(
+        x, y, batches, setting.dtype, setting.device, augment=setting.augment, table=table, statistics=statistics
+    )
 
 
 def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic], torch.Tensor, dict[str, int]]:
@@ -236,8 +244,6 @@ def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
     return hashlib.sha256(encode_purpose("model", setting.model_source, digest_of(fixed))).digest()
 
 
-def without_noise(setting: Setting) -> str:
+def without_noise(setting: Setting, statistics: Statistics) -> str:
     """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
-    found = ["means and deviations of the input columns, summed without noise"] if setting.columns.fitted else []
-    found += ["the number of rows of all silos together"] if not setting.batch_size else []
-    return " and ".join(found)
+    return in_words([*statistics.names, *([] if setting.tested is None else [COMPARISON])])

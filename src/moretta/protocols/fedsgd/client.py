@@ -16,6 +16,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.stacked import Stacked
+from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.local import Local, LocalWork
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
@@ -64,7 +65,9 @@ class Client:
 
     def privacy(self) -> Mapping[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
-        return {} if self._private is None else self._private.facts()
+        if self._private is None:
+            return {}
+        return self._private.facts(without_noise(self._rows.answers.names(self._private.releases.run)))
 
     def lot(self, ask: TrainOn) -> NDArray[np.int64]:
         """Return the indices of the rows that an ask draws, for an audit's scorer."""

@@ -149,9 +149,12 @@ class PrivateGradient:
                 f"modules in the place of those it names: {type(error).__name__}: {error}".split("\n")[0]
             ) from error
 
-    def facts(self) -> dict[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`)."""
-        return Accountant(self._privacy, self.rate, self._sharers).facts(self.releases.count)
+    def facts(self, left_out: str = "") -> dict[str, float | str]:
+        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).
+
+        left_out: where its rows were used beside its uploads.
+        """
+        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.count)
 
     def state(self) -> State:
         """Return the secret root, from which lots and noise follow, and what was released."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 
 from moretta.contract.roles import Client as Role
 from moretta.protocols.common.accountant import Accountant
-from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.setting import Setting
@@ -33,23 +31,23 @@ from moretta.protocols.fedsgd.server import LoneServer, Server
 
 def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
     """Build FedSGD's server and silos."""
-    scheme = setting.secure_aggregation.scheme
-    return _build(protocol, setting, rows_of(protocol, setting), scheme, setting.batch_size)
+    return _build(protocol, setting, setting.secure_aggregation.scheme, setting.batch_size)
 
 
 def build_fedavg(protocol: Training, setting: Setting) -> Roles:
     """Build the same for federated averaging and FedProx, where an epoch uses all of a silo's rows."""
-    return _build(protocol, setting, rows_of(protocol, setting), setting.secure_aggregation.scheme, 0)
+    return _build(protocol, setting, setting.secure_aggregation.scheme, 0)
 
 
 def build_centralised(protocol: Training, setting: Setting) -> Roles:
     """Build a server and one party that has all rows."""
-    pool = {POOL: pooled_rows(protocol, setting)}
-    return _build(protocol, setting, pool, "none", setting.batch_size * len(setting.silos))
+    return _build(protocol, setting, "none", setting.batch_size * len(setting.silos), pooled=True)
 
 
-def _build(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], scheme: str, batch_size: int) -> Roles:
+def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *, pooled: bool = False) -> Roles:
     agreed = enrolment_of(setting, scheme, None, setting.columns, batch_size)
+    statistics = agreed.statistics
+    rows = {POOL: pooled_rows(protocol, setting, statistics)} if pooled else rows_of(protocol, setting, statistics)
     privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
     # Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance. An upload in the clear has
     # all of it.
@@ -60,7 +58,7 @@ def _build(protocol: Training, setting: Setting, rows: Mapping[str, SiloRows], s
         for name, own in rows.items():
             root = setting.root(name)
             private[name] = PrivateGradient(privacy, own, batch_size, protocol.loss_function, root, bound, sharers)
-        accountant = Accountant(privacy, highest_rate(setting, batch_size), sharers, without_noise(setting))
+        accountant = Accountant(privacy, highest_rate(setting, batch_size), sharers, without_noise(setting, statistics))
         releases = Releases()
     largest, rounds = setting.secure_aggregation.largest, setting.rounds
     server = Server(protocol, setting.model, agreed, largest, rounds, accountant, releases)
@@ -79,7 +77,7 @@ def build_local(protocol: Training, setting: Setting) -> Roles:
     agreed = enrolment_of(setting, scheme, None, setting.columns)
     clients = {
         name: LoneClient(protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), setting.rounds)
-        for name, own in rows_of(protocol, setting).items()
+        for name, own in rows_of(protocol, setting, agreed.statistics).items()
     }
     server = LoneServer(agreed, setting.model)
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme))

@@ -48,7 +48,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
             protocol.variant,
             setting.root(name) if protocol.exchange == "ratios" else None,
         )
-        for name, own in rows_of(protocol, setting).items()
+        for name, own in rows_of(protocol, setting, agreed.statistics).items()
     }
     return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
 

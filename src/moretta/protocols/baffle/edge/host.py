@@ -32,6 +32,7 @@ from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
+from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.sums import Contributor
@@ -183,7 +184,8 @@ def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
     """Return a silo's rows, of which some may be held back, and the batches of the others."""
     kept = len(x) - settings.held_out
     batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
-    held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds)
+    answers = settings.helped.opened.answers if settings.helped else Answers()
+    held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds, answers)
     held = held_out if settings.held_out else None
     rows = Rows(
         x[:kept],
@@ -192,8 +194,8 @@ def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
         settings.schema,
         held,
         settings.table,
-        classes=settings.classes,
-        medians=settings.medians,
+        statistics=settings.statistics,
+        answers=answers,
     )
     return rows, batches
 

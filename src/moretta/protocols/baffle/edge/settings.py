@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moretta.data.tables.preparation import MedianRanges
 from moretta.engines.journal import HelpedFile
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 
@@ -22,8 +22,8 @@ class Settings:
     """Everything about a silo but its rows and its secrets.
 
     scheme, ring_bits, rules, session: of its half of the secure sum; the rules lack their roster. roster, identity:
-    absolute paths ("": none). schema: of the model. table: of the schema of tables. classes: how many a look before
-    training counts. medians: the columns whose median is filled in, and their ranges. batch_size, seed, run: of its
+    absolute paths ("": none). schema: of the model. table: of the schema of tables. statistics: those that it gives.
+    batch_size, seed, run: of its
     batches; run: of its sums too. privacy, sharers, bound: of the noise on its scalars, if any; bound in hex.
     precision: of the graph it runs. memory_limit_mib: the most memory it may take. micro_batch: rows that run at a
     time; None: as many as fit, or without a limit 4. held_out: how many of its last rows it holds back, to score models
@@ -52,8 +52,7 @@ class Settings:
     held_out: int = 0
     figures: tuple[str, ...] = ()
     rounds: int = 0
-    classes: int = 0
-    medians: MedianRanges = ()
+    statistics: Statistics = NOTHING
     run: str = ""
     helped: HelpedFile | None = None
 
@@ -79,7 +78,7 @@ class Settings:
             "rules": Rules(
                 **values["rules"] | {"roster": roster, "participation": playing and Participation(**_frozen(playing))}
             ),
-            "medians": tuple(map(tuple, values["medians"])),
+            "statistics": Statistics.read(values["statistics"]),
             "helped": values["helped"] and HelpedFile(**values["helped"]),
             "privacy": None if values["privacy"] is None else Privacy(**values["privacy"]),
         }

@@ -34,6 +34,7 @@ from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.crops import cropped
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.statistics import without_noise
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Contributor
@@ -82,7 +83,9 @@ class Client:
 
     def privacy(self) -> Mapping[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
-        return {} if self._private is None else self._private.facts()
+        if self._private is None:
+            return {}
+        return self._private.facts(without_noise(self._rows.answers.names(self._private.releases.run)))
 
     def _answer(self, message: Message) -> Message:
         match message:

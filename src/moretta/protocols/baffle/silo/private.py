@@ -66,9 +66,12 @@ class PrivateScalars:
         noise = self._deviation * self._root.stream("dp noise", *purpose).normal(len(derivatives))
         return np.asarray((clipped.sum(axis=1) + noise) / self.lot)
 
-    def facts(self) -> dict[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`)."""
-        return Accountant(self._privacy, self.rate, self._sharers).facts(self.releases.count)
+    def facts(self, left_out: str = "") -> dict[str, float | str]:
+        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).
+
+        left_out: where its rows were used beside its uploads.
+        """
+        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.count)
 
     def state(self) -> State:
         """Return the secret root, from which lots and noise follow, and what was released."""

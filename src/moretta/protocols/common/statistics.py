@@ -1,0 +1,131 @@
+"""The closed list of statistics that a silo gives of its rows: it follows from the settings that the silo agreed to.
+
+    what               order   columns                         when it is on the list
+    rows               1       none                            rounds use all rows, so their number bounds the sums
+    classes            1       one a class                     [data] look
+    input columns      0       of the inputs                   values may be absent
+    input columns      1, 2    of the inputs                   inputs are standardised, or values may be absent
+    histogram          -       those with a median             a median is filled in, within the schema's range
+    inputs             1, 2    one: all inputs together        the protocol scales by it (pbpfl)
+    targets            1, 2    one                             the protocol scales by it (pbpfl)
+
+A silo gives each to one question a run. The server chooses the center of order 2, and sums of squares around many
+centers round differently, which tells single values. That question is answered again, by the same numbers, whenever it
+comes; of a sum over silos once in a life (`moretta.secure_aggregation.one_sum`). The rest of what leaves a silo goes
+with a round, or is the score at the end (`scoring`), which is of one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from moretta.data.layout import SampleLayout
+from moretta.data.tables.preparation import ColumnRules, MedianRanges
+from moretta.errors import PeerError
+from moretta.protocols.common.apart import COMPARISON
+from moretta.protocols.common.counted import CLASSES
+from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments
+
+Entry = tuple[str, int, int, tuple[int, ...]]  # the matrix, the order, how many columns, and their indices, () for all
+Asked = AskMoments | AskHistogram
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a silo gives to one group of silos; nothing by default.
+
+    Args:
+        moments: each allowed `AskMoments`.
+        medians: the columns of the one allowed `AskHistogram`, with their ranges; empty for none.
+    """
+
+    moments: tuple[Entry, ...] = ()
+    medians: MedianRanges = ()
+
+    @classmethod
+    def of(
+        cls, rules: ColumnRules, layout: SampleLayout | None, *, classes: int, counts_rows: bool, scales: bool
+    ) -> Statistics:
+        """Return the list of a run's settings; `moretta.protocols.common.enrolment.Enrolment` asks for no more.
+
+        Args:
+            rules: how columns are prepared.
+            layout: of samples of several arrays.
+            classes: how many a look before training counts; 0 for no look.
+            counts_rows: whether rounds use all rows.
+            scales: whether the scales of all inputs together and of the targets are wanted.
+        """
+        listed: list[Entry] = [("rows", 1, 0, ())] if counts_rows else []
+        listed += [(CLASSES, 1, classes, ())] if classes else []
+        if rules.fitted:
+            some = () if layout is None else tuple(layout.standardised.tolist())
+            columns = rules.columns if layout is None else len(some)
+            listed += [(MAY_LACK, order, columns, some) for order in (0, 1, 2) if order or rules.may_lack]
+        if scales:
+            numbers = () if layout is None else tuple(layout.numbers.tolist())
+            one = [("targets", ())] if rules.fitted or not (layout is None or numbers) else []
+            one = one or [("inputs", numbers), ("targets", ())]
+            listed += [(what, order, 1, of) for what, of in one for order in (1, 2)]
+        return cls(tuple(listed), rules.median_ranges)
+
+    @classmethod
+    def read(cls, values: Mapping[str, list[list[object]]]) -> Statistics:
+        """Return the list that JSON made of one (`dataclasses.asdict`)."""
+        return cls(*(tuple(map(_frozen, values[name])) for name in ("moments", "medians")))  # type: ignore[arg-type]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names under which they are recorded as answered."""
+        return [_name(what, order) for what, order, _, _ in self.moments]
+
+    def check(self, ask: Asked, answers: Answers) -> None:
+        """Record that a question is about to be answered.
+
+        Raises:
+            moretta.errors.PeerError: it is not on the list, or it differs from the one that was answered in this run.
+        """
+        center = b""
+        if isinstance(ask, AskMoments):
+            center = ask.center.tobytes()
+            entry = ask.what, ask.order, len(ask.center), tuple(ask.columns.tolist())
+            listed, name = entry in self.moments, _name(ask.what, ask.order)
+        else:
+            ranges = tuple(zip(*(ends.tolist() for ends in ask.ranges), strict=True))
+            listed, name = ask.what == MAY_LACK and ranges == self.medians != (), f"histogram of {ask.what}"
+        if not listed:
+            raise PeerError(
+                f"expected a statistic that the run's settings ask for, was asked for {name:.100}, or for it of other "
+                "columns or within other ranges; nothing was sent"
+            )
+        if not answers.hold(ask.stamp.run, name, center):
+            raise PeerError(
+                f"expected the question for {name} around the center that was answered before in this run, got another "
+                "center; nothing was sent"
+            )
+
+
+NOTHING = Statistics()
+
+
+def _name(what: str, order: int) -> str:
+    return f"{what}, order {order}"
+
+
+def without_noise(names: Collection[str]) -> str:
+    """Return where rows are used beside the uploads that epsilon is about, in words; empty for nowhere.
+
+    Args:
+        names: of answers (`Answers.names`), or those of a list and of the comparison where the run asks for it.
+    """
+    words = {
+        _name(MAY_LACK, 1): "means and deviations of the input columns, summed without noise",
+        _name("rows", 1): "the number of rows of all silos together",
+        COMPARISON: "whether rows are about whom the server's test rows are about",
+    }
+    return " and ".join(said for name, said in words.items() if name in names)
+
+
+def _frozen(values: list[object]) -> tuple[object, ...]:
+    return tuple(tuple(one) if isinstance(one, list) else one for one in values)
