@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,31 @@ def test_finish_keeps_its_secret_where_a_file_cannot_be_written(here: Path) -> N
     assert (done.code, "same.bin is named for two files" in done.err) == (2, True)
     assert (here / "a.secret").exists()
     assert call("align", "finish", "step2.bin", *OF_A).code == 0
+
+
+def test_a_finish_that_was_killed_goes_on_with_that_list_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its secret was still there, and put on a second list of the partner's choice."""
+    from moretta.commands import align
+
+    call("align", "begin", *OF_A, *RULES)
+    for number, secret in (("2", "b.secret"), ("second", "b2.secret")):
+        of_b = (*OF_B[:-1], secret)
+        assert call("align", "answer", "step1.bin", *of_b, *RULES, "--out", f"step{number}.bin").code == 0
+    write = align._write
+
+    def killed(files: Mapping[Path, bytes]) -> None:
+        write(files)
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(align, "_write", killed)
+        assert call("align", "finish", "step2.bin", *OF_A).code != 0
+    assert (here / "a.secret").exists()
+    elsewhere = ("--alignment", "again.json", "--out", "again.bin")
+    done = call("align", "finish", "stepsecond.bin", *OF_A, *elsewhere)
+    assert (done.code, "expected the list that was answered before" in done.err) == (1, True)
+    assert call("align", "finish", "step2.bin", *OF_A, *elsewhere).code == 0
+    assert (here / "again.bin").read_bytes() == (here / "step3.bin").read_bytes()
 
 
 def test_other_bytes_and_rules_are_refused(here: Path) -> None:

@@ -3,10 +3,10 @@
     MorettaError
     ├── ParameterError          the user: a run file, data or model that cannot work (exit code 2)
     │   ├── UnsupportedModel    a model that a protocol cannot train, by the name of its layer
-    │   ├── RangeError          a value that the ring of the secure sum cannot hold, by the name of its tensor
     │   ├── MissingExtra        an optional dependency is not installed
     │   └── RowsError           a silo's own rows do not fit the run; the sentence stays at the silo
-    │       └── UnreadableRow   one that was there before cannot be read again
+    │       ├── RangeError      a value that the ring of the secure sum cannot hold, by the name of its tensor
+    │       └── UnreadableRow   a row that was there before cannot be read again
     ├── PeerError               the other side: it sent what the protocol does not allow
     │   ├── PolicyError         a server asked what a site's policy does not allow; told to the server in full
     │   ├── CodecError          the bytes are no message; the only error of `moretta.contract.codec.Codec.decode`
@@ -33,10 +33,6 @@ class UnsupportedModel(ParameterError):
     """A model that the protocol cannot train; the message names the layer and a way out."""
 
 
-class RangeError(ParameterError):
-    """A value is not finite, or too large for the fixed-point ring; the message names the tensor and the range."""
-
-
 class MissingExtra(ParameterError):
     """An optional dependency is needed; the message names the extra to install."""
 
@@ -47,6 +43,10 @@ class RowsError(ParameterError):
     An engine that carries it to another machine sends one word in its place, the same for every cause. Errors that
     follow from a run's settings or from a message alone are of another class.
     """
+
+
+class RangeError(RowsError):
+    """A value is not finite, or too large for the fixed-point ring; the message names the tensor and the range."""
 
 
 class UnreadableRow(RowsError):

@@ -113,6 +113,7 @@ def finish(
     """Find the shared rows, write the alignment and, at whoever began, step 3; the secrets are removed."""
     from moretta.data.alignment import steps
     from moretta.data.alignment.partner import NothingShared
+    from moretta.engines.files import write_atomically
 
     own, before = secret.read_bytes(), _earlier(earlier)
     made = [alignment, *([out] if steps.begins(own) else []), *([left] if earlier is not None else [])]
@@ -125,6 +126,7 @@ def finish(
         raise
     files = {out: done.step, left: done.left}
     written = {path: data for path, data in files.items() if data is not None}
+    write_atomically(secret, done.secrets, mode=0o600)  # if this is killed below, it goes on with this list alone
     _write({**written, alignment: done.alignment.dump()})
     secret.unlink()
     last = done.alignment.steps[-1]

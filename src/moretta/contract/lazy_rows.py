@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array
-from moretta.errors import ParameterError
+from moretta.errors import RowsError
 
 BLOCK_BYTES = 1 << 22  # of the rows of a block
 CHECKED_BYTES = 1 << 28  # from so many on it is looked whether rows fit into memory
@@ -62,10 +62,10 @@ class LazyRows:
         for place, number in enumerate(numbers):
             sample = self._make(int(number))
             if sample.shape != rows.shape[1:]:
-                raise ParameterError(f"expected samples of shape {list(rows.shape[1:])}, got {list(sample.shape)}")
+                raise RowsError(f"expected samples of shape {list(rows.shape[1:])}, got {list(sample.shape)}")
             rows[place] = sample
         if not np.isfinite(rows).all():
-            raise ParameterError("expected finite inputs, got NaN or infinity in a row that was read just now")
+            raise RowsError("expected finite inputs, got NaN or infinity in a row that was read just now")
         return rows
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -174,7 +174,7 @@ def check_fits(x: Array | LazyRows) -> None:
         return
     free, needed = free_memory(), COPIES * x.nbytes
     if needed > free:
-        raise ParameterError(
+        raise RowsError(
             f"{len(x)} rows at once take {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free; use "
             "smaller batches ([data] batch-size), smaller images, or another machine"
         )

@@ -24,7 +24,7 @@ from moretta.data.sources import called
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.errors import ParameterError
+from moretta.errors import MissingExtra, ParameterError, RowsError
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,26 @@ def read_rows(
     source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one,
     "module:function" that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder
     `path` that the table `labels` names. Relative paths and modules start at `base`.
-    form: how a .csv file is written. where: begins each error's sentence. Raises `moretta.errors.ParameterError` for
-    rows that are not as wanted.
+    form: how a .csv file is written. where: begins each error's sentence. Raises `moretta.errors.RowsError` for rows
+    that are not as wanted, and `moretta.errors.MissingExtra`.
     """
+    try:
+        return _read(source, wanted, where, form, path, labels, base)
+    except (MissingExtra, RowsError):
+        raise
+    except ParameterError as error:  # whatever a reader says, it says of these rows
+        raise RowsError(str(error)) from error
+
+
+def _read(
+    source: str,
+    wanted: ExpectedRows,
+    where: str,
+    form: Format | None,
+    path: Path | None,
+    labels: Path | None,
+    base: Path,
+) -> OwnRows:
     if source == FOLDER:
         return _images(path and base / path, labels and base / labels, wanted, where, form)
     if path is not None or labels is not None:

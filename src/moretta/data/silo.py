@@ -18,7 +18,7 @@ from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import rules_of
 from moretta.data.tables.schema import Schema
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ def digests_by_silo(silos: Sequence[Silo]) -> dict[str, str]:
 def check_least(silo: Silo, least: int | None) -> None:
     """Raise `moretta.errors.ParameterError` where a silo has fewer rows than agreed beforehand."""
     if least is not None and len(silo.x) < least:
-        raise ParameterError(
+        raise RowsError(
             f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "
             f"states rests on it; got {len(silo.x)}"
         )

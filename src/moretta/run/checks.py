@@ -15,7 +15,7 @@ from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
 from moretta.engines.settings import Engine, Faults
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.crops import CROPS, PADDING
 from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.training import Training
@@ -47,13 +47,13 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, le
         check_least(silo, least_rows)
         unlabelled = bool(silo.columns) and not len(silo.y)
         if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
-            raise ParameterError(
+            raise RowsError(
                 f"silo `{silo.name}`: expected as many targets as rows, and at least one; got {len(silo.x)} rows "
                 f"and {len(silo.y)} targets"
             )
         inputs.check_finite(f"silo `{silo.name}`", silo.x, silo.columns)
         if not silo.columns and silo.x.shape[1:] != silos[0].x.shape[1:]:
-            raise ParameterError(
+            raise RowsError(
                 f"silo `{silo.name}`: expected rows of shape {list(silos[0].x.shape[1:])}, as "
                 f"`{silos[0].name}` has, got {list(silo.x.shape[1:])}"
             )

@@ -15,7 +15,7 @@ from moretta.contract.lazy_rows import LazyRows
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common import modules
 
 
@@ -30,7 +30,7 @@ class RowChecks:
     def check_rows(self, part: str, x: NDArray[np.generic], y: NDArray[np.generic]) -> None:
         """Raise `moretta.errors.ParameterError` unless x is one or more such rows, and y as many targets."""
         if len(x) == 0 or len(x) != len(y) or x.shape[1:] != self.shape:
-            raise ParameterError(
+            raise RowsError(
                 f"{part}: expected as many targets as rows, at least one, of shape {list(self.shape)} as the silos "
                 f"have; got inputs of shape {list(x.shape)} and {len(y)} targets"
             )
@@ -51,7 +51,7 @@ class RowChecks:
             column = int(np.argwhere(wrong)[0][-1])
             column = columns[column] if columns else column
             label = self.names[column] if column < len(self.names) else f"column {column}"
-            raise ParameterError(
+            raise RowsError(
                 f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
                 'values are absent (NaN) say missing = "mean"'
             )

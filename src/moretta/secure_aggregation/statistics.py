@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Exchange
-from moretta.errors import ParameterError, PeerError, RangeError
+from moretta.errors import ParameterError, PeerError, RangeError, RowsError
 from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.sums import Aggregator, Contributor
@@ -258,7 +258,7 @@ def answer_moments(
     """
     matrix = _named(message.what, columns)
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
-        raise ParameterError(
+        raise RowsError(
             f"`{message.what}`: the server knows {len(message.center)} columns, the silo's data has "
             f"{matrix.shape[1] if matrix.ndim == 2 else 'no columns'}"  # and how many rows, it keeps to itself
         )
@@ -351,7 +351,7 @@ def _present(what: str, rows: int, counted: Sequence[int], columns: int) -> NDAr
 def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], order: int) -> list[float]:
     """Return sum over rows of (x - center)^order: numpy's pairwise sums within blocks, exact sums over blocks."""
     if not len(matrix):
-        raise ParameterError(f"`{what}`: expected at least one row")
+        raise RowsError(f"`{what}`: expected at least one row")
     step = min(BLOCK, max(1, BLOCK_NUMBERS // max(1, matrix.shape[1])))
     blocks, good = np.empty((-(-len(matrix) // step), matrix.shape[1])), np.ones(matrix.shape[1], np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # both are checked below
@@ -362,7 +362,7 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
             block[absent] = 0.0
             np.sum(np.ascontiguousarray(block.T), axis=1, out=blocks[number])  # contiguous columns are summed pairwise
         magnitude = np.abs(blocks).sum(axis=0)
-    _refuse(what, good, ParameterError("a missing or infinite value"))
+    _refuse(what, good, RowsError("a missing or infinite value"))
     _refuse(
         what,
         magnitude < LARGEST,
@@ -374,7 +374,7 @@ def _column_sums(what: str, matrix: NDArray[Any], center: NDArray[np.float64], o
     return [math.fsum(column) for column in blocks.T.tolist()]
 
 
-def _refuse(what: str, good: Array, error: ParameterError) -> None:
+def _refuse(what: str, good: Array, error: RowsError) -> None:
     if not good.all():
         raise type(error)(f"`{what}`: column {int(np.argmin(good))} (counted from 0) has {error}; nothing was sent")
 

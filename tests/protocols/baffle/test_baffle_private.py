@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moretta import SecureAggregation, Silo
 from moretta.contract.messages import Stamp
-from moretta.errors import PeerError, RangeError
+from moretta.errors import ParameterError, PeerError
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.common.accountant import Privacy, epsilon
@@ -171,7 +171,7 @@ def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None
 
     def tempt(honest: Any, ask: Estimate) -> Any:
         assert ask.encoding["scalars"] > 8
-        with pytest.raises(RangeError, match="expected 4 such steps or more, as else the noise is rounded away"):
+        with pytest.raises(ParameterError, match="expected 4 such steps or more, as else the noise is rounded away"):
             honest(replace(ask, encoding={**ask.encoding, "scalars": 1}))
         for bits in (-2000, 2000):
             with pytest.raises(PeerError, match="`scalars`: expected at most 964 fraction bits"):
@@ -185,7 +185,7 @@ def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None
 
 
 def test_a_run_whose_ring_rounds_the_noise_away_is_refused() -> None:
-    with pytest.raises(RangeError, match="the noise is rounded away"):
+    with pytest.raises(ParameterError, match="the noise is rounded away"):
         make(
             learning(dp_noise=1.0, dp_clip=2.0, k=8), aggregation=SecureAggregation(limit=1e18), evaluate_every=1
         ).train(2)

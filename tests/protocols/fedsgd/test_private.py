@@ -275,7 +275,7 @@ def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None
     parameters = modules.arrays(model)
     one.upload(model, parameters, NOW, dict.fromkeys(parameters, 4))
     with pytest.raises(
-        RangeError, match=r"deviation 0\.25, and sums are rounded to 0\.125; .*the noise is rounded away"
+        ParameterError, match=r"deviation 0\.25, and sums are rounded to 0\.125; .*the noise is rounded away"
     ):
         one.upload(model, parameters, Stamp("run", 2, 0), dict.fromkeys(parameters, 4) | {"0.bias": 3})
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.secure_aggregation.keystream import encode_purpose
 
 _REFUSED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and invisible characters, halves of characters, breaks of lines
@@ -75,14 +75,14 @@ class IdRules:
         """
         written = _texts(ids, where)
         if any(not one.isprintable() and _is_refused(one) for one in written):
-            raise ParameterError(
+            raise RowsError(
                 f"{where}: some ids have line breaks, control or invisible characters; remove those from the id column"
             )
         found = [self._rewritten(one) for one in written]
         if empty := sum(not one for one in found):
-            raise ParameterError(f"{where}: {empty} of {len(found)} rows have no id; give each an id or leave it out")
+            raise RowsError(f"{where}: {empty} of {len(found)} rows have no id; give each an id or leave it out")
         if max(map(len, found)) > _LONGEST:
-            raise ParameterError(f"{where}: some ids are longer than {_LONGEST} characters; is it the id column?")
+            raise RowsError(f"{where}: some ids are longer than {_LONGEST} characters; is it the id column?")
         return found
 
     def _rewritten(self, one: str) -> str:
@@ -121,7 +121,7 @@ def _texts(ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
         return [str(one) for one in ids]  # not by way of NumPy, which drops null characters at the end
     given = np.asarray(ids)
     if given.ndim != 1 or given.dtype.kind not in "Uiu" or not len(given):
-        raise ParameterError(
+        raise RowsError(
             f"{where}: expected ids as text or whole numbers, one a row and at least one; got "
             f"{given.dtype}{list(given.shape)}"
         )

@@ -13,11 +13,11 @@ from moretta.data.alignment import curve
 from moretta.data.alignment.curve import POINT_BYTES, Points
 from moretta.data.alignment.ids import IdRules, ids_digest, numbered
 from moretta.data.alignment.result import Alignment, Disclosed
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 
-class NothingShared(ParameterError):
+class NothingShared(RowsError):
     """Partners have no id in common: the exchange is at its end."""
 
 
@@ -63,7 +63,7 @@ class Partner:
     def __init__(self, listing: Listing, pad_to: int | None = None, root: SecretRoot | None = None) -> None:
         count = len(listing.elements)
         if pad_to is not None and pad_to < count:
-            raise ParameterError(
+            raise RowsError(
                 f"{listing.where}: a list of {pad_to} points was declared (pad-to), and there are more rows; declare "
                 "more"
             )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.data.alignment.ids import IdRules, ids_digest
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 
 FORMAT = 1
 KIND = "moretta alignment"
@@ -54,11 +54,9 @@ class Alignment:
     def check(self, ids: Sequence[str] | NDArray[np.generic] | None, where: str) -> None:
         """Raise `moretta.errors.ParameterError` unless these are the ids of the rows that were aligned."""
         if ids is None:
-            raise ParameterError(
-                f"{where}: an alignment is by the ids of the rows, and these have none; name the id column"
-            )
+            raise RowsError(f"{where}: an alignment is by the ids of the rows, and these have none; name the id column")
         if ids_digest(ids, where) != self.source:
-            raise ParameterError(
+            raise RowsError(
                 f"{where}: the ids are not those that were aligned, so its row numbers mean other rows; align again, "
                 "or restore the rows"
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.messages import check_bytes
 from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
 from moretta.data.alignment.result import Alignment
-from moretta.errors import CodecError, ParameterError, PeerError
+from moretta.errors import CodecError, ParameterError, PeerError, RowsError
 from moretta.secure_aggregation.asked import check_digest
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -89,11 +89,15 @@ class OtherRows(PeerError):
 
 
 class Finished(NamedTuple):
-    """What `finish` comes to. step: the file for the other partner, None at the end. left: for earlier partners."""
+    """What `finish` comes to. step: the file for the other partner, None at the end. left: for earlier partners.
+
+    secrets: the own ones, which now name the other's list; kept before the rest is written, they finish with no other.
+    """
 
     alignment: Alignment
     step: bytes | None
     left: bytes | None
+    secrets: bytes
 
 
 def begin(
@@ -133,8 +137,9 @@ def finish(
 ) -> Finished:
     """Return the alignment from step 2 or 3 and one's own secrets.
 
-    Raises `moretta.errors.ParameterError` for other rows or another earlier alignment than the exchange was begun with,
-    and `moretta.errors.PeerError` for a step of another exchange. `partner.NothingShared` and `OtherRows` are its end.
+    Raises `moretta.errors.RowsError` for other rows and `moretta.errors.ParameterError` for another earlier alignment
+    than the exchange was begun with; `moretta.errors.PeerError` for a step of another exchange, or another list than
+    was answered before. `partner.NothingShared` and `OtherRows` are its end.
     """
     own = _read(secrets, Secrets)
     got = _read(step, StepFile, own.number + 1)
@@ -144,7 +149,7 @@ def finish(
     check_rules(rules, got.rules, OTHER)
     listing = Listing(ids, rules, where, earlier)
     if listing.source != own.source:
-        raise ParameterError(f"{where}: the ids have changed since the exchange was begun; begin anew, or restore them")
+        raise RowsError(f"{where}: the ids have changed since the exchange was begun; begin anew, or restore them")
     if own.earlier != _digest_of(earlier):
         raise ParameterError(
             f"{where}: the exchange was begun with another earlier alignment, or with none; name the same (--earlier)"
@@ -153,6 +158,9 @@ def finish(
     reply = None
     if own.number == 1:
         again = partner.again(as_points(got.own.tobytes()))
+        if own.theirs.size and not np.array_equal(own.theirs, _flat(again)):
+            raise PeerError("expected the list that was answered before, got another; begin another exchange for it")
+        own = replace(own, theirs=_flat(again))
     else:
         partner.resume(as_points(own.theirs.tobytes()))
     found = partner.match(as_points(got.again.tobytes()))
@@ -163,7 +171,8 @@ def finish(
         reply = _CODEC.encode(message)
     elif got.digest != found.digest:
         raise OtherRows("the other partner found other rows to be shared; begin anew, both with the rows of today")
-    return Finished(found, reply, None if earlier is None else _left(own.stamp, earlier, found))
+    left = None if earlier is None else _left(own.stamp, earlier, found)
+    return Finished(found, reply, left, _CODEC.encode(own))
 
 
 def begins(secrets: bytes) -> bool:

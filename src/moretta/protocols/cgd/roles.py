@@ -15,7 +15,7 @@ from moretta.data.alignment.exchange import Aligner, align
 from moretta.data.holders import Grid, check_order, grid_of
 from moretta.data.silo import Silo, in_order
 from moretta.data.tables.preparation import ColumnRules, Preparation
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.protocols.cgd.client import Client, GridPosition
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import GroupKeys, Membership, row_group, run_of
@@ -174,7 +174,7 @@ def _participant_rows(
         y = torch.empty(0)
     else:
         if not len(silo.y):
-            raise ParameterError(
+            raise RowsError(
                 f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
                 "its rows"
             )
@@ -252,7 +252,7 @@ def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys, answe
     """Return a participant's half of the alignment. Raises `moretta.errors.ParameterError` for rows without ids."""
     ids = silo.subject_ids
     if ids is None:
-        raise ParameterError(_no_ids(silo.name))
+        raise RowsError(_no_ids(silo.name))
     insecure = setting.insecure_root(silo.name)
     where = f"silo `{silo.name}`"
     return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, where, keys, insecure, answers)
@@ -307,7 +307,7 @@ def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
             continue
         ids = {name: found[name].subject_ids for name in (grid.heads[row], *names)}
         if missing := [name for name, own in ids.items() if own is None]:
-            raise ParameterError(_no_ids(missing[0]))
+            raise RowsError(_no_ids(missing[0]))
         given = {name: own for name, own in ids.items() if own is not None}
         for name, alignment in align(given, protocol.id_rules, protocol.align_pad_to).items():
             own = alignment.normalised(ids[name], f"silo `{name}`")

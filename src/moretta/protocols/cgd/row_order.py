@@ -19,7 +19,7 @@ from moretta.contract.roles import State
 from moretta.data.alignment.exchange import Aligner
 from moretta.data.alignment.messages import MESSAGES, Blind, Narrow
 from moretta.data.alignment.result import Alignment, Disclosed
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.messages import AlignmentUsed, UseAlignment
 from moretta.protocols.common.enrolment import SiloRows
@@ -123,7 +123,7 @@ class RowOrder:
         found = self._aligner.alignment if self._aligner is not None and ask.found else None
         if found is not None:
             if self._used is not None and not np.array_equal(found.order, self._used.order):
-                raise ParameterError(
+                raise RowsError(
                     f"{self._where}: the rows that the holders share are others than this run began with; restore the "
                     "ids of all of them, or begin another run"
                 )

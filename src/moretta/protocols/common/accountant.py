@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import MissingExtra, ParameterError, RangeError
+from moretta.errors import MissingExtra, ParameterError
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 from moretta.secure_aggregation.ring import check_fraction_bits
 
@@ -90,8 +90,8 @@ class Privacy:
         over; empty where sums are in the clear. As all uploads are whole steps, round(a) + Z = round(a + Z): what is
         opened follows from one silo's noised sum a and the others' rounded ones Z. From `LEAST_STEPS` on Z is as smooth
         as noise that was never rounded; far below, it is nearly constant, and a silo has but its own share to hide in.
-        Raises `moretta.errors.RangeError`, saying what to change; `moretta.errors.PeerError` for fraction bits that no
-        limit leads to.
+        Raises `moretta.errors.ParameterError`, saying what to change; `moretta.errors.PeerError` for fraction bits that
+        no limit leads to.
         """
         share = self.share(sharers)
         bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
@@ -99,7 +99,7 @@ class Privacy:
             check_fraction_bits(name, bits)
         step = max((math.ldexp(1.0, -bits) for bits in bits_of.values()), default=0.0)
         if share and share < LEAST_STEPS * step:
-            raise RangeError(
+            raise ParameterError(
                 f"dp-noise: a silo's share of the noise has the deviation {share:.3g}, and sums are rounded to "
                 f"{step:.3g}; expected {LEAST_STEPS} such steps or more, as else the noise is rounded away: give "
                 "ring-bits = 64 if they are 32, a lower [secure-aggregation] limit, fewer rows a round, or more "

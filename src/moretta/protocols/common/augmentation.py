@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from moretta.errors import ParameterError
+from moretta.errors import RowsError
 from moretta.protocols.common.crops import PADDING
 
 SHIFT, SCALE, LIGHT = 0.1, 0.1, 0.2
@@ -44,7 +44,7 @@ def turned(images: Tensor) -> Tensor:
     outside [0, 1], which would be cut off.
     """
     if images.numel() and (float(images.min()) < 0 or float(images.max()) > 1):
-        raise ParameterError(
+        raise RowsError(
             'augment = "turn" is for pixels in [0, 1], and some here are not; remove it, or what scales them otherwise'
         )
     draw = (torch.rand(6, len(images)) * 2 - 1).to(images)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import PeerError, RowsError
 
 
 class Batches:
@@ -25,7 +25,7 @@ class Batches:
 
     def __init__(self, rows: int, size: int, seed: int, silo: str, run: str = "", *, in_order: bool = False) -> None:
         if rows < 1:
-            raise ParameterError(f"silo `{silo}` has no rows; expected at least one")
+            raise RowsError(f"silo `{silo}` has no rows; expected at least one")
         self.rows = rows
         self.size = min(size, rows) or rows
         self.per_epoch = -(-rows // self.size)

@@ -37,7 +37,7 @@ from moretta.data.layout import SampleLayout
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.data.withholding import LEAST_SHOWN, shown, total
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.apart import AskApart, Comparison, compared
 from moretta.protocols.common.augmentation import varied
@@ -97,7 +97,7 @@ def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
     columns = x.astype(np.float64).reshape(-1, x.shape[-1])
     there = ~np.isnan(columns)
     if not there.any(axis=0).all():
-        raise ParameterError(f"column {int(np.argmin(there.any(axis=0)))} (counted from 0) has no value; leave it out")
+        raise RowsError(f"column {int(np.argmin(there.any(axis=0)))} (counted from 0) has no value; leave it out")
     mean, deviation = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
     deviation = np.where(deviation > FLAT * np.abs(mean), deviation, 0.0)
     fill = mean.copy()

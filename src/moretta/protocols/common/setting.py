@@ -15,7 +15,7 @@ from moretta.data.silo import Silo, Subjects, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.predicted import CONFUSION_UP_TO
 from moretta.protocols.common.scoring import LEAST_SILOS
 from moretta.protocols.common.training import Training
@@ -53,7 +53,7 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
                 "test-fraction in [data] of its silo.toml, for example 0.2 (from Python: Silo held_out)"
             )
         if silo.held_out[0].dtype != silo.x.dtype:
-            raise ParameterError(
+            raise RowsError(
                 f"silo `{silo.name}`: held_out: expected inputs of {silo.x.dtype}, as those it trains on are; got "
                 f"{silo.held_out[0].dtype}"
             )

@@ -12,7 +12,7 @@ from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import ParameterError, PeerError, RowsError
 from moretta.protocols.common import apart, scoring
 from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.batches import Batches, UnionBatches
@@ -145,7 +145,7 @@ class Rows:
                         "the same"
                     )
                 if message.mean.size not in (1, self.x.shape[-1]):
-                    raise ParameterError(
+                    raise RowsError(
                         f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
                     )
                 self.prepared = message.preparation

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 
 
 def encode(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DTypeLike) -> Array:
@@ -23,10 +23,10 @@ def encode(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DT
 def _classes(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DTypeLike) -> Array:
     classes = y.astype(np.int64)
     if classes.ndim != 1:
-        raise ParameterError(f"silo `{silo}`: expected one class a row, got targets of shape {list(y.shape)}")
+        raise RowsError(f"silo `{silo}`: expected one class a row, got targets of shape {list(y.shape)}")
     low, high, most = int(classes.min()), int(classes.max()), max(outputs, 2)
     if low < 0 or high >= most:
-        raise ParameterError(
+        raise RowsError(
             f"silo `{silo}`: expected classes 0 to {most - 1} for a model with {outputs} outputs, got {low} to {high}"
         )
     if loss == "cross-entropy":
@@ -43,18 +43,16 @@ def _classes(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: 
 def _floats(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DTypeLike) -> Array:
     values = y.astype(np.float64).reshape(len(y), -1)
     if not np.isfinite(values).all():
-        raise ParameterError(f"silo `{silo}`: expected finite targets, got NaN or infinity")
+        raise RowsError(f"silo `{silo}`: expected finite targets, got NaN or infinity")
     if loss == "cross-entropy" and y.ndim == 1:
-        raise ParameterError(
+        raise RowsError(
             f'silo `{silo}`: loss = "cross-entropy" needs classes as whole numbers from 0, or probability rows; got '
             'one float a row: give y.astype(int) where they are classes, and loss = "mse" where they are numbers'
         )
     if values.shape[1] != outputs:
-        raise ParameterError(
-            f"silo `{silo}`: expected {outputs} targets a row, the model's outputs, got {values.shape[1]}"
-        )
+        raise RowsError(f"silo `{silo}`: expected {outputs} targets a row, the model's outputs, got {values.shape[1]}")
     if loss == "cross-entropy" and not ((values >= 0).all() and (np.abs(values.sum(axis=1) - 1) < 1e-6).all()):
-        raise ParameterError(
+        raise RowsError(
             f'silo `{silo}`: loss = "cross-entropy" needs classes or probability rows, got other numbers: use "mse"'
         )
     with np.errstate(over="ignore"):  # an infinite loss is reported later

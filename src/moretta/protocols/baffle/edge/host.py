@@ -19,7 +19,7 @@ from moretta.engines import pipe as wire
 from moretta.engines.clock import Clock
 from moretta.engines.memory import cap, give_back_code, peak_mib
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
-from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
+from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError, RowsError
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
@@ -87,14 +87,14 @@ class EdgeSilo:
         except MemoryError:  # of `cap`; what was being made is gone
             if self._settings.memory_limit_mib is None:
                 raise
-            raise ParameterError(
+            raise RowsError(
                 f"memory-limit-mib = {self._settings.memory_limit_mib:g}: the client asked for more memory "
                 f"than it may have, and had {peak_mib():.1f} MiB; give a larger limit, or a smaller k, batch-size or "
                 "model"
             ) from None
         limit, peak = self._settings.memory_limit_mib, peak_mib()
         if limit is not None and peak > limit and self._forward is not None:  # before that, the need is not known
-            raise ParameterError(
+            raise RowsError(
                 f"memory-limit-mib = {limit:g}: the client has taken {peak:.1f} MiB; give at least "
                 f"{math.ceil(peak) + 1}, or a smaller micro-batch, k or batch-size"
             )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.engines.memory import peak_mib, peak_of, status
-from moretta.errors import ParameterError
+from moretta.errors import RowsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ def fit(
     peaks = [_resident(), _peak_at(forward, x, 1, run)]
     if (most := peak_mib()) > limit_mib:
         needed = math.ceil(most)
-        raise ParameterError(
+        raise RowsError(
             f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
             f"give at least {needed + 1}"
         )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.engines.memory import give_back_code
-from moretta.errors import MissingExtra, ParameterError
+from moretta.errors import MissingExtra, ParameterError, RowsError
 from moretta.protocols.baffle.edge import metadata, strict
 from moretta.protocols.baffle.edge.blocked_convolutions import LEFT_OUT, InBlocks, in_blocks, same
 
@@ -109,9 +109,9 @@ class OnnxForward:
         that the graph has wrong, or that asks for more memory than there is.
         """
         if x.shape[1:] != self.row_shape:
-            raise ParameterError(f"this model takes rows of shape {self.row_shape}, not {x.shape[1:]}")
+            raise RowsError(f"this model takes rows of shape {self.row_shape}, not {x.shape[1:]}")
         if (x.dtype.kind == "f") != (self._x_dtype.kind == "f"):
-            raise ParameterError(f"this model takes rows of {self._x_dtype}, not {x.dtype}")
+            raise RowsError(f"this model takes rows of {self._x_dtype}, not {x.dtype}")
         x = np.ascontiguousarray(x, self._x_dtype)
         out = np.empty((len(parameters), len(x), *self._output_shape), self.layout.dtype)
         step = self.micro_batch or max(1, len(x))
@@ -146,7 +146,7 @@ class OnnxForward:
         try:
             self._blocks.session.run_with_iobinding(self._binding)
         except Exception as error:  # noqa: BLE001  # as above
-            raise cannot_run(error) from None
+            raise RowsError(str(cannot_run(error))) from None  # a token's id beyond the vocabulary, for one
 
 
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of
@@ -191,7 +191,7 @@ class Client:
         )
         loss, whole = found.losses.mean(), means if estimate is None else np.concatenate([means, estimate])
         if not np.isfinite(whole).all() or not np.isfinite(loss):
-            raise ParameterError(
+            raise RowsError(
                 f"the losses of silo `{self._name}` are NaN or infinite in some of {len(whole)} directions; look at "
                 "its rows, or lower learning-rate or sigma"
             )
@@ -264,7 +264,7 @@ class Client:
                 total, counted = total + loss[0] * len(index), counted + density * len(index)
                 steps += 1
         if not np.isfinite(at).all():
-            raise ParameterError(
+            raise RowsError(
                 f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
                 "or give clip-norm"
             )
