@@ -222,9 +222,11 @@ def edge_client(
     if held_out is not None:  # rows held back travel as the last ones
         x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])
     secret = b"" if keys is None else keys.reveal()
-    answers = Answers() if helped is None else helped.opened.answers
+    alone = Answers()
 
     def here(message: Message) -> Message | None:
-        return compared(message, subjects or Subjects(), answers) if isinstance(message, AskApart) else None
+        if not isinstance(message, AskApart):
+            return None
+        return compared(message, subjects or Subjects(), alone if helped is None else helped.opened.answers)
 
     return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret, here)
