@@ -421,7 +421,7 @@ TEST_ROWS = (
     Claim(
         "server",
         "learns",
-        "of one list of ids and groups in a session, whether any of a silo’s training rows is about one of them: those "
+        "of one list of ids and groups, whether any of a silo’s training rows is about one of them: those "
         "of its test rows, or, actively, a list that it makes up, of one person perhaps",
         "Where its test rows have ids or groups, learns of each silo whether any training row is about the same, "
         "and an active server the same of one list in a session that it makes up, of one person perhaps.",
