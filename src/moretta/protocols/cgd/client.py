@@ -335,7 +335,7 @@ class Client:
         if self._position.head == self._position.me:
             raise MisuseError("was asked to send its part of z, which the head of a row joins to the others' itself")
         z = self._part_of_z(ask.stamp)
-        self._hold(ask.stamp, "z", z, str(ask.fraction_bits))
+        self._hold_z(ask)
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))
         add_masks([words], self._group_keys.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
@@ -358,14 +358,15 @@ class Client:
             raise MisuseError("was asked to join a row's first layer without having its labels")
         own = self._part_of_z(ask.stamp)
         z = own.astype(np.float64)
-        others = self._others()
+        others, joined = self._others(), np.empty(0)
         if others:
             if ask.words.shape != own.shape:
                 raise PeerError(f"expected the others' parts of z, {list(own.shape)}, got {list(ask.words.shape)}")
             words = np.array(ask.words, order="C")
             add_masks([words], self._group_keys.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
-            z = z + ROW_RING.decode(words, ask.fraction_bits)
-        self._hold(ask.stamp, "z", own, z)
+            joined = ROW_RING.decode(words, ask.fraction_bits)
+            z = z + joined
+        self._hold_z(ask, joined)
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(*ask.stamp.drawn))]
         with self._rows.randomness(*ask.stamp.drawn):
             delta, local = head_pass(
@@ -396,7 +397,7 @@ class Client:
         delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
         if not bool(torch.isfinite(delta).all()):
             raise PeerError("expected a finite Delta")
-        self._hold(ask.stamp, "Delta", np.frombuffer(content, np.uint8))
+        self._takes.hold(ask.stamp, "Delta", content, whole=False)
         self._take_gradient(ask.stamp, delta, Local({}, 0.0, len(x), {}))
         return Done(stamp=ask.stamp)
 
@@ -409,8 +410,12 @@ class Client:
         gradients = {**local.gradients, self._layers.weight: first}
         self._local = stamp, Local(gradients, local.loss, local.rows, {})
 
-    def _hold(self, stamp: Stamp, name: str, *content: Array | str) -> None:
-        self._takes.hold(stamp, name, *content, whole=name == "z" and self._rows.batches.whole)
+    def _hold_z(self, ask: Forward | Join, *others: Array) -> None:
+        """Hold a take to what its z follows from. others: what a head joins to its own part."""
+        layers = self._layers
+        weights = np.empty(0) if layers is None else self.model()[layers.weight]
+        follows = (self._rows.digest, weights, str(ask.fraction_bits).encode(), *others)
+        self._takes.hold(ask.stamp, "z", *follows, whole=self._rows.batches.whole)
 
     def _others(self) -> list[str]:
         return [name for name in self._position.row if name != self._position.me]

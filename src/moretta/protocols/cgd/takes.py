@@ -4,8 +4,9 @@ A row's z is masked by keystreams of its stamp. Two z under one stamp would give
 whoever relays them; two under two attempts, or in two sessions, would give it to the row's head. Whoever can choose D
 then has X_ij. Two Delta under one sum give the difference of what this participant adds to it, and the head chooses
 Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta stay as they first were
-in a take. Where all rows are used, all takes of a round have the same rows, and the round has one z; Delta follows
-dropout too, which each take draws anew.
+in a take. What z follows from is held, and not z: else a refusal would tell whether a change of D changes it. Where all
+rows are used, all takes of a round have the same rows, and the round has one z; Delta follows dropout too, which each
+take draws anew.
 
 A digest of each is recorded before the answer leaves (`moretta.secure_aggregation.answers`), so a restart, an earlier
 checkpoint or another session changes nothing. A round that is played again from the same state has the same z.
@@ -28,7 +29,7 @@ class Takes:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
-    def hold(self, stamp: Stamp, name: str, *content: Array | str, whole: bool) -> None:
+    def hold(self, stamp: Stamp, name: str, *content: Array | bytes, whole: bool) -> None:
         """Hold a take to this content, before what follows from it leaves.
 
         Args:
@@ -50,6 +51,5 @@ class Takes:
         )
 
 
-def _digest(content: Array | str) -> bytes:
-    """Return SHA-256 of numbers or text."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else np.ascontiguousarray(content).data).digest()
+def _digest(content: Array | bytes) -> bytes:
+    return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).digest()

@@ -12,7 +12,7 @@ from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
 from moretta.data.silo import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
-from moretta.errors import ParameterError, PeerError, RowsError
+from moretta.errors import PeerError, RowsError
 from moretta.protocols.common import apart, scoring
 from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.batches import Batches, UnionBatches
