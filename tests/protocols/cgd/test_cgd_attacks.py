@@ -484,6 +484,7 @@ def test_a_restarted_participant_gives_no_second_z(tmp_path: Path, take: int) ->
     seen_by_the_head(clients, row)
     again = restarted(tmp_path, old)
     assert seen_by_the_head(again, row).any()  # the very same is answered: so a resumed run goes on
+    again = restarted(tmp_path, old)
     again[VICTIM].answer(chosen_step(again[VICTIM], 2))
     with pytest.raises(PeerError, match="z was another before in this take"):
         seen_by_the_head(again, dataclasses.replace(row, take=take, attempt=1))
