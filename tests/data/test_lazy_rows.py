@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moretta.contract import lazy_rows
+from moretta.contract import lazy_rows, memory
 from moretta.contract.lazy_rows import LazyRows, as_array, blocks, joined, loaded, taken
 from moretta.data.silo import Silo, rows_digest
 from moretta.errors import ParameterError
@@ -84,8 +84,8 @@ def test_rows_that_are_not_as_promised_are_refused() -> None:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_rows, "CHECKED_BYTES", 1000)
-    monkeypatch.setattr(lazy_rows, "free_memory", lambda: X.nbytes)
+    monkeypatch.setattr(memory, "CHECKED_BYTES", 1000)
+    monkeypatch.setattr(memory, "free_memory", lambda: X.nbytes)
 
 
 @pytest.mark.usefixtures("little_memory")
@@ -107,4 +107,4 @@ def test_more_than_fits_is_refused_and_a_batch_is_not() -> None:
 
 
 def test_free_memory_is_of_this_machine() -> None:
-    assert 0 < lazy_rows.free_memory() < 2**50
+    assert 0 < memory.free_memory() < 2**50

@@ -26,7 +26,7 @@ from moretta import (
     Silo,
 )
 from moretta.audit.evidence.truth import Truth
-from moretta.contract import lazy_rows
+from moretta.contract import lazy_rows, memory
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
@@ -116,8 +116,8 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = int(np.prod(SHAPE))
     monkeypatch.setattr(lazy_tensor, "CHUNK_NUMBERS", MOST * entries)
     monkeypatch.setattr(lazy_rows, "BLOCK_BYTES", MOST * entries * 4)
-    monkeypatch.setattr(lazy_rows, "CHECKED_BYTES", 1)
-    monkeypatch.setattr(lazy_rows, "free_memory", lambda: lazy_rows.COPIES * MOST * entries * 4)
+    monkeypatch.setattr(memory, "CHECKED_BYTES", 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: lazy_rows.COPIES * MOST * entries * 4)
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from moretta.contract.memory import check_memory
 from moretta.contract.messages import Array
 from moretta.errors import RowsError
 
 BLOCK_BYTES = 1 << 22  # of the rows of a block
-CHECKED_BYTES = 1 << 28  # from so many on it is looked whether rows fit into memory
 COPIES = 2  # of rows that are loaded: as they are, and as a tensor
 
 
@@ -170,22 +168,6 @@ def loaded(x: Array) -> Array:
 
 def check_fits(x: Array | LazyRows) -> None:
     """Raise ParameterError where lazy rows, loaded at once, would not fit into what memory is free."""
-    if not isinstance(x, LazyRows) or x.nbytes < CHECKED_BYTES:
-        return
-    free, needed = free_memory(), COPIES * x.nbytes
-    if needed > free:
-        raise RowsError(
-            f"{len(x)} rows at once take {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free; use "
-            "smaller batches ([data] batch-size), smaller images, or another machine"
-        )
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that are free: of the machine, and of what a container may take of it."""
-    import psutil  # where rows are arrays nobody asks
-
-    found = [int(psutil.virtual_memory().available)]
-    with suppress(OSError, ValueError):  # "max" is no number
-        most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(most - used, 0))
-    return min(found)
+    if isinstance(x, LazyRows):
+        advice = "use smaller batches ([data] batch-size), smaller images, or another machine"
+        check_memory(COPIES * x.nbytes, f"{len(x)} rows at once take", advice)

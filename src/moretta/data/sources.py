@@ -6,6 +6,7 @@ from typing import get_args
 
 import numpy as np
 
+from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
 from moretta.contract.wording import check_choice, did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_images, from_parts, from_table, split_rows
@@ -115,7 +116,8 @@ def load(
     if table:
         return _table(base / source, schema, wanted, form or Format(), wish)
     if source.endswith(".npz"):
-        return from_arrays(read_npz(base / source), wish)
+        with within_memory(f"{base / source}"):
+            return from_arrays(read_npz(base / source), wish)
     if is_reference(source):
         return from_arrays(called(source, base), wish)
     raise ParameterError(
@@ -125,9 +127,10 @@ def load(
 
 
 def _table(path: Path, schema: Schema | None, wanted: Hints, form: Format, wish: Wish) -> Dataset:
-    columns = read_columns(path, form, () if schema is None else schema.dropped)
-    found = schema or infer(columns, wanted, path.name, form)
-    return from_table(encode(columns, found, path.name, form), found, wish)
+    with within_memory(f"{path}"):
+        columns = read_columns(path, form, () if schema is None else schema.dropped)
+        found = schema or infer(columns, wanted, path.name, form)
+        return from_table(encode(columns, found, path.name, form), found, wish)
 
 
 def _refuse_idle(source: str, key: str, value: object, used: bool, kind: str) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from moretta.contract.lazy_rows import free_memory
+from moretta.contract.memory import free_memory
 from moretta.errors import MissingExtra, ParameterError
 
 PYTHONS = ((3, 11), (3, 13))  # the first and the last

@@ -11,8 +11,10 @@ import numpy as np
 from moretta.audit.auditor import Audit, Progress, audit, opened
 from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
+from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
+from moretta.data.images.sets import check_npz
 from moretta.data.layout import SampleLayout, gather
 from moretta.data.references import OWN_CODE, beside, resolve, said
 from moretta.engines.run_folder import read_json
@@ -71,7 +73,7 @@ def _played(folder: Path, allow_code: bool, federation: str | None = None) -> tu
         return _from_python(folder, federation)
     if federation is not None:
         raise ParameterError(f"{folder} has a run file, which says what was trained; leave out --federation")
-    run_file = run_files.load(folder / "run.toml")
+    run_file = run_files.of_folder(folder)
     consent.check(folder, run_file, allow_code, data=True)
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
 
@@ -104,7 +106,8 @@ def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Arr
     layout: of samples of several arrays, which the file has as x.NAME; they are packed.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+        check_npz(path)
+        with within_memory(f"--background {path}"), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             x = held["x"] if layout is None else layout.pack(gather(held, "x"), f"--background {path}")
             y = held["y"]
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from moretta.data.layout import gather
 from moretta.data.tables.files import Format, is_table, read_columns
 from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
+from moretta.data.tables.spreadsheet import is_predicted, written
 from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import inputs_of
@@ -196,11 +197,7 @@ def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None
     header, columns = _predicted(outputs, model)
     if rows.names is not None:
         header, columns = [rows.named, *header], [rows.names.tolist(), *columns]
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(zip(*columns, strict=True))
-    write_atomically(out, text.getvalue().encode(), 0o600)
+    write_atomically(out, written(header, columns), 0o600)
 
 
 def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
@@ -212,15 +209,7 @@ def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
     (header,) = csv.reader([line])
     if len(line) == HEADER:
         del header[-1]  # may be cut
-    written = _is_header(header) or _is_header(header[1:])  # behind an id
-    return written and not any(_are_one(there, table) for table in tables)
-
-
-def _is_header(names: Sequence[str]) -> bool:
-    """Return whether columns are named as those of `_predicted` are."""
-    if names[:1] == ["prediction"]:
-        return all(name.startswith("probability_") for name in names[1:])
-    return bool(names) and list(names) == [f"prediction_{k}" for k in range(len(names))]
+    return is_predicted(header) and not any(_are_one(there, table) for table in tables)
 
 
 def _are_one(there: Path, table: Path) -> bool:
@@ -231,13 +220,13 @@ def _are_one(there: Path, table: Path) -> bool:
         return False
 
 
-def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[Sequence[object]]]:
+def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
     if model.task != "classification":
         names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{k}" for k in range(outputs.shape[1])]
-        return names, [[repr(float(value)) for value in column] for column in outputs.T]
+        return names, outputs.T.tolist()
     chances = probabilities(outputs, model.loss)
     classes = list(model.classes) or [str(number) for number in range(chances.shape[1])]
     best = classes_of(outputs)
-    listed = [[repr(float(value)) for value in column] for column in chances.T]
-    return ["prediction", *(f"probability_{name}" for name in classes)], [[classes[k] for k in best], *listed]
+    header = ["prediction", *(f"probability_{name}" for name in classes)]
+    return header, [[classes[k] for k in best], *chances.T.tolist()]

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 import warnings
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.memory import check_memory, free_memory
 from moretta.errors import MissingExtra, ParameterError
 
 TAGS = (
@@ -30,6 +34,8 @@ TAGS = (
     "PixelData",
 )  # fmt: skip
 MOST_PIXELS = 89_478_485  # of an image, Pillow's own bound
+IN_MEMORY = 24  # bytes a value while it is read: as stored, rescaled and as a fraction
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # the transfer syntax
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
@@ -80,6 +86,7 @@ def read_dicom(
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
         raise MissingExtra('DICOM images need pydicom; run: pip install "moretta[images]"') from error
+    _check_inflated(content, where)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would quote the file
         wrong = "is no DICOM file that can be read; export it again or remove it"
@@ -91,10 +98,25 @@ def read_dicom(
             stored = pixel_array(found)
             wrong = "does not describe its values as it should; export it again or remove it"
             return _pixels(found, stored, window, where), _spacing(found)
-        except ParameterError:
+        except (ParameterError, MemoryError):
             raise
         except Exception:  # noqa: BLE001  # pydicom's own words may quote the file
             raise ParameterError(f"{where} {wrong}") from None
+
+
+def _check_inflated(content: bytes, where: str) -> None:
+    """Raise ParameterError for a deflated file that takes more memory than is free, which pydicom inflates at once."""
+    (length,) = struct.unpack_from("<I", content.ljust(144, b"\0"), 140)  # of the header, behind (0002,0000) UL
+    body, size, most = 144 + length, 0, free_memory() // 2
+    if DEFLATED not in content[:body]:
+        return
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    data = content[body:]
+    with suppress(zlib.error):  # refused by pydicom
+        while data and not inflater.eof:
+            size += len(inflater.decompress(data, 1 << 20))
+            data = inflater.unconsumed_tail
+            check_memory(2 * size if size > most else 0, f"{where} takes")
 
 
 def _refuse(found: Any, where: str) -> None:
@@ -112,6 +134,8 @@ def _refuse(found: Any, where: str) -> None:
         wrong = f"has the photometric interpretation {kind[:20] or 'none'}; export it as MONOCHROME2 or RGB"
     if wrong:
         raise ParameterError(f"{where} {wrong}")
+    samples = int(found.get("SamplesPerPixel") or 1)
+    check_memory(IN_MEMORY * samples * int(found.Rows) * int(found.Columns), f"{where} takes")
 
 
 def _undecoded(found: Any) -> str:

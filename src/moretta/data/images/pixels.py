@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.memory import check_memory, within_memory
 from moretta.data.images.dicom import MOST_PIXELS, GreyWindow, is_dicom, read_dicom
 from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
 
 FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
+IN_MEMORY = 28  # bytes a pixel while it is read: four bytes of the file, and two arrays of three colours
 MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
 ORIENTATION, BITS_PER_SAMPLE = 274, 258  # tags of TIFF
 GREYS = np.array([0.299, 0.587, 0.114], np.float32)  # of red, green and blue: as Pillow has it
@@ -86,6 +88,11 @@ def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tup
     where: begins each error's sentence. Raises ParameterError for what is no image, or none that the form is for, and
     MissingExtra without what reads it.
     """
+    with within_memory(where):
+        return _read(content, where, form)
+
+
+def _read(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
     if is_dicom(content):
         return read_dicom(content, where, form.window)
     if form.window is not None or form.spacing is not None:
@@ -136,9 +143,10 @@ def _by_pillow(content: bytes, where: str) -> Pixels:
                     raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
                 if math.prod(image.size) > MOST_PIXELS:
                     raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
+                check_memory(IN_MEMORY * math.prod(image.size), f"{where} takes")
                 _check_whole(image, where)
                 return _fractions(image, where)
-        except ParameterError:
+        except (ParameterError, MemoryError):
             raise
         except Exception:  # noqa: BLE001  # a broken file raises anything
             raise ParameterError(

@@ -10,6 +10,7 @@ green, red - green and blue - green. Cumulative sums along both axes give the pi
 """
 
 import io
+import math
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.memory import check_memory, within_memory
 from moretta.data.tables.files import read_bytes, read_columns
 from moretta.errors import ParameterError
 
@@ -164,11 +166,13 @@ def _residuals(path: Path) -> tuple[Pixels, Integers, Integers | None]:
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file, never unpickled. Raises ParameterError if the file cannot be read so."""
     try:
-        arrays = np.load(path, allow_pickle=False)
-        if isinstance(arrays, np.ndarray):
-            raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
-        with arrays:
-            return {name: arrays[name] for name in arrays.files}
+        with within_memory(f"{path}"):
+            check_npz(path)
+            arrays = np.load(path, allow_pickle=False, mmap_mode="r")  # a single array is not loaded
+            if isinstance(arrays, np.ndarray):
+                raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
+            with arrays:
+                return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise ParameterError(
             f"there is no file {path}; check the path, which in a run file starts at its folder"
@@ -177,6 +181,32 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise ParameterError(
             f"{path} is not an .npz file of plain arrays ({error}); save it with numpy.savez"
         ) from error
+
+
+def check_npz(path: Path) -> None:
+    """Raise ParameterError where an .npz file takes more memory than is free, before anything of it is allocated.
+
+    Raises:
+        ParameterError: The arrays are larger than the free memory, or one is declared larger than its member.
+        OSError, ValueError, zipfile.BadZipFile, zlib.error: The file is no .npz file.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # refused by numpy
+    with zipfile.ZipFile(path) as pack:
+        members = pack.infolist()
+        check_memory(sum(one.file_size for one in members), f"{path} takes")
+        for one in members:
+            with pack.open(one) as stream:
+                read = _HEADERS.get(np.lib.format.read_magic(stream)) if one.filename.endswith(".npy") else None
+                shape, _, dtype = read(stream) if read is not None else ((), False, np.dtype(np.uint8))
+            if math.prod(shape) * dtype.itemsize > one.file_size:
+                raise ParameterError(
+                    f"{path}: {one.filename} declares {dtype}{list(shape)} and holds {one.file_size:,} bytes; save it "
+                    "again with numpy.savez"
+                )
+
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def _shapes(arrays: dict[str, NDArray[Any]]) -> str:
@@ -197,7 +227,8 @@ def _ham10000(folder: Path) -> Images | None:
 def _kaggle(path: Path) -> Images:
     """2352 bytes a row (height, width, colour) and the label, as published on Kaggle."""
     try:
-        cells = np.loadtxt(io.BytesIO(read_bytes(path)), np.uint8, delimiter=",", skiprows=1, ndmin=2)
+        with within_memory(f"{path}"):
+            cells = np.loadtxt(io.BytesIO(read_bytes(path)), np.uint8, delimiter=",", skiprows=1, ndmin=2)
     except ValueError as error:
         raise ParameterError(f"{path} is not a table of bytes ({error}); get it again") from error
     if cells.shape[1] != 28 * 28 * 3 + 1 or len(cells) == 0 or cells[:, -1].max() > 6:

@@ -10,23 +10,29 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import re
+import struct
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.memory import check_memory, free_memory, within_memory
+from moretta.data.tables.arrow_files import decoded_size, read_arrow, read_parquet
 from moretta.data.tables.dense import check_dense
+from moretta.data.tables.spreadsheet import NUMBER, is_predicted, unescaped
 from moretta.errors import MissingExtra, ParameterError
 
 ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+CELL_BYTES = 72  # of a word in memory: Python's object and what names it
+_NUMBER = f"^{NUMBER}$"
 
 Column = NDArray[Any]
 Separator = Literal[",", ";", "\t", "|"]
@@ -60,18 +66,31 @@ def read_columns(path: Path, form: Format | None = None, leave_out: Collection[s
     Raises `moretta.errors.ParameterError`, naming the file and the line or the column, for what cannot be read so, and
     `moretta.errors.MissingExtra` without pyarrow.
     """
-    form, content = form or Format(), read_bytes(path)
-    table = _csv(content, path.name, form) if path.name.endswith((".csv", ".csv.gz")) else _arrow(content, path)
+    with within_memory(f"{path}"):
+        return _columns(path, form or Format(), leave_out)
+
+
+def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, Column]:
+    if not is_table(path.name):
+        raise ParameterError(f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}")
+    content, is_csv = read_bytes(path), path.name.endswith((".csv", ".csv.gz"))
+    table = _csv(content, path, form, leave_out) if is_csv else _arrow(content, path)
     if not table.num_rows:
         raise ParameterError(f"{path.name} has no rows; expected column names and at least one row")
     check_names(list(table.column_names), path.name)
+    kept = [name for name in table.column_names if name not in leave_out]
+    size = sum(decoded_size(table.column(name)) for name in kept) + table.num_rows * len(kept) * CELL_BYTES
+    check_memory(size, f"{path} takes")
     absent = frozenset(ABSENT) | frozenset(form.absent)
-    return {
+    columns = {
         name: np.full(table.num_rows, "", object)
         if name in leave_out
         else _column(table.column(name), name, path.name, absent)
         for name in table.column_names
     }
+    if is_csv and is_predicted(table.column_names):  # by `spreadsheet.written`
+        return {unescaped(name): np.array([*map(unescaped, cells)], object) for name, cells in columns.items()}
+    return columns
 
 
 def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[str, Column]:
@@ -123,14 +142,28 @@ def read_bytes(path: Path) -> bytes:
     Raises `moretta.errors.ParameterError` if it cannot be read.
     """
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.name.endswith(".gz") else data
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            check_memory(2 * size, f"{path} takes")
+            return _unpacked(stream, path) if path.name.endswith(".gz") else stream.read()
     except FileNotFoundError:
         raise ParameterError(
             f"there is no file {path}; check the path, which in a run file starts at its folder"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
+
+
+def _unpacked(stream: BinaryIO, path: Path) -> bytes:
+    """Decompress a file, and stop where it would take more memory than is free."""
+    parts, size, most = list[bytes](), 0, free_memory() // 2  # the parts, and the whole that is made of them
+    with gzip.GzipFile(fileobj=stream) as unpacked:
+        while part := unpacked.read(1 << 20):
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise MemoryError
+    return b"".join(parts)
 
 
 def as_numbers(words: Column, decimal: str = ".") -> NDArray[np.float64] | None:
@@ -183,11 +216,14 @@ def _pyarrow(part: str = "") -> ModuleType:
     return found
 
 
-def _csv(content: bytes, name: str, form: Format) -> Any:
-    reader, arrow = _pyarrow("csv"), _pyarrow()
+def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -> Any:
+    reader, arrow, name = _pyarrow("csv"), _pyarrow(), path.name
+    check_memory((3 if content.isascii() else 6) * len(content), f"{path} takes")  # text, its bytes, the table
     text = _decoded(content, name, form.encoding)
     header, separator = _header(text, name, form.separator)
     check_names(header, name)
+    cells = (text.count("\n") + text.count(separator)) / len(header) * len(set(header) - set(leave_out))
+    check_memory(2 * len(content) + cells * CELL_BYTES, f"{path} takes")
     _check_quotes(text, name, separator)
     short: list[tuple[int, int]] = []
 
@@ -255,30 +291,32 @@ def _header(text: str, name: str, separator: str | None) -> tuple[list[str], str
 
 
 def _arrow(content: bytes, path: Path) -> Any:
-    arrow, kind = _pyarrow(), path.suffix
-    if not is_table(path.name):
-        raise ParameterError(f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}")
+    arrow, kind = _pyarrow(), path.suffix.removeprefix(".")
     try:
-        if kind == ".parquet":
+        if kind == "parquet":
             check_names(list(_pyarrow("parquet").read_schema(arrow.BufferReader(content)).names), path.name)
-            return _pyarrow("parquet").read_table(arrow.BufferReader(content))
-        return _pyarrow("feather").read_table(arrow.BufferReader(content))
-    except (arrow.ArrowException, OSError) as error:
-        said = str(error).splitlines()[0]
-        raise ParameterError(f"{path.name} is not readable as {kind.removeprefix('.')}: {said:.120}") from None
+            return read_parquet(content, path)
+        return read_arrow(content, path)
+    except (arrow.ArrowException, OSError, struct.error) as error:
+        if isinstance(error, MemoryError):
+            raise
+        said = str(error).partition("\n")[0]
+        raise ParameterError(f"{path.name} is not readable as {kind}: {said:.120}") from None
 
 
 def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column:
     arrow, compute = _pyarrow(), _pyarrow("compute")
     kind, types = chunks.type, arrow.types
     if types.is_dictionary(kind):
-        chunks, kind = chunks.cast(kind.value_type), kind.value_type
+        kind = arrow.large_string() if types.is_string(kind.value_type) else kind.value_type
+        chunks = chunks.cast(kind)
     if types.is_boolean(kind):
         chunks, kind = compute.if_else(chunks, "true", "false"), arrow.string()
     if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
-        cells = compute.utf8_trim_whitespace(compute.fill_null(chunks.cast(arrow.string()), ""))
+        text = arrow.large_string()  # a column may be longer than 2 GiB
+        cells = compute.utf8_trim_whitespace(compute.fill_null(chunks.cast(text), ""))
         words = cells.to_numpy(zero_copy_only=False).astype(object)
-        words[compute.is_in(cells, value_set=arrow.array(sorted(absent))).to_numpy(zero_copy_only=False)] = ""
+        words[compute.is_in(cells, value_set=arrow.array(sorted(absent), text)).to_numpy(zero_copy_only=False)] = ""
         return np.asarray(words)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         numbers = np.array(chunks.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)

@@ -1,0 +1,95 @@
+"""Parquet and Arrow files as tables of pyarrow, which are read only where what they declare fits into memory.
+
+Both may be small on a disk and large in memory: pages and buffers are compressed, and a long word that a dictionary has
+once stands in millions of rows. Words of Parquet therefore stay in their dictionaries until `decoded_size` is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from moretta.contract.memory import check_memory
+
+
+def read_parquet(content: bytes, path: Path) -> Any:
+    """Return a Parquet file's table. path: names the file in errors; raises what pyarrow raises, and ParameterError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
+    schema, declared = file.schema_arrow, file.metadata
+    size = sum(declared.row_group(group).total_byte_size for group in range(declared.num_row_groups))
+    check_memory(size + 16 * declared.num_rows * len(schema), f"{path} takes")
+    types = pyarrow.types
+    words = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+    return pyarrow.parquet.read_table(pyarrow.BufferReader(content), read_dictionary=words)
+
+
+def read_arrow(content: bytes, path: Path) -> Any:
+    """Return an Arrow file's table. Raises as `read_parquet`, and `struct.error` for a message that is cut."""
+    import pyarrow
+    import pyarrow.feather
+
+    if not content.startswith(b"ARROW1\0\0"):  # of Feather's first version, which compresses nothing
+        return pyarrow.feather.read_table(pyarrow.BufferReader(content))
+    stream = pyarrow.py_buffer(content)[8:]  # after the magic a file is a stream, with a list of its places behind
+    messages = pyarrow.ipc.MessageReader.open_stream(stream)
+    check_memory(sum(map(_unpacked_size, messages)), f"{path} takes")
+    table = pyarrow.ipc.open_stream(stream).read_all()
+    table.validate(full=True)  # offsets that lead out of the file
+    return table
+
+
+def decoded_size(chunks: Any) -> int:
+    """Return the bytes of a column's words once each row has its own; 0 for other columns."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    kind, types, size = chunks.type, pyarrow.types, 0
+    if types.is_string(kind) or types.is_large_string(kind):
+        return int(chunks.nbytes)
+    for chunk in chunks.chunks if types.is_dictionary(kind) else ():
+        if types.is_string(kind.value_type) or types.is_large_string(kind.value_type):
+            lengths = compute.cast(compute.binary_length(chunk.dictionary), pyarrow.int64())
+            size += compute.sum(lengths.take(chunk.indices)).as_py() or 0
+    return size
+
+
+def _unpacked_size(message: Any) -> int:
+    """Return the bytes that compressed buffers of a message declare; 0 where none is compressed.
+
+    Source: Message.fbs of the Arrow format: field 2 of Message is its header; of RecordBatch 2 are buffers, each an
+    offset and a length, and 3 the compression. A compressed buffer begins with its own length, int64.
+    """
+    data, body = memoryview(message.metadata), message.body
+
+    def field(table: int, number: int) -> int:
+        """Return where a field of a flatbuffers table lies, 0 where it has none."""
+        fields = table - _int("i", data, table)
+        known = 4 + 2 * number < _int("H", data, fields)
+        offset = _int("H", data, fields + 4 + 2 * number) if known else 0
+        return table + offset if offset else 0
+
+    def follow(place: int) -> int:
+        return place + _int("I", data, place)
+
+    if message.type not in ("record batch", "dictionary") or body is None:
+        return 0
+    batch = follow(field(_int("I", data, 0), 2))
+    if message.type == "dictionary":
+        batch = follow(field(batch, 1))
+    if not field(batch, 3):
+        return 0
+    buffers, size, packed = follow(field(batch, 2)), 0, memoryview(body)
+    for number in range(_int("I", data, buffers)):
+        offset, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
+        size += max(_int("q", packed, offset), 0) if length >= 8 else 0  # -1: as it is
+    return size
+
+
+def _int(kind: str, data: memoryview, place: int) -> int:
+    if place < 0:  # would count from the end
+        raise struct.error("a place before the message")
+    return int(struct.unpack_from(f"<{kind}", data, place)[0])

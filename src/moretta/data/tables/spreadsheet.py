@@ -1,0 +1,51 @@
+"""CSV that a person may open in a spreadsheet, which computes a cell that begins as a formula does.
+
+A class or an id may be called ``=HYPERLINK(...)``. Such a cell gets a single quote before it and stands in double
+quotes, as OWASP's page "CSV Injection" advises, so a spreadsheet shows it as text. Numbers stay as they are.
+
+    >>> escaped("=1+1"), escaped("-0.5"), escaped("'=1+1"), unescaped(escaped("=1+1"))
+    ("'=1+1", '-0.5', "''=1+1", '=1+1')
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # those of East Asian width too
+
+
+def written(header: Sequence[str], columns: Sequence[Sequence[str] | Sequence[float]]) -> bytes:
+    """Return a CSV file of columns of equal length, with a header."""
+    rows = [header, *zip(*columns, strict=True)]
+    return "".join(",".join(map(_cell, row)) + "\n" for row in rows).encode()
+
+
+def escaped(cell: str) -> str:
+    """Return a cell that no spreadsheet computes; further quotes before a formula are kept apart from ours."""
+    return f"'{cell}" if _FORMULA.match(cell) and not re.fullmatch(NUMBER, cell) else cell
+
+
+def unescaped(cell: str) -> str:
+    """Return what `escaped` was given."""
+    return cell[1:] if cell.startswith("'") and escaped(cell[1:]) == cell else cell
+
+
+def is_predicted(names: Sequence[str]) -> bool:
+    """Return whether columns are named as those of `moretta.run.prediction` are, perhaps behind an id."""
+    return _is_predicted(names) or _is_predicted(names[1:])
+
+
+def _is_predicted(names: Sequence[str]) -> bool:
+    if names[:1] == ["prediction"]:
+        return all(name.startswith("probability_") for name in names[1:])
+    return bool(names) and list(names) == [f"prediction_{k}" for k in range(len(names))]
+
+
+def _cell(value: str | float) -> str:
+    if not isinstance(value, str):
+        return repr(float(value))
+    text = escaped(value)
+    quoted = text != value or not text or re.search(r'[",\r\n]', text)
+    return '"' + text.replace('"', '""') + '"' if quoted else text
