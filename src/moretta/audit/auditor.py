@@ -24,7 +24,7 @@ from moretta.audit.evidence.trained import Trained
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
-from moretta.engines.files import write_atomically
+from moretta.engines.files import check_plain, write_atomically
 from moretta.engines.held import held
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
@@ -163,6 +163,7 @@ def opened(
     folder: Path, federation: Trained, rounds: int, seed: int, background: tuple[Array, Array] | None = None
 ) -> Truth:
     """Return the truth of a run that can be audited. Raises `moretta.errors.ParameterError` for any other."""
+    check_plain(folder)  # pictures of an earlier audit are removed
     truth = Truth(folder, federation, rounds, seed, background)
     if not os.access(folder, os.W_OK):
         raise ParameterError(f"{folder}: expected a folder that can be written, for audit.json; copy the run elsewhere")

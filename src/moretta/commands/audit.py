@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from moretta.commands.progress import audit_with_bar
-from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, read, say
+from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, read, say, show
 from moretta.errors import RunFailed
 
 
@@ -51,5 +50,5 @@ def _print_audit(folder: Path) -> None:
     if found is None:  # it was just written
         raise RunFailed(f"{folder / 'audit.json'} is gone")
     (verdict,) = verdicts([record])
-    Console().print(verdict_text(verdict), "", audit_lines(found), sep="\n")
+    show(verdict_text(verdict), "", audit_lines(found))
     print(f"audit: {folder / 'audit.json'}   (moretta report {folder} shows it)")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from moretta.commands.progress import audit_with_bar, train_with_bar
-from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say, tell
+from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say, show, tell
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path, as_json: bool) -> None:
     }
 
     def plainly() -> None:
-        Console().print(spread_table(list(spreads.values())))
+        show(spread_table(list(spreads.values())))
         print(f"mean ± standard deviation over runs from seeds {', '.join(map(str, seeds))}")
         print(f"report: {page}")
 
@@ -193,11 +192,11 @@ def _print_comparison(
         told["leaks"] = side_by_side(records)
 
     def plainly() -> None:
-        Console().print(comparison_table(records, differences))
+        show(comparison_table(records, differences))
         for name, words in meanings(row.measure for row in comparison_rows(records) if row.group in SCORED).items():
-            Console().print(Text(f"{name}: {words}.", style="dim"))
+            show(Text(f"{name}: {words}.", style="dim"))
         if any(record.audit is not None for record in records):
-            Console().print(leaks_table(records))
+            show(leaks_table(records))
         if page is not None:
             print(f"report: {page}")
 

@@ -37,6 +37,7 @@ from moretta.commands.terminal import begin, needs_torch, one_object, print_erro
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
+from moretta.report.terminal import PrintableRecords, one_line
 
 HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
 
@@ -64,6 +65,7 @@ def main() -> None:
     begin()
     root = logging.getLogger()
     if (handler := logging.lastResort) is not None:  # shows warnings on stderr; Python's users set up their own
+        handler.setFormatter(PrintableRecords())
         root.addHandler(handler)
     try:
         _call()
@@ -74,6 +76,8 @@ def main() -> None:
     except OSError as error:  # of a path that was given, or of the disk
         where = "" if error.filename is None else f"{error.filename}: "
         _fail(f"{where}{_OF_PATHS.get(type(error), error.strerror or error)}", 2 if type(error) in _OF_PATHS else 1)
+    except MemoryError:
+        _fail("the memory of this machine is used up; use smaller files or batches, or a machine with more memory", 1)
     except Exception as error:  # a mistake of ours, whose traceback follows
         print_error(f"unexpected failure ({type(error).__name__}); the traceback is on stderr", 1)
         raise
@@ -103,7 +107,7 @@ def _call() -> None:
 def _fail(error: object, code: int) -> NoReturn:
     unhush()
     print_error(str(error), code)
-    screen.print(f"moretta: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    screen.print(one_line(f"moretta: {error}"), style="red", soft_wrap=True)
     sys.exit(code)
 
 

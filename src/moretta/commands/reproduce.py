@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from moretta.commands.terminal import AsJson, Overrides, needs_torch, say, screen
+from moretta.commands.terminal import AsJson, Overrides, needs_torch, say, screen, show
 from moretta.errors import ParameterError, RunFailed
 
 
@@ -45,7 +44,12 @@ def reproduce(
             say({"experiments": found}, as_json, lambda: _print_experiments(found))
             return
         chosen = choose(name, experiments, data, quick, epochs, overrides, only)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=screen, transient=True) as bar:
             task = bar.add_task(name, total=None)
 
@@ -53,7 +57,7 @@ def reproduce(
                 bar.update(task, description=cell, completed=number, total=rounds)
 
             def tell(line: str) -> None:
-                bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                bar.console.print(line, soft_wrap=True)
 
             try:
                 results = chosen.run(out, tell, watch)
@@ -74,7 +78,7 @@ def _print_experiments(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_reproduction(results: Mapping[str, Any], kept: Path, table: Callable[..., Any]) -> None:
-    Console().print(table(results))
+    show(table(results))
     print("why they differ:")
     for note in results["why_they_differ"]:
         print(f"  - {note}")

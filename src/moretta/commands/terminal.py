@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 
 from moretta.errors import MissingExtra
+from moretta.report.terminal import PrintableStream, Screen, one_line
 
-screen = Console(stderr=True)
+screen = Screen(stderr=True)
 _printed = list[bool]()  # an object a command: there is one
 _stdout = list[TextIO]()  # where that goes
 
@@ -32,7 +33,7 @@ Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALU
 
 def tell(line: str) -> None:
     """Write one line of progress for a person."""
-    screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    screen.print(one_line(line), soft_wrap=True)
 
 
 def wants_json() -> bool:
@@ -100,8 +101,8 @@ def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
 
     if allow_code or not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
         return allow_code
-    asked = consent.question(folder, run_files.load(folder / "run.toml"), data=data)
-    return not asked or typer.confirm(f"{asked}. Run it?", err=True)
+    asked = consent.question(folder, run_files.of_folder(folder), data=data)
+    return not asked or typer.confirm(f"{one_line(asked)}. Run it?", err=True)
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
@@ -112,12 +113,22 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
-    """Print a command's result: as one JSON object, or for a person, unless nothing is to be said."""
+    """Print a command's result: as one JSON object, or for a person, unless nothing is to be said.
+
+    plainly: Calls `print` and `show`; a terminal gets what they print as `moretta.report.terminal.printable`.
+    """
     if as_json:
         _print_object(told)
         _printed.append(True)
     elif not screen.quiet:
-        plainly()
+        with redirect_stdout(PrintableStream(sys.stdout)):
+            plainly()
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print tables and styled text on stdout."""
+    stream = sys.stdout
+    Screen(file=stream.raw if isinstance(stream, PrintableStream) else stream).print(*renderables, sep="\n")
 
 
 def print_result(
@@ -132,9 +143,9 @@ def print_result(
         from moretta.run.record import spent
 
         records = [read_run(folder) for folder in folders]
-        Console().print(comparison_table(records, differences))
+        show(comparison_table(records, differences))
         if len(records) == 1 and (tables := records[0].test.classes) is not None:
-            Console().print(class_table(tables))
+            show(class_table(tables))
         for sentence in spent(told):
             print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")

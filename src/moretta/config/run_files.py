@@ -37,6 +37,7 @@ from moretta.contract.wording import either, shown, unfit
 from moretta.data.references import OWN_CODE
 from moretta.data.tables import schema
 from moretta.data.tables.schema import Schema
+from moretta.engines.files import read_text
 from moretta.engines.settings import Delay, Engine, Fault, Faults
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -60,6 +61,7 @@ __all__ = [
     "dumps",
     "load",
     "loads",
+    "of_folder",
     "section",
 ]
 
@@ -141,6 +143,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
     for text in overrides:
         override(tables, text)
     return _checked(tables, path, OWN_CODE)
+
+
+def of_folder(folder: Path) -> RunFile:
+    """Read the run file of a run folder, which may be somebody else's: a plain file. Raises as `load`."""
+    path = folder / "run.toml"
+    return _checked(parse_toml(read_text(folder, path.name), path), path, OWN_CODE)
 
 
 def loads(text: str, path: Path, agreed: Container[str] = ()) -> RunFile:

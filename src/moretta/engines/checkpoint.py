@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from moretta.contract.messages import Array
 from moretta.contract.roles import State
-from moretta.engines.files import make_folder, rename, write_atomically
+from moretta.engines.files import make_folder, read_file, rename, write_atomically
 from moretta.errors import ParameterError
 
 FORMAT = 2  # 1 had neither norms of earlier rounds nor counted rows, and pbpfl's weights in the run's dtype
@@ -81,7 +81,7 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointI
     path = found[-1]
     try:
         place = _read_id(path)
-        states = {file.stem: _unpack(file) for file in sorted(path.glob("*.safetensors"))}
+        states = {file.stem: _unpack(_content(file)) for file in sorted(path.glob("*.safetensors"))}
         return place, states
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ParameterError(
@@ -104,7 +104,7 @@ def _write_id(path: Path, place: CheckpointId) -> None:
 
 
 def _read_id(path: Path) -> CheckpointId:
-    content = json.loads((path / "run.json").read_text())
+    content = json.loads(_content(path / "run.json"))
     if content.pop("format") != FORMAT:
         raise ParameterError(f"{path}: expected a checkpoint of format {FORMAT}; was it written by another version?")
     place = CheckpointId(**content)
@@ -144,8 +144,15 @@ def _plain(value: Any) -> Any:
     return {"bytes": value.hex()} if isinstance(value, bytes) else value
 
 
-def _unpack(path: Path) -> State:
-    with safe_open(path, "numpy") as file:
-        plain = json.loads(file.metadata()["moretta"])
+def _content(path: Path) -> bytes:
+    """Return the bytes of a file ``checkpoint/round-000010/NAME`` of a run folder."""
+    folder = path.parents[2]
+    return read_file(folder, str(path.relative_to(folder)))
+
+
+def _unpack(content: bytes) -> State:
+    arrays = load(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    plain = json.loads(header["__metadata__"]["moretta"])
     restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}
-    return load_file(path) | restored
+    return arrays | restored

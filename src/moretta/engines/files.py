@@ -5,17 +5,88 @@ machine that loses power may come back with the old file, or with none, of what 
 
 Where a user names the file, what lies there may be the user's own: `check_ending` and `check_replaced` come before
 anything is written.
+
+A run folder may come from anybody. All files of one are read by `read_file` or `open_file`, which take plain files
+alone: no link, which may lead out of the folder, and no pipe, which may never end.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
+from moretta.contract.memory import check_memory
 from moretta.contract.wording import either
 from moretta.errors import ParameterError
+
+_MOST_BYTES = {".toml": 1 << 22, ".json": 1 << 26, ".jsonl": 1 << 28, ".txt": 1 << 28, ".sha256": 1 << 10}
+"""Bytes of a text in a run folder by its ending; models and views may be as large as the free memory."""
+_NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
+_LINK = "it is a link, which may lead out of the folder; put the file itself there"
+
+
+def read_file(folder: Path, name: str, what: str = "a file of a run") -> bytes:
+    """Read a file of a run folder.
+
+    Args:
+        folder: The run folder; it may be reached by a link, unlike what lies below it.
+        name: The path of the file below the folder.
+        what: The file's content, for an error.
+
+    Raises:
+        FileNotFoundError: The file is absent.
+        ParameterError: It is no plain file, below a link, larger than its kind may be, or cannot be read.
+    """
+    with open_file(folder, name, what) as stream:
+        size, most = os.fstat(stream.fileno()).st_size, _MOST_BYTES.get(Path(name).suffix)
+        if most is None:
+            check_memory(2 * size, f"{folder / name} takes")  # as it is, and as arrays
+        elif size > most:
+            raise ParameterError(
+                f"{folder / name}: expected {what} of at most {most:,} bytes, got {size:,}; restore the file"
+            )
+        return stream.read(size)
+
+
+def read_text(folder: Path, name: str) -> str:
+    """Read a text in UTF-8 from a run folder. Raises as `read_file`, and ParameterError for other bytes."""
+    try:
+        return read_file(folder, name).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ParameterError(f"{folder / name}: expected text in UTF-8; restore the file") from None
+
+
+def open_file(folder: Path, name: str, what: str = "a file of a run") -> BinaryIO:
+    """Open a plain file of a run folder, of any size. Raises as `read_file`."""
+    path = folder / name
+    try:
+        for above in path.relative_to(folder).parents[-2::-1]:
+            if (folder / above).is_symlink():
+                raise ParameterError(f"{folder / above} is a link, which may lead out of the run folder; remove it")
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _NO_LINK_NO_WAIT)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = _LINK if path.is_symlink() else error.strerror
+        raise ParameterError(f"{path}: expected {what}; {why}") from None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise ParameterError(f"{path}: expected {what}; it is not a plain file")
+
+
+def check_plain(folder: Path) -> None:
+    """Raise ParameterError for a link, pipe or device anywhere in a run folder, before anything is written there."""
+    for above, folders, files in os.walk(folder):
+        for path in (Path(above, name) for name in (*folders, *files)):
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                kind = "a link" if stat.S_ISLNK(mode) else "not a plain file"
+                raise ParameterError(f"{path} is {kind}; a run folder may hold plain files and folders only; remove it")
 
 
 def new_lines(path: Path, position: int) -> Iterator[list[bytes]]:

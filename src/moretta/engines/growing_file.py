@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from moretta.engines.files import open_file
+from moretta.errors import ParameterError
+
 CHUNK = 1 << 20  # bytes that are read at a time; a longer line is skipped
 BEFORE = 256  # bytes before a mark by which its place is known again
 
@@ -41,8 +44,8 @@ class GrowingFile:
     def read(self) -> Iterator[list[bytes]]:
         """Yield lists of whole lines that are new; the mark then stands behind them. Raises Rewritten."""
         try:
-            stream = self._path.open("rb")
-        except OSError:
+            stream = open_file(self._path.parent, self._path.name)
+        except (FileNotFoundError, ParameterError):
             if self._offset:
                 raise Rewritten from None
             return
@@ -68,10 +71,10 @@ class GrowingFile:
 def last_lines(path: Path) -> list[bytes]:
     """Return the whole lines at the end of a file, as far as 64 KiB hold them; none where there is no such file."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path.parent, path.name) as stream:
             stream.seek(max(0, stream.seek(0, 2) - CHUNK // 16))
             data = stream.read()
-    except OSError:
+    except (FileNotFoundError, ParameterError):
         return []
     return data[: data.rfind(b"\n") + 1].splitlines()
 

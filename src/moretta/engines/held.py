@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moretta.engines.files import make_folder
+from moretta.engines.files import make_folder, read_text
 from moretta.errors import ParameterError
 
 LOCK = "held.json"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # what a link leads to would be emptied
 
 log = logging.getLogger("moretta")
 
@@ -51,7 +52,7 @@ def refuse_held(folder: Path) -> None:
     """Raise `moretta.errors.ParameterError` where somebody holds a folder; it stays as it is."""
     path = folder / LOCK
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | _NO_LINK)
     except OSError:
         return  # nobody has it, or whoever has is another user, whose files cannot be written either
     try:
@@ -76,7 +77,7 @@ if hasattr(os, "register_at_fork"):
 def _taken(path: Path) -> int:
     """Return the descriptor of a file that is locked and has this path."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
         try:
             if not _locks(descriptor):
                 raise _refusal(path)
@@ -113,10 +114,10 @@ def _locks(descriptor: int) -> bool:
 
 def _refusal(path: Path) -> ParameterError:
     try:
-        holder = json.loads(path.read_text())
+        holder = json.loads(read_text(path.parent, path.name))
         pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
         who = f"process {pid} on {host!r:.80}, since {since:.40}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ParameterError):
         who = "another process"  # which has the lock, and has not said yet who it is
     return ParameterError(
         f"{path.parent} is in use by {who}; wait until that has ended, end it, or name another folder by --out"

@@ -23,14 +23,11 @@ helped/                a file a silo: which sums it has helped to open (secure_a
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
 import math
-import os
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -41,7 +38,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from moretta.contract.messages import Array, Tensors
-from moretta.engines.files import write_atomically
+from moretta.engines.files import check_plain, read_file, read_text, write_atomically
 from moretta.engines.held import LOCK, held, refuse_held
 from moretta.engines.journal import HelpedFile
 from moretta.errors import MorettaError, ParameterError
@@ -67,7 +64,8 @@ class RunFolder:
         self._hold = ExitStack()
 
     def hold(self) -> None:
-        """Keep other processes from writing here until `release`; raises as `moretta.engines.held.held` does."""
+        """Keep other processes from writing here until `release`; raises as `held` and `check_plain` do."""
+        check_plain(self.path)
         self._hold.enter_context(held(self.path))
 
     def release(self) -> None:
@@ -158,7 +156,7 @@ class RunFolder:
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
         """Return the rounds up to a number and forget later ones, which a killed run had begun."""
-        lines = self._history.read_text().splitlines() if self._history.exists() else []
+        lines = read_text(self.path, "history.jsonl").splitlines() if self._history.exists() else []
         kept = [line for line in lines if _round(line) is not None and _round(line) <= up_to]  # type: ignore[operator]
         write_atomically(self._history, "".join(f"{line}\n" for line in kept).encode())
         return [json.loads(line) for line in kept]
@@ -178,7 +176,7 @@ class RunFolder:
         if not path.exists():
             write_atomically(path, json.dumps(dict(digests), sort_keys=True).encode(), 0o600)
             return
-        held = json.loads(path.read_text())
+        held = json.loads(read_text(self.path, ROWS_BY_SILO))
         if changed := [name for name, digest in digests.items() if held.get(name) != digest]:
             raise ParameterError(
                 f"the rows of {', '.join(changed):.200} have changed since the run in {self.path.name} began; bring "
@@ -242,7 +240,7 @@ def read_model(folder: Path, name: str) -> dict[str, Array]:
     if not isinstance(digests, dict):
         raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
     path = folder / name
-    content = _content(path, "a model")
+    content = _content(folder, name, "a model")
     try:
         arrays: dict[str, Array] = load(content)
     except SafetensorError as error:
@@ -259,7 +257,7 @@ def read_inputs(folder: Path) -> dict[str, Any]:
     Raises `moretta.errors.ParameterError` where that is missing, damaged, or another than the run wrote, by its record.
     """
     path = folder / "inputs.json"
-    written = _content(path, "a file")
+    written = _content(folder, path.name, "a file")
     content = _parsed(path, written)
     _check_digest(path, written, _result(folder).get("inputs"), "another")
     return content
@@ -267,7 +265,7 @@ def read_inputs(folder: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
-    return _parsed(path, _content(path, "a file"))
+    return _parsed(path, _content(path.parent, path.name, "a file"))
 
 
 def _parsed(path: Path, written: bytes) -> dict[str, Any]:
@@ -293,27 +291,9 @@ def _check_digest(path: Path, content: bytes, digest: str | None, other: str) ->
         )
 
 
-def _content(path: Path, what: str) -> bytes:
-    """Return the content of a plain file of a run folder.
-
-    A folder from somebody else may have a link in its place, to what is not in that folder, or a pipe that never ends.
-    """
+def _content(folder: Path, name: str, what: str) -> bytes:
+    """Return the content of a file of a finished run. Raises ParameterError as `read_file`, also where it is absent."""
     try:
-        with open(path, "rb", opener=_open_plain) as stream:
-            return stream.read()
-    except OSError as error:
-        why = (
-            "it is a link, which may lead out of the folder; put the file itself there"
-            if path.is_symlink()
-            else error.strerror
-        )
-        raise ParameterError(f"{path}: expected {what} of a finished run; {why}") from None
-
-
-def _open_plain(path: str, flags: int) -> int:
-    """Open a file, neither a link nor what waits, where the system can tell: Windows has neither flag."""
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no file")
+        return read_file(folder, name, f"{what} of a finished run")
+    except FileNotFoundError as error:
+        raise ParameterError(f"{folder / name}: expected {what} of a finished run; {error.strerror}") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.contract import framing
-from moretta.engines.files import write_atomically
+from moretta.engines.files import read_file, write_atomically
 from moretta.engines.journal import Journal
 from moretta.errors import CodecError, ParameterError
 
@@ -83,7 +83,7 @@ class Recorder:
 def digest(folder: Path) -> str:
     """Return the SHA-256 of the index of a run's views, in hex; empty where none were recorded."""
     index = folder / INDEX
-    return hashlib.sha256(index.read_bytes()).hexdigest() if index.exists() else ""
+    return hashlib.sha256(_content(folder, INDEX)).hexdigest() if index.exists() else ""
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,7 @@ class Views:
         """Return one file's bytes. Raises `moretta.errors.ParameterError` where they are not what was recorded."""
         name = self.files[role][number]
         path = self.folder / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ParameterError(f"{path}: expected a recorded view; {error.strerror}") from None
+        data = _content(self.folder, name)
         if hashlib.sha256(data).hexdigest() != self.digests[name]:
             raise ParameterError(f"{path} is not as it was recorded (SHA-256 differs); restore the file")
         return data
@@ -163,9 +160,17 @@ class Views:
                 self.data(role, number)
 
 
+def _content(folder: Path, name: str) -> bytes:
+    """Return the bytes of a file below ``views`` of a run folder."""
+    try:
+        return read_file(folder.parent, f"{folder.name}/{name}", "a recorded view")
+    except FileNotFoundError as error:
+        raise ParameterError(f"{folder / name}: expected a recorded view; {error.strerror}") from None
+
+
 def _index(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in _content(path.parent, path.name).decode().splitlines()]
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path} is damaged ({error})") from None
     if lines and not isinstance(lines[0], dict):
@@ -177,11 +182,7 @@ def _index(path: Path) -> list[dict[str, Any]]:
 
 def read(path: Path) -> Iterator[Seen]:
     """Return the messages of one file, in order. Raises `moretta.errors.ParameterError` for a file that is no view."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ParameterError(f"{path}: expected recorded views; {error.strerror}") from None
-    return parse(data, str(path))
+    return parse(_content(path.parents[1], f"{path.parent.name}/{path.name}"), str(path))
 
 
 def parse(data: bytes, where: str) -> Iterator[Seen]:

@@ -21,8 +21,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
+from moretta.engines.files import read_file
 from moretta.errors import ParameterError
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.report.folder import Attacked, AuditRecord, NotRun, RunRecord
@@ -216,7 +217,7 @@ def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
             if not file.exists():
                 yield who_does(one), picture.caption, ()
                 continue
-            true, found = _images(file)
+            true, found = _images(record.folder, picture.file)
             scale = float(true.min(initial=0.0)), float(true.max(initial=0.0))
             yield who_does(one), picture.caption, [_sheet(images, scale) for images in (true, found)]
 
@@ -230,10 +231,11 @@ def _bytes(record: RunRecord) -> float:
     return record.traffic.up_per_silo_per_round + record.traffic.down_per_silo_per_round
 
 
-def _images(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _images(folder: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return true and found images of a file, [n, C, H, W]."""
+    file = folder / name
     try:
-        held = load_file(file)
+        held = load(read_file(folder, name))
         true, found = (np.asarray(held[name], dtype=np.float64) for name in ("true", "found"))
     except (OSError, SafetensorError, KeyError) as error:
         raise ParameterError(f"{file} holds no pictures ({error}); audit the run again") from None

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from moretta.engines.files import read_file
 from moretta.errors import ParameterError
 from moretta.protocols.common.severity import Severity
 
@@ -340,11 +341,9 @@ def _formatted(model: type[_P], raw: bytes, file: Path) -> _P:
 
 def _read(file: Path, without: str) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file.parent, file.name)
     except FileNotFoundError:
         raise ParameterError(f"{file.parent} has no {file.name}: {without}.") from None
-    except OSError as error:
-        raise ParameterError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def _parse(model: type[_P], raw: bytes, where: str) -> _P:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moretta.engines.files import open_file, read_file, read_text
 from moretta.engines.growing_file import GrowingFile, Rewritten, last_lines
 from moretta.errors import ParameterError
 
@@ -61,6 +62,9 @@ def check_run_folder(folder: Path) -> None:
             f"{folder} is not a run folder: it has no run.toml, history.jsonl or result.json; name a folder that "
             "moretta train --out has made"
         )
+    for name in FOLLOWED:
+        with suppress(FileNotFoundError):
+            open_file(folder, name).close()  # a link or a pipe is refused by its name
     found = _json(folder / "result.json").get("format", FORMAT)
     if found != FORMAT:
         raise ParameterError(f"{folder / 'result.json'} is of format {found!s:.20}, and this version reads {FORMAT}")
@@ -158,8 +162,8 @@ def logged_of(lines: list[bytes]) -> dict[str, Any]:
 def plan_of(folder: Path) -> dict[str, Any]:
     """Return name, protocol and number of rounds of the run file, as far as the folder has them."""
     tables: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError):
-        tables = tomllib.loads((folder / "run.toml").read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, RecursionError, ParameterError):
+        tables = tomllib.loads(read_text(folder, "run.toml"))
     run, protocol = (found if isinstance(found := tables.get(name), dict) else {} for name in ("run", "protocol"))
     rounds = run.get("rounds")
     return {
@@ -254,13 +258,13 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError):
-        return _object(path.read_bytes())
+    with suppress(OSError, ParameterError):
+        return _object(read_file(path.parent, path.name))
     return {}
 
 
 def _signature(path: Path) -> tuple[int, int, int]:
     with suppress(OSError):
-        found = path.stat()
+        found = path.lstat()
         return found.st_ino, found.st_size, found.st_mtime_ns
     return 0, 0, 0

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from moretta.engines.files import check_ending, check_replaced, write_atomically
+from moretta.engines.files import check_ending, check_replaced, read_text, write_atomically
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
@@ -82,7 +82,7 @@ def export_history(folder: Path, out: Path) -> int:
         raise ParameterError(f"{folder}: expected a run folder with its history.jsonl")
     if out.exists():
         raise ParameterError(f"{out} exists already; TensorBoard would show both together, so name another folder")
-    lines = [json.loads(text) for text in history.read_text().splitlines()]
+    lines = [json.loads(text) for text in read_text(folder, "history.jsonl").splitlines()]
     with SummaryWriter(str(out)) as writer:
         for line in lines:
             for name, value in _scalars(line):

@@ -26,6 +26,7 @@ from moretta.data.tables.files import Format
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
+from moretta.engines.files import open_file
 from moretta.engines.run_folder import read_inputs, read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue, graph
@@ -123,6 +124,7 @@ def _module(
         source, arguments = str(made["source"]), dict(made["arguments"])
         base = Path(os.path.normpath(folder.absolute() / str(made["base"])))
         if not source and (folder / GRAPH).exists():
+            open_file(folder, GRAPH).close()  # a link or a pipe is refused by its name
             return graph.read(folder / GRAPH, tensors)
         if not source and not (folder / MADE).exists():
             raise ParameterError(f"{folder} has neither run.toml nor {MADE}, one of which a run leaves; restore it")
@@ -198,7 +200,7 @@ def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | No
         return None
     if model is not None:
         raise ParameterError(f"{folder} has a run file, which names its model; leave out --model")
-    run_file = run_files.load(folder / "run.toml")
+    run_file = run_files.of_folder(folder)
     consent.check(folder, run_file, allow_code)
     return run_file
 

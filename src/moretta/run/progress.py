@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, Self
 
+from moretta.report.terminal import Screen, one_line
+
 Progress = Callable[[int, int, Mapping[str, Any]], None]
 """Called after each round with its number, the number of rounds, and its line of the history."""
 
@@ -128,9 +130,7 @@ def _is_heard(level: int) -> bool:
 
 @contextmanager
 def _face(label: str, rounds: int, *, quiet: bool) -> Iterator[Face]:
-    from rich.console import Console
-
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     if (notebook := _notebook()) is not None:
         yield _Cell(notebook, label, rounds)
     elif console.is_terminal:
@@ -162,7 +162,7 @@ class _Lines:
         self._waiting = ""
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(one_line(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def _bar(console: Any, label: str, rounds: int) -> Iterator[Face]:
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[figures]}"),
+        progress.TextColumn("{task.fields[figures]}", markup=False),
     )
     with progress.Progress(*columns, console=console) as bar:
         face = _Bar(bar, bar.add_task(label, total=rounds, figures=""))
@@ -199,7 +199,7 @@ class _Bar:
         self._bar.update(self._task, completed=number, **({"figures": figures} if figures else {}))
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(one_line(text), soft_wrap=True)
 
     def end(self) -> None:
         pass

@@ -37,7 +37,7 @@ class Cell:
         """Whether this very run is there. Raises `moretta.errors.ParameterError` where another one is."""
         if not (self.folder / "result.json").exists() or not (self.folder / "run.toml").exists():
             return False
-        there = run_files.load(self.folder / "run.toml")
+        there = run_files.of_folder(self.folder)
         if run_files.digest(there) != run_files.digest(self.run_file):
             raise ParameterError(
                 f"{self.folder} holds a run with other settings; go on with the run file it was begun with, or name "

@@ -22,6 +22,7 @@ from moretta.data.silo import row_shape, rows_digest
 from moretta.data.tables.preparation import Preparation
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
+from moretta.engines.files import read_text
 from moretta.engines.run_folder import ROWS, read_inputs, read_json, read_model
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
@@ -85,7 +86,7 @@ class Truth:
                 "or train again"
             )
         kept = folder / "truth" / ROWS
-        if not kept.exists() or kept.read_text() != rows_digest(federation.silos):
+        if not kept.exists() or read_text(folder, f"truth/{ROWS}") != rows_digest(federation.silos):
             raise ParameterError(
                 f"{folder} was made with other rows than its silos have now; restore the data, or train again"
             )
@@ -225,7 +226,7 @@ class Truth:
 
     @cached_property
     def _takes(self) -> Mapping[int, int]:
-        lines = (self.folder / "history.jsonl").read_text().splitlines()
+        lines = read_text(self.folder, "history.jsonl").splitlines()
         return {line["round"]: line.get("take", 0) for line in map(json.loads, lines)}
 
     def role(self, silo: str, number: int) -> Client:

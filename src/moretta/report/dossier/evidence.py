@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.engines import views
+from moretta.engines.files import read_file, read_text
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import ParameterError
 from moretta.protocols.common.entry import Entry
@@ -91,7 +92,7 @@ def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
         inputs=read_inputs(folder) if (folder / "inputs.json").exists() else None,
         heard={} if record is None or not record.views else _heard(folder / "views", record),
         rounds_done=_rounds(folder / "history.jsonl"),
-        answers={} if given is None else read_answers(given),
+        answers={} if given is None else read_answers(given if answers is None else given.resolve()),
         answers_file=NAME if given is None else given.name,
     )
 
@@ -100,13 +101,13 @@ def _toml(file: Path) -> Mapping[str, Any]:
     if not file.exists():
         return {}
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(file.parent, file.name))
     except (OSError, ValueError, RecursionError):
         raise ParameterError(f"{file}: expected the run file of this run; it cannot be read as TOML") from None
 
 
 def _rounds(file: Path) -> int:
-    return sum(1 for line in file.read_bytes().splitlines() if line.strip()) if file.exists() else 0
+    return sum(1 for line in read_file(file.parent, file.name).splitlines() if line.strip()) if file.exists() else 0
 
 
 def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:

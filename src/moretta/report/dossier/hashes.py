@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moretta.data.tables import schema
+from moretta.engines.files import read_file
 from moretta.errors import ParameterError
 from moretta.report.dossier.document import Sentence, pointer, sentence
 from moretta.report.dossier.evidence import Evidence
@@ -29,10 +30,12 @@ def hashes(evidence: Evidence) -> Iterator[Sentence]:
     """Yield the digests of what is there: files, schema and roster."""
     for name, what in FILES.items():
         if (evidence.folder / name).exists():
-            yield sentence(f"{name}, {what}, has the SHA-256 {sha256(evidence.folder / name)}", name, group="Files")
+            yield sentence(f"{name}, {what}, has the SHA-256 {sha256(evidence.folder, name)}", name, group="Files")
     for path in sorted((evidence.folder / "models").glob("*.safetensors")):
         name = f"models/{path.name}"
-        yield sentence(f"{name}, a silo’s own model, has the SHA-256 {sha256(path)}", name, group="Files")
+        yield sentence(
+            f"{name}, a silo’s own model, has the SHA-256 {sha256(evidence.folder, name)}", name, group="Files"
+        )
     if evidence.columns:
         found = schema.of({"columns": dict(evidence.columns)}, "inputs.json").digest
         text = f"The schema of the tables has the SHA-256 {found}, the same at all sites"
@@ -40,10 +43,9 @@ def hashes(evidence: Evidence) -> Iterator[Sentence]:
     yield from _of_roster(evidence)
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def sha256(folder: Path, name: str) -> str:
+    """Return the SHA-256 of a file of a run folder, in hex."""
+    return hashlib.sha256(read_file(folder, name)).hexdigest()
 
 
 def _of_roster(evidence: Evidence) -> Iterator[Sentence]:

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from moretta.engines.files import check_ending, write_atomically
+from moretta.engines.files import check_ending, read_file, write_atomically
 from moretta.errors import ParameterError
 from moretta.report.dossier.document import content, dumps, loads
 from moretta.report.dossier.evidence import read_evidence
@@ -88,14 +88,10 @@ def _group(one: dict[str, Any]) -> str:
 def _check_place(files: Files, data: bytes, page: bytes) -> None:
     """Refuse to overwrite what is no dossier, and a signed one by another."""
     if files.data.exists() and files.data.stat().st_size:
-        try:
-            before = files.data.read_bytes()
-        except OSError as error:
-            raise ParameterError(f"{files.data}: it cannot be read: {error.strerror}") from None
-        loads(before, f"{files.data} is there already")
+        loads(read_file(files.data.parent, files.data.name), f"{files.data} is there already")
     if not files.signatures.exists():
         return
-    kept = [file.read_bytes() if file.exists() else b"" for file in (files.data, files.page)]
+    kept = [read_file(file.parent, file.name) if file.exists() else b"" for file in (files.data, files.page)]
     if kept != [data, page]:
         raise ParameterError(
             f"{files.signatures} signs the dossier that is there, and this one is another; name another file by --out"

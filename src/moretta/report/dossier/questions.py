@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moretta.contract.wording import did_you_mean
+from moretta.engines.files import read_text
 from moretta.errors import ParameterError
 
 NAME = "dossier.toml"
@@ -70,7 +71,7 @@ def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
     Raises `moretta.errors.ParameterError` for a file that cannot be read, an unknown key or an answer that is no text.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_text(path.parent, path.name))
     except OSError as error:
         raise ParameterError(f"{path}: it cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

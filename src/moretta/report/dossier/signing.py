@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moretta.engines.files import write_atomically
+from moretta.engines.files import read_file, write_atomically
 from moretta.errors import ParameterError
 from moretta.report.dossier.document import digest, loads
 from moretta.report.dossier.page import Files, render
@@ -112,7 +112,7 @@ def _read(files: Files) -> tuple[dict[str, Any], bytes, bytes]:
     found = []
     for file in (files.data, files.page):
         try:
-            found.append(file.read_bytes())
+            found.append(read_file(file.parent, file.name))
         except OSError as error:
             raise ParameterError(
                 f"{file}: expected a dossier's file; it cannot be read: {error.strerror or error}"
@@ -128,7 +128,7 @@ def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
     if not files.signatures.exists():
         return []
     try:
-        told = json.loads(files.signatures.read_bytes())
+        told = json.loads(read_file(files.signatures.parent, files.signatures.name))
         some = told["signatures"] if told["format"] == FORMAT else None
         if not isinstance(some, list) or len(some) > MOST:
             raise ValueError

@@ -1,0 +1,68 @@
+"""Text for a terminal: names of silos, classes and files may be anybody's, and a terminal obeys control characters."""
+
+from __future__ import annotations
+
+import io
+import logging
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal obeys or what hides or turns text: control and format characters, bidi, half characters.
+
+    Returns:
+        The text, where each such character is U+FFFD; spaces, tabs and line ends stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" or _is_space(one) else "\ufffd" for one in text)
+
+
+def one_line(text: str) -> str:
+    """Return the same as one line, so that no name begins a line of its own."""
+    return printable(text.replace("\r", " ").replace("\n", " "))
+
+
+def _is_space(character: str) -> bool:
+    return unicodedata.category(character) == "Zs"
+
+
+class Screen(Console):
+    """A console that prints text as `printable` and knows no markup, so that a class named "[red]" is shown so."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what is printed; the console's own control codes are apart from its text."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+class PrintableStream(io.TextIOBase):
+    """A stream that writes text as `printable` to another. raw: that one."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self.raw.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Have the other stream write what it holds."""
+        self.raw.flush()
+
+
+class PrintableRecords(logging.Formatter):
+    """Formats records of a log for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's text."""
+        return printable(super().format(record))
