@@ -12,15 +12,19 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
 
-def printable(text: str) -> str:
+def printable(text: str, mark: str = "\ufffd") -> str:
     """Replace what a terminal obeys or what hides or turns text: control and format characters, bidi, half characters.
 
+    Args:
+        text: Anybody's text.
+        mark: Stands in the place of each such character.
+
     Returns:
-        The text, where each such character is U+FFFD; spaces, tabs and line ends stay.
+        The text; spaces, tabs and line ends stay.
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" or _is_space(one) else "\ufffd" for one in text)
+    return "".join(one if one.isprintable() or one in "\n\t" or _is_space(one) else mark for one in text)
 
 
 def one_line(text: str) -> str:
@@ -33,7 +37,10 @@ def _is_space(character: str) -> bool:
 
 
 class Screen(Console):
-    """A console that prints text as `printable` and knows no markup, so that a class named "[red]" is shown so."""
+    """A console that prints text as `printable` and knows no markup, so that a class named "[red]" is shown so.
+
+    It leaves out what is replaced elsewhere: rich lays out cells for characters without a width.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -41,7 +48,7 @@ class Screen(Console):
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield what is printed; the console's own control codes are apart from its text."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text), style, control)
+            yield Segment(text if control else printable(text, ""), style, control)
 
 
 class PrintableStream(io.TextIOBase):
