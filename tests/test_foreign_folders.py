@@ -59,11 +59,11 @@ def no_waiting() -> Iterator[None]:
         raise Waits("for ever")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 90, 5)
+    signal.alarm(90)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -184,6 +184,20 @@ def test_a_page_that_follows_a_run_waits_on_no_pipe(folder: Path) -> None:
         piped(folder / name)
     kinds = {one.kind for one in [*follower.news(Said()), *follower.news(Said())]}
     assert kinds <= {"begin", "plan", "result", "state"}
+
+
+@pytest.mark.parametrize("table", ['[data]\nschema = "pipe"', '[secure-aggregation]\nroster = "pipe"'])
+def test_a_file_that_a_run_file_names_is_no_pipe_that_is_waited_on(folder: Path, table: str) -> None:
+    os.mkfifo(folder / "pipe")
+    section, line = table.split("\n")
+    lines = (folder / "run.toml").read_text().splitlines()
+    lines = [one for one in lines if not one.startswith("base = ")]
+    lines.insert(lines.index(section) + 1, line)
+    (folder / "run.toml").write_text("\n".join(lines))
+    (folder / "result.json").unlink()
+    assert call("dossier", "write", folder).code == 0
+    for command in ("predict", "audit"):
+        assert COMMANDS[command][0](folder).code == 2
 
 
 def test_a_run_folder_may_itself_be_reached_by_a_link(folder: Path) -> None:

@@ -148,7 +148,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
 def of_folder(folder: Path) -> RunFile:
     """Read the run file of a run folder, which may be somebody else's: a plain file. Raises as `load`."""
     path = folder / "run.toml"
-    return _checked(parse_toml(read_text(folder, path.name), path), path, OWN_CODE)
+    tables = parse_toml(read_text(folder, path.name), path)
+    if isinstance(data := tables.get("data"), dict) and "schema" in data:  # `dump` writes sections [columns]
+        raise ParameterError(f"{path}: [data] schema names a file, which no run folder does; restore run.toml")
+    return _checked(tables, path, OWN_CODE)
 
 
 def loads(text: str, path: Path, agreed: Container[str] = ()) -> RunFile:

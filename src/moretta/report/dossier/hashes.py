@@ -57,8 +57,11 @@ def _of_roster(evidence: Evidence) -> Iterator[Sentence]:
     source = "result.json" if evidence.record else "run.toml"
     keys = ("settings", "secure-aggregation", "roster") if evidence.record else ("secure-aggregation", "roster")
     base = str(evidence.run_file.get("run", {}).get("base", ""))
+    path = evidence.folder.absolute() / base / named
     try:
-        digest = Roster.load(evidence.folder.absolute() / base / named).digest
+        if not path.is_file():  # a pipe that somebody else names would never end
+            raise ParameterError(f"{path}: expected a roster, which is a file")
+        digest = Roster.load(path).digest
     except ParameterError:
         text = "The run had a roster of identities, which could not be read here, so its digest is not stated"
     else:
