@@ -305,7 +305,7 @@ NETWORKS: Mapping[str, tuple[nn.Module, tuple[int, ...], torch.dtype]] = {
 
 def drawn(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> nn.Module:
     path.write_bytes(graph.written(model, shape, dtype))
-    return graph.read(path, {name: one.detach().numpy() for name, one in model.state_dict().items()})
+    return graph.Graph.read(path.read_bytes(), {name: one.detach().numpy() for name, one in model.state_dict().items()})
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -405,7 +405,7 @@ def test_a_norm_whose_tensors_are_too_short_reads_nothing_beyond_them(tmp_path: 
         told["tensors"][name]["shape"], tensors[name] = [1], tensors[name][:1]
     path.write_bytes(save(constants, {"graph": json.dumps(told)}))
     with pytest.raises(ParameterError, match="norms and channels do not fit"):
-        graph.read(path, tensors)(torch.zeros(2, *shape))
+        graph.Graph.read(path.read_bytes(), tensors)(torch.zeros(2, *shape))
 
 
 def test_a_norm_without_statistics_takes_the_batch_s(plain: Path, tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_norm_without_statistics_takes_the_batch_s(plain: Path, tmp_path: Path
     reads = [{"input": True}, None, None, False, 0.1, 1e-5]
     told["nodes"] = [{"does": "aten._native_batch_norm_legit.no_stats", "reads": reads, "by_name": {}}]
     path.write_bytes(save(constants, {"graph": json.dumps(told)}))
-    read = graph.read(path, {name: one.detach().numpy() for name, one in model.state_dict().items()})
+    read = graph.Graph.read(path.read_bytes(), {name: one.detach().numpy() for name, one in model.state_dict().items()})
     with pytest.raises(ParameterError, match="norms and channels do not fit"):
         read(torch.zeros(2, 3))
     instances = nn.Sequential(nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(8, 2))
@@ -429,7 +429,7 @@ def test_arithmetic_is_on_sizes_alone(reads: list[Any], plain: Path, tmp_path: P
     told["nodes"] = [{"does": "sizes.mul", "reads": reads, "by_name": {}}]
     told["output"] = {"node": 0}
     path.write_bytes(save(constants, {"graph": json.dumps(told)}))
-    read = graph.read(path, {name: one.detach().numpy() for name, one in model.state_dict().items()})
+    read = graph.Graph.read(path.read_bytes(), {name: one.detach().numpy() for name, one in model.state_dict().items()})
     with pytest.raises(ParameterError, match="what is no size"):
         read(torch.zeros(2, 3))
 
@@ -441,7 +441,7 @@ def test_a_graph_of_somebody_else_runs_core_operations_alone(does: str, plain: P
     told["nodes"][0]["does"] = does
     path.write_bytes(save(constants, {"graph": json.dumps(told)}))
     with pytest.raises(ParameterError, match="a graph has core operations of PyTorch alone"):
-        graph.read(path, {name: one.detach().numpy() for name, one in model.state_dict().items()})
+        graph.Graph.read(path.read_bytes(), {name: one.detach().numpy() for name, one in model.state_dict().items()})
 
 
 def test_an_archive_of_torch_export_is_never_opened(tmp_path: Path) -> None:

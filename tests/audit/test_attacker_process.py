@@ -22,10 +22,16 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Given, always
 from moretta.audit.evidence.case import Architecture, Case
 from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.truth import Truth
+from moretta.engines import confinement
 
 NATIVE = ("safe_open", "parent's cwd", "parent's fds")
-WITHOUT_KERNEL = "from moretta.audit import attacker, confinement\nconfinement.landlock = lambda: 0\nattacker.main()\n"
-LANDLOCK = "sys.exit(not __import__('moretta.audit.confinement').audit.confinement.kernel([]))"
+WITHOUT_KERNEL = """
+from moretta.audit import attacker
+from moretta.engines import confinement
+confinement.landlock = lambda: 0
+attacker.main()
+"""
+LANDLOCK = "sys.exit(not __import__('moretta.engines.confinement').engines.confinement.kernel([]))"
 
 SMUGGLER = '''
 """Tries whatever Python has to get at what it was not given; claims, for each try, whether it got anything."""
@@ -270,7 +276,10 @@ WRONG = {
     "returns nothing": ("return None", r"^it ended with AttributeError"),
     "writes": ("case.arrays['x'][0] = 1.0", r"^it ended with ValueError: assignment destination is read-only"),
     "hangs": ("import time; time.sleep(60)", r"^it had not ended after 4 s"),
-    "reads": ("open('/etc/passwd')", r"^it ended with PermissionError: an attack is given its case and nothing else"),
+    "reads": (
+        "open('/etc/passwd')",
+        r"^it ended with PermissionError: a confined process is given its input and nothing else",
+    ),
 }
 
 
@@ -346,7 +355,7 @@ import sys
 import numpy as np
 
 for name in ("_READS", "_WRITES", "_REFUSED", "_HARMLESS"):
-    for module in (sys.modules["__main__"], sys.modules["moretta.audit.confinement"]):
+    for module in (sys.modules["__main__"], sys.modules["moretta.engines.confinement"]):
         setattr(module, name, ())
 GOT = []
 for path in (f"/proc/{{os.getppid()}}/cmdline", {run!r} + "/truth/round-000001/server.safetensors"):
@@ -421,7 +430,7 @@ def test_nothing_that_an_attack_started_outlives_it(tmp_path, made):
 
 def test_no_prefix_of_an_installation_is_readable_as_a_whole():
     """A run folder may lie below one: `python -m venv .` makes a project's folder the prefix."""
-    folders = {folder.resolve() for folder in attacker.readable()}
+    folders = {folder.resolve() for folder in confinement.readable()}
     for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix):
         held = Path(prefix).resolve()
         assert folders.isdisjoint([held, *held.parents])

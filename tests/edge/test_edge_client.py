@@ -257,7 +257,8 @@ if "moretta.protocols.baffle.edge" in sys.orig_argv:
             if name.partition(".")[0] in {absent!r}:
                 raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
     sys.meta_path.insert(0, Absent())
-    atexit.register(lambda: pathlib.Path({found!r}).write_text(" ".join([*sys.modules, *sys.argv])))
+    found = pathlib.Path({found!r}).open("w")  # now, as the process can open it no more when it ends
+    atexit.register(lambda: found.write(" ".join([*sys.modules, *sys.argv])))
 """
 
 

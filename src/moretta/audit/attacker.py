@@ -1,7 +1,7 @@
 """The process of one attack: reads its case on stdin, writes its claim on stdout, and reaches nothing else.
 
 It is sent a case and no path: no argument, variable or working directory names the run folder. It is confined
-(`moretta.audit.confinement`) before the attack's own module is imported. The kernel, where it can, refuses it files,
+(`moretta.engines.confinement`) before the attack's own module is imported. The kernel, where it can, refuses it files,
 TCP and signals, but not UDP, Unix sockets or forks. What it forks ends with it, except what leaves its session.
 """
 
@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta.audit.confinement import confine
+from moretta.engines.confined import command, environment
+from moretta.engines.confinement import confine, empty_folder, readable, watch
 from moretta.audit.evidence.attack import Attack, Claim
 from moretta.audit.evidence.case import Case
 from moretta.errors import RunFailed
@@ -50,13 +50,19 @@ def claim_of(
     """
     file = "" if attack.module.startswith("moretta.") else _file(attack.module)
     header = json.dumps({"module": attack.module, "function": attack.attack.__name__, "file": file}).encode()
-    environment = {"OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8"}
-    environment["TORCHINDUCTOR_CACHE_DIR"] = "/"  # there already, so that torch.optim finds it and makes none
-    command = [sys.executable, "-E", "-P", "-W", "ignore", *PROGRAM]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment, start_new_session=True
-    ) as process:
+    with (
+        empty_folder() as folder,
+        subprocess.Popen(
+            command(*PROGRAM),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            cwd=folder,
+            env=environment(),
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             started(process)
             out, said = process.communicate(len(header).to_bytes(8, "little") + header + case.pack(), timeout=seconds)
@@ -97,7 +103,9 @@ def main() -> None:
     try:
         if case.architecture.source not in ("", *_built_in()):
             case.model()  # imports the user's module while that can be read
-        confine([*readable(), *map(Path, filter(None, [header["file"]]))])
+        folders = [*readable(), *map(Path, filter(None, [header["file"]]))]
+        confine(folders)
+        watch(folders)
         claim = getattr(_imported(header["module"], header["file"]), header["function"])(case)
         packed = save({name: np.array(value, order="C") for name, value in claim.items()})
     except Exception as error:  # noqa: BLE001  # said in one line to the process that waits
@@ -121,22 +129,6 @@ def _imported(name: str, file: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def readable() -> Sequence[Path]:
-    """Return the folders that an attack may read: this package, Python's library and what is installed beside it.
-
-    Not `sys.prefix`: a run folder may lie below that.
-    """
-    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    installed = [
-        paths[name]
-        for paths in (sysconfig.get_paths(), sysconfig.get_paths(vars=base))
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
-    site = [entry for entry in sys.path if "-packages" in entry]
-    folders = [Path(__file__).parents[1], *map(Path, (*installed, *site))]
-    return list(filter(Path.is_dir, dict.fromkeys(folders)))
 
 
 def _built_in() -> Sequence[str]:

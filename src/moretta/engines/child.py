@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import time
@@ -19,6 +20,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.engines import pipe as wire
+from moretta.engines.confinement import empty_folder
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, Disconnected, MisuseError
 
@@ -73,7 +75,7 @@ class ChildClient:
         self._name, self._settings, self._state, self._rows = name, settings, dict(state), rows
         self._insecure, self._command, self._here = insecure, tuple(command), here
         self._codec = Codec((*messages, *wire.MESSAGES))
-        self._process: _Process | None = None
+        self._process: Process | None = None
 
     @InSteps
     def answer(self, message: Message) -> Answering:
@@ -96,7 +98,7 @@ class ChildClient:
 
     def _start(self) -> None:
         began = time.monotonic()
-        self._process = _Process(self._command)
+        self._process = Process(self._command, own_environment())
         begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
         try:
             self._done(begin, *self._rows, seconds=max(START, self.deadline))
@@ -154,7 +156,7 @@ class ChildClient:
         return answer
 
     @contextlib.contextmanager
-    def _within(self, seconds: float | None) -> Iterator[_Process]:
+    def _within(self, seconds: float | None) -> Iterator[Process]:
         """Give the process for so long, None for the deadline; end it with an error where it fails or takes longer."""
         seconds, process = self.deadline if seconds is None else seconds, self._process
         if process is None:
@@ -170,7 +172,7 @@ class ChildClient:
         except CodecError as error:
             raise self._gone(f"sent what is no answer: {error}") from None
 
-    def _receive(self, process: _Process) -> Message:
+    def _receive(self, process: Process) -> Message:
         data = framing.read(process.output)
         if data is None:
             raise BrokenPipeError
@@ -213,22 +215,38 @@ class Waiting:
         return [work.alone() for work in works]
 
 
-class _Process:
-    """A process and its pipes. What it writes to standard error is kept in an unnamed file."""
+def own_environment() -> dict[str, str]:
+    """Return this process's environment for a silo's, which is small and starts in another folder."""
+    found = {**os.environ, **SMALL}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, found["PYTHONPATH"].split(os.pathsep)))
+    return found
 
-    def __init__(self, command: Sequence[str]) -> None:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the process
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            bufsize=0,
-            env={**os.environ, **SMALL},
-        )
+
+class Process:
+    """A process in an empty folder, and its pipes. What it writes to standard error is kept in an unnamed file.
+
+    leads: whether it leads a session of its own, of which nothing outlives it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, leads: bool = False) -> None:
+        with contextlib.ExitStack() as stack:
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                cwd=stack.enter_context(empty_folder()),
+                env=environment,
+                start_new_session=leads,
+            )
+            held = stack.pop_all()
+        self._leads = leads
         self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
         self.input, self.output = _binary(self._pipes[0]), _binary(io.BufferedReader(self._pipes[1]))
-        self._finalizer = weakref.finalize(self, _end, self._popen, errors)  # also where the interpreter ends
+        self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # or as the interpreter ends
 
     def wait_until(self, moment: float) -> None:
         """Let reads and writes raise TimeoutError after a moment of `time.monotonic`."""
@@ -237,7 +255,7 @@ class _Process:
 
     def kill(self) -> None:
         """End it at once; `close` is to follow."""
-        self._popen.kill()
+        _kill(self._popen, self._leads)
 
     def close(self) -> str:
         """Close its input, and kill it if it does not end. Return how it ended, with its last line of stderr."""
@@ -284,7 +302,16 @@ def _binary(stream: Any) -> BinaryIO:
     return binary
 
 
-def _end(popen: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:
+    """Kill a process, and what it started where it leads a session."""
+    if leads:
+        with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+            os.killpg(popen.pid, signal.SIGKILL)
+    else:
+        popen.kill()
+
+
+def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.ExitStack, leads: bool) -> str:
     """End a process; return how it ended, and the last line that it wrote to standard error."""
     for stream in (popen.stdin, popen.stdout):
         try:
@@ -295,9 +322,11 @@ def _end(popen: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
     try:
         popen.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        popen.kill()
+        _kill(popen, leads)
         popen.wait()
-    with errors:
+    if leads:
+        _kill(popen, leads)
+    with held:
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
         lines = errors.read().decode(errors="replace").strip().splitlines()
     code = popen.returncode

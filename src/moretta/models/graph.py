@@ -9,10 +9,10 @@ the graph as JSON:
     nodes     in the order of running: the operation, and what it reads; the tensors of the file are constants
     output    the node whose value is the outputs
 
-An operation is one of ATen's core set, which PyTorch keeps small and stable, computes values alone and changes nothing
-in place, or arithmetic on sizes. Nothing else has a name here: no code of somebody else's file is run, and no other
-file is read. Operations that read memory which is not theirs, where what they are given does not fit, are refused or
-checked (`_UNSAFE`, `_NORMS`). Such a file can still compute wrong numbers, take long and take much memory.
+An operation is one of `moretta.models.operations`: of ATen's core set, which PyTorch keeps small and stable, or
+arithmetic on sizes. Nothing else has a name here: no code of somebody else's file is run, and no other file is read.
+Each operation's arguments are checked. What comes from a folder runs in a confined process all the same
+(`moretta.run.foreign`).
 """
 
 from __future__ import annotations
@@ -23,36 +23,24 @@ import io
 import json
 import logging
 import math
-import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import with_one_argument
+from moretta.models.operations import SIZES, WORDS, operation
 
 FORMAT = 1
-_SIZES: Mapping[str, Callable[..., Any]] = {
-    name: getattr(operator, name)
-    for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem", "eq", "ne", "lt", "le", "gt", "ge")
-}
 _CHECKS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
-_WORDS = {
-    str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype | torch.memory_format | torch.layout)
-}
 _PLAIN = (str, bool, int, type(None))
-# They show what was in memory before, or trust sizes and offsets that they are given.
-_UNSAFE = ("empty", "empty_strided", "_embedding_bag", "_fft_c2r")
-_NORMS = ("_native_batch_norm_legit", "_native_batch_norm_legit_no_training")  # they trust their tensors' lengths
-OWN_NAMES = ("_told", "_steps", "_done", "_value")
+OWN_NAMES = ("_told", "_steps", "_done", "_value", "_process", "_file")
 
 
 class Graph(nn.Module):
@@ -72,11 +60,32 @@ class Graph(nn.Module):
                 _put(self, name, nn.Parameter(one, kind["trained"]) if kind["parameter"] else one)
         for name, value in constants.items():
             self.register_buffer(f"constant_{name}", value, persistent=False)
-        self._steps = [(_operation(node["does"]), node["reads"], node["by_name"]) for node in told["nodes"]]
+        self._steps = [(operation(node["does"]), node["reads"], node["by_name"]) for node in told["nodes"]]
         last = {place: at for at, (_, *read) in enumerate(self._steps) for place in _places(read)}
         self._done: list[list[int]] = [[] for _ in self._steps]  # by step, the results that nothing later reads
         for place in last.keys() - _places(told["output"]):
             self._done[last[place]].append(place)
+
+    @classmethod
+    def read(cls, file: bytes, tensors: Tensors) -> Self:
+        """Return the model of a file that `written` made, with its weights. No code is run but listed operations.
+
+        Raises:
+            ParameterError: the file is not one of `written`, or the weights are of another model.
+        """
+        try:
+            constants = load(file)
+            told = json.loads(json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"]["graph"])
+            if told["format"] != FORMAT:
+                raise ParameterError(f"expected a graph of format {FORMAT}; was it written by another version?")
+            _check_weights(told["tensors"], tensors)
+            return cls(told, {name: torch.tensor(one) for name, one in tensors.items()}, constants)
+        except SafetensorError as error:
+            raise ParameterError(f"expected the graph of a model; {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
+            raise ParameterError(
+                f"this is no graph of a model as Result.save writes it ({type(error).__name__}); save it again"
+            ) from None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
@@ -100,7 +109,7 @@ class Graph(nn.Module):
             case {"input": _}:
                 return x
             case {"word": word}:
-                return x.device if word == "device" else _WORDS[word]
+                return x.device if word == "device" else WORDS[word]
             case {"number": number}:
                 return float(number)
             case list():
@@ -143,29 +152,6 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
             'into a file and give Federation that, as model="module:function"'
         ) from None
     return save(constants, {"graph": json.dumps(told, allow_nan=False)})
-
-
-def read(path: Path, tensors: Tensors) -> Graph:
-    """Return the model of a file that `written` made, with its weights. No code is run but core operations.
-
-    Raises `moretta.errors.ParameterError` for a file that is none, and for weights of another model.
-    """
-    if not path.is_file():  # a pipe would never end
-        raise ParameterError(f"{path}: expected the graph of a model; it is no file")
-    try:
-        with safe_open(path, "pt") as file:
-            told = json.loads((file.metadata() or {})["graph"])
-            constants = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-        if told["format"] != FORMAT:
-            raise ParameterError(f"{path}: expected a graph of format {FORMAT}; was it written by another version?")
-        _check_weights(told["tensors"], tensors)
-        return Graph(told, {name: torch.tensor(one) for name, one in tensors.items()}, constants)
-    except (OSError, SafetensorError) as error:
-        raise ParameterError(f"{path}: expected the graph of a model; {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise ParameterError(
-            f"{path}: this is no graph of a model as Result.save writes it ({type(error).__name__}); save it again"
-        ) from None
 
 
 def _check_weights(wanted: Mapping[str, Any], tensors: Tensors) -> None:
@@ -232,7 +218,7 @@ def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:
             return {"word": "device"}
         case float():
             return value if math.isfinite(value) else {"number": str(value)}
-    if str(value) in _WORDS:
+    if str(value) in WORDS:
         return {"word": str(value)}
     if not isinstance(value, _PLAIN):
         raise ParameterError(f"it reads a {type(value).__name__}")
@@ -240,51 +226,11 @@ def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:
 
 
 def _name(target: Any) -> str:
-    """Return the name by which `_operation` finds an operation."""
+    """Return the name by which `operation` finds an operation."""
     own = str(getattr(target, "__name__", ""))
-    name = f"sizes.{own}" if _SIZES.get(own) is target else str(target)
-    _operation(name)
+    name = f"sizes.{own}" if SIZES.get(own) is target else str(target)
+    operation(name)
     return name
-
-
-def _operation(name: str) -> Callable[..., Any]:
-    """Return an operation by its name, "aten.addmm.default" or "sizes.mul", of those that may be in a graph."""
-    home, _, rest = name.partition(".")
-    if home == "sizes" and rest in _SIZES:
-        return _SIZES[rest] if rest == "getitem" else partial(_of_sizes, _SIZES[rest])
-    packet, _, overload = rest.partition(".")
-    if home == "aten" and packet.isidentifier() and overload.isidentifier() and not packet.startswith("__"):
-        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-        if isinstance(found, torch._ops.OpOverload) and packet not in _UNSAFE and _may_be_in(found):
-            return partial(_normalised, found) if packet in _NORMS else found
-    raise ParameterError(f"a graph has core operations of PyTorch alone, and `{name:.80}` is none")
-
-
-def _may_be_in(found: torch._ops.OpOverload) -> bool:
-    """Whether an operation computes values and nothing else."""
-    core = torch.Tag.core in found.tags
-    return core and not found._schema.is_mutable and not found._schema.name.endswith("_backward")
-
-
-def _of_sizes(does: Callable[..., Any], *given: Any) -> Any:
-    """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
-    # A SymInt is a size while a graph is exported again.
-    known = [one for one in given if not isinstance(one, torch.SymInt)]
-    if not all(isinstance(one, int | float) and abs(one) < 1 << 63 for one in known):
-        raise ParameterError("this graph reckons with what is no size; have the model saved again")
-    return does(*given)
-
-
-def _normalised(does: Callable[..., Any], x: Tensor, *given: Any, **by_name: Any) -> Any:
-    """Return what a norm gives of tensors with one number a channel; it would read on beyond shorter ones.
-
-    One without statistics has to be told to take the batch's: else it reads those that are not there.
-    """
-    tensors = [one for one in (*given, *by_name.values()) if isinstance(one, Tensor)]
-    unknown = does is torch.ops.aten._native_batch_norm_legit.no_stats and (by_name or given[2:3] != (True,))
-    if x.ndim < 2 or unknown or any(one.shape != x.shape[1:2] for one in tensors):
-        raise ParameterError("this graph's norms and channels do not fit each other; have the model saved again")
-    return does(x, *given, **by_name)
 
 
 def _get(module: nn.Module, name: str) -> Tensor:

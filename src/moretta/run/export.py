@@ -9,18 +9,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor, nn
 
+from moretta.contract.messages import Array
+from moretta.engines.confined import Confined, serve
 from moretta.engines.files import check_ending, check_replaced, read_text, write_atomically
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import finished
+from moretta.run.foreign import ForeignGraph, model_of
 from moretta.run.raw_rows import Prepared
 
+HERE = "moretta.run.export"  # the process that exports somebody's graph
+INPUTS, ONNX = "inputs", "onnx"
 METADATA = "moretta.inputs"  # of an ONNX file: what inputs and outputs mean, as JSON
 
 
@@ -53,7 +59,14 @@ def export(
         write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))
         return
     found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
-    write_atomically(out, _onnx(found, json.dumps(read_inputs(folder))))
+    inputs = json.dumps(read_inputs(folder))
+    if isinstance(found.module, ForeignGraph):
+        _check_extras()
+        request = {**found.module.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
+        made = Confined(HERE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
+    else:
+        made = _onnx(found, inputs)
+    write_atomically(out, made)
 
 
 def _is_export(there: Path) -> bool:
@@ -100,12 +113,16 @@ def _scalars(line: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, f
             yield f"{within}{key}", float(value)
 
 
-def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
+def _check_extras() -> None:
     try:
         import onnx  # noqa: F401  # what torch.onnx needs
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
+
+
+def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
+    _check_extras()
     module: nn.Module = Prepared(model.module, model.preparation, model.may_lack, model.expansion)
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
     rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
@@ -136,3 +153,18 @@ def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
     proto.metadata_props.add(key=METADATA, value=inputs)
     graph: bytes = proto.SerializeToString()
     return graph
+
+
+def main() -> None:
+    """Export a graph of somebody's folder, in a confined process (`moretta.engines.confined`)."""
+
+    def answer(request: dict[str, Array]) -> Mapping[str, Array]:
+        inputs = request[INPUTS].tobytes().decode()
+        found = finished.of(model_of(request), json.loads(inputs))
+        return {ONNX: np.frombuffer(_onnx(found, inputs), np.uint8)}
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,10 +29,12 @@ from moretta.data.tables.schema import Schema
 from moretta.engines.files import open_file
 from moretta.engines.run_folder import read_inputs, read_json, read_model
 from moretta.errors import ParameterError
-from moretta.models import catalogue, graph
+from moretta.models import catalogue
+from moretta.models.graph import Graph
 from moretta.models.size import build_within
 from moretta.protocols.common import modules
 from moretta.run import consent
+from moretta.run.foreign import ForeignGraph
 from moretta.run.saving import GRAPH, MADE
 
 HARMLESS = 1_000_000  # numbers of a model that anybody may ask for
@@ -90,8 +92,9 @@ def load(
 
     model: of a run made from Python, what builds its architecture: a built-in name, or a "module:function" beside the
     working directory, which is then called; None: as the folder says. allow_code: import the code of the model that the
-    folder names (`moretta.run.consent`). Raises `moretta.errors.ParameterError` for a folder without such a model, one
-    that does not say how its model is built, without `model`, or one that names code which is not allowed.
+    folder names (`moretta.run.consent`), and run its graph in this process, not in a confined one. Raises
+    `moretta.errors.ParameterError` for a folder without such a model, one that does not say how its model is built,
+    without `model`, or one that names code which is not allowed.
     """
     inputs = read_inputs(folder)
     tensors = weights(folder, true_model=true_model, silo=silo)
@@ -125,7 +128,7 @@ def _module(
         base = Path(os.path.normpath(folder.absolute() / str(made["base"])))
         if not source and (folder / GRAPH).exists():
             open_file(folder, GRAPH).close()  # a link or a pipe is refused by its name
-            return graph.read(folder / GRAPH, tensors)
+            return _graph(folder / GRAPH, tensors, allow_code)
         if not source and not (folder / MADE).exists():
             raise ParameterError(f"{folder} has neither run.toml nor {MADE}, one of which a run leaves; restore it")
         if not source:
@@ -153,6 +156,16 @@ def _module(
     module = module.to(DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
     return module
+
+
+def _graph(path: Path, tensors: Tensors, trusted: bool) -> nn.Module:
+    """Return the model of a graph's file: run here where the folder is trusted, else in a confined process."""
+    if not path.is_file():  # a pipe would never end
+        raise ParameterError(f"{path}: expected the graph of a model; it is no file")
+    try:
+        return (Graph if trusted else ForeignGraph).read(path.read_bytes(), tensors)
+    except (OSError, ParameterError) as error:
+        raise ParameterError(f"{path}: {error}") from None
 
 
 def of(module: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = None, where: str = "") -> FinishedModel:

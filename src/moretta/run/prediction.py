@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.predicted import probabilities
 from moretta.run import finished
 from moretta.run.finished import FinishedModel
+from moretta.run.foreign import ForeignGraph
 
 HEADER = 100_000  # characters of a first line that are looked at
 
@@ -84,7 +86,8 @@ def outputs_of_rows(model: FinishedModel, x: Array, where: str) -> NDArray[Any]:
         inputs = inputs_of(x, model.preparation, model.dtype, device)
         # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
         # depend on who else is in the file, not in its last digit either.
-        found = outputs_of(model.module, inputs, 1) if x.ndim == 2 else outputs_of(model.module, inputs)
+        run = model.module.outputs if isinstance(model.module, ForeignGraph) else partial(outputs_of, model.module)
+        found = run(inputs, 1) if x.ndim == 2 else run(inputs)
     except MorettaError:
         raise
     except Exception as error:  # whatever somebody's model does with rows that it cannot take

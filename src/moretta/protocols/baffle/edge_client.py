@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +218,7 @@ def edge_client(
         rounds=rounds,
         statistics=statistics,
         run=run,
-        helped=helped,
+        helped=None if helped is None else replace(helped, path=str(Path(helped.path).absolute())),
     )
     if held_out is not None:  # rows held back travel as the last ones
         x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])

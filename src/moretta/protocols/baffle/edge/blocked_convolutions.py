@@ -10,7 +10,9 @@ Whatever does not turn out as expected, or computes anything else than the graph
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,8 +85,7 @@ def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[A
     weights = _numbered(graph, layout)
     if not weights or layout.dtype != "float32":
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        numbered, saved = Path(folder) / "numbered.onnx", Path(folder) / "blocks.onnx"
+    with _unnamed() as numbered, _unnamed() as saved:
         with numbered.open("wb") as file:  # a tensor at a time: memory for all would be most of what this takes
             file.writelines(_with_constants(graph, weights))
         load(str(numbered), saved=str(saved))
@@ -100,6 +101,20 @@ def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[A
     if not moved or seen != sum(value.size for value in weights.values()):
         return None
     return InBlocks(load(made, arrays=arrays), set(weights), places, arrays)
+
+
+@contextlib.contextmanager
+def _unnamed() -> Iterator[Path]:
+    """Give the path of an empty file: on Linux of one in memory, as a confined process can make no other."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.NamedTemporaryFile() as named:
+            yield Path(named.name)
+        return
+    descriptor = os.memfd_create("graph")
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def _numbered(graph: bytes, layout: Layout) -> dict[str, NDArray[np.float32]]:

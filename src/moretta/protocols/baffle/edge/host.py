@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -17,6 +18,7 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
 from moretta.engines import pipe as wire
 from moretta.engines.clock import Clock
+from moretta.engines.confinement import confine, readable
 from moretta.engines.memory import cap, give_back_code, peak_mib
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError, RowsError
@@ -46,6 +48,7 @@ BESIDE, BESIDE_GAUSSIAN, BESIDE_SUMS, BESIDE_ADAM = 6, 10, 14, 36
 # losses and their differences, float64[K, rows], and before they are joined one object for each direction.
 ROW, DIRECTION = 4 * 8, 256
 DEVIATIONS = 6  # by which a random lot may be larger than expected
+OWN = Path("/proc/self")
 SLACK = 4 << 20  # bytes for whatever else, such as code that was given back and is needed for an upload
 
 
@@ -75,6 +78,7 @@ class EdgeSilo:
         self.clock = Clock()
         self._client.phase = self.clock.phase
         self._told: dict[str, bytes] = dict(begin.state)
+        _confine(settings)  # all files are read by now, and no graph is loaded yet
 
     def answer(self, message: Message) -> Message:
         """Answer a message, or refuse where the memory limit was passed."""
@@ -212,6 +216,20 @@ def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor
         helped=settings.helped.opened if settings.helped else None,
         run=settings.run,
     )
+
+
+def _confine(settings: Settings) -> None:
+    """Take from this process all files but those that it needs to run a graph and to keep what it has helped to open.
+
+    Its own folder of /proc says how much memory it takes. It stays open, so that the kernel's rule for it stays too.
+    """
+    written = [OWN] if OWN.is_dir() else []
+    if settings.helped is not None:
+        settings.helped.begin(begun=settings.helped.begun)
+        written.append(Path(settings.helped.path))
+    if written[:1] == [OWN]:
+        os.open(OWN, os.O_RDONLY | os.O_DIRECTORY)
+    confine(readable(), written)
 
 
 class Host:

@@ -55,7 +55,7 @@ class OnnxForward:
         Raises ParameterError, in one sentence, for bytes that are no ONNX file or not one of ours, or a model that ONNX
         Runtime has no kernel for (a convolution in float64, for one) or no memory.
         """
-        strict.check(graph)
+        graph = strict.admitted(graph)
         session = session_of(graph)
         self.layout, self.precision = metadata.read(session.get_modelmeta().custom_metadata_map)
         inputs = {put.name: put for put in session.get_inputs()}

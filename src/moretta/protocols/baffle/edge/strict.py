@@ -1,51 +1,203 @@
-"""Checks of an ONNX file before ONNX Runtime sees it, without the onnx package.
+"""An ONNX file as ONNX Runtime is given it: written anew from the fields and operations that are allowed.
 
-ONNX Runtime reads files that tensors name as external data, relative to the process's folder, and runs operators of
-domains other than ONNX's own. No graph of `moretta.protocols.baffle.onnx_export` has either, nor functions of its own.
+ONNX Runtime reads files that tensors name as external data, and runs operators of domains other than ONNX's own. A file
+that one parser has checked may say something else to another. So what was read here is written again, in protobuf's
+canonical encoding, and those bytes are what is loaded: no field, operation or domain but the allowed ones, all tensors
+within the file. The onnx package is not needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge.protobuf import TEXT, fields
+from moretta.protocols.baffle.edge.protobuf import FIXED, TEXT, fields, head, no_file, numbers, octets
 
 LARGEST = 1 << 29  # bytes of a file
+DEEPEST = 24  # messages within each other; a branch of an If takes three
 DOMAINS = (b"", b"ai.onnx")
-# Field numbers of onnx.proto: fields that hold other messages, by what they hold, and fields that are refused. An
-# attribute's type is ignored: all of its fields are walked.
-HOLDS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 8: "opset"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "opset": {},
-    "tensor": {},
+INT32, INT64, FLOAT, DOUBLE, BYTES = "int32", "int64", "float", "double", "bytes"
+WIRES = {INT32: 0, INT64: 0, FLOAT: 5, DOUBLE: 1}  # the wire type of numbers; of all else `TEXT`
+LEFT_OUT = ""  # a field that says nothing of what is computed
+
+
+class Rule(NamedTuple):
+    """What a field holds: numbers, bytes, or a message of `ALLOWED`; and whether it may be there more than once."""
+
+    holds: str
+    many: bool = False
+
+
+# Fields of onnx.proto by message and number; any other is refused.
+ALLOWED: dict[str, dict[int, Rule]] = {
+    "model": {
+        1: Rule(INT64),  # ir_version
+        2: Rule(LEFT_OUT),  # producer_name
+        3: Rule(LEFT_OUT),  # producer_version
+        4: Rule(LEFT_OUT),  # domain
+        5: Rule(LEFT_OUT),  # model_version
+        6: Rule(LEFT_OUT),  # doc_string
+        7: Rule("graph"),
+        8: Rule("opset", many=True),  # opset_import
+        14: Rule("entry", many=True),  # metadata_props
+    },
+    "opset": {1: Rule(BYTES), 2: Rule(INT64)},  # domain, version
+    "entry": {1: Rule(BYTES), 2: Rule(BYTES)},  # key, value
+    "graph": {
+        1: Rule("node", many=True),
+        2: Rule(BYTES),  # name
+        5: Rule("tensor", many=True),  # initializer
+        10: Rule(LEFT_OUT),  # doc_string
+        11: Rule("value", many=True),  # input
+        12: Rule("value", many=True),  # output
+        13: Rule("value", many=True),  # value_info
+        16: Rule(LEFT_OUT, many=True),  # metadata_props
+    },
+    "node": {
+        1: Rule(BYTES, many=True),  # input
+        2: Rule(BYTES, many=True),  # output
+        3: Rule(BYTES),  # name
+        4: Rule(BYTES),  # op_type
+        5: Rule("attribute", many=True),
+        6: Rule(LEFT_OUT),  # doc_string
+        7: Rule(BYTES),  # domain
+        9: Rule(LEFT_OUT, many=True),  # metadata_props
+    },
+    "attribute": {
+        1: Rule(BYTES),  # name
+        2: Rule(FLOAT),
+        3: Rule(INT64),
+        4: Rule(BYTES),
+        5: Rule("tensor"),
+        6: Rule("graph"),
+        7: Rule(FLOAT, many=True),
+        8: Rule(INT64, many=True),
+        9: Rule(BYTES, many=True),
+        13: Rule(LEFT_OUT),  # doc_string
+        20: Rule(INT32),  # type
+    },
+    "tensor": {
+        1: Rule(INT64, many=True),  # dims
+        2: Rule(INT32),  # data_type
+        4: Rule(FLOAT, many=True),
+        5: Rule(INT32, many=True),
+        7: Rule(INT64, many=True),
+        8: Rule(BYTES),  # name
+        9: Rule(BYTES),  # raw_data
+        10: Rule(DOUBLE, many=True),
+        11: Rule(INT64, many=True),
+        12: Rule(LEFT_OUT),  # doc_string
+        16: Rule(LEFT_OUT, many=True),  # metadata_props
+    },
+    "value": {1: Rule(BYTES), 2: Rule("type"), 3: Rule(LEFT_OUT), 4: Rule(LEFT_OUT, many=True)},
+    "type": {1: Rule("array"), 6: Rule(LEFT_OUT)},  # tensor_type, denotation
+    "array": {1: Rule(INT32), 2: Rule("shape")},  # elem_type
+    "shape": {1: Rule("dimension", many=True)},
+    "dimension": {1: Rule(INT64), 2: Rule(BYTES), 3: Rule(LEFT_OUT)},  # dim_value, dim_param
 }
-DOMAIN_FIELDS = {("node", 7), ("opset", 1)}
+# Reasons for fields that a reader should know by name.
 REFUSED = {
     ("model", 20): "training steps",
     ("model", 25): "functions of its own",
     ("tensor", 13): "tensors in other files",
+    ("tensor", 14): "tensors in other files",
 }
-DATA_LOCATION = ("tensor", 14)  # 0: in the file itself
+# Operations of ONNX that compute tensors of numbers from such. Left out are loops, random numbers, text, sequences and
+# formats of images.
+_OPERATIONS = (
+    b"Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BitShift "
+    b"BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu Clip Compress Concat Constant ConstantOfShape "
+    b"Conv ConvInteger ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Det Div DynamicQuantizeLinear "
+    b"Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm "
+    b"GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid "
+    b"HardSwish Hardmax Identity If InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less "
+    b"LessOrEqual Log LogSoftmax LpNormalization LpPool MatMul MatMulInteger Max MaxPool MaxUnpool Mean "
+    b"MeanVarianceNormalization Min Mish Mod Mul Neg NonZero Not OneHot Or PRelu Pad Pow QLinearConv QLinearMatMul "
+    b"QuantizeLinear RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax "
+    b"ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize ReverseSequence RotaryEmbedding "
+    b"Round ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax Softplus Softsign "
+    b"SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tan Tanh TensorScatter ThresholdedRelu Tile TopK Transpose Trilu "
+    b"Unique Unsqueeze Where Xor"
+)
+OPERATIONS = frozenset(_OPERATIONS.split())
+
+Pieces = list[bytes | memoryview]
 
 
-def check(graph: bytes) -> None:
-    """Raise ParameterError for an ONNX file that is too large, is no protobuf, or has what none of ours has."""
-    if len(graph) > LARGEST:
-        raise ParameterError(f"expected an ONNX file of at most {LARGEST} bytes, got {len(graph)}")
-    left = [("model", memoryview(graph))]
-    while left:  # not by recursion, whose depth the file would choose
-        kind, data = left.pop()
-        for number, wire, value, part, _ in fields(data):
-            field = kind, number
-            if field in REFUSED or (field == DATA_LOCATION and value):
-                why = REFUSED.get(field, REFUSED["tensor", 13])
-                raise ParameterError(f"this ONNX file has {why}, which no edge client takes")
-            if field in DOMAIN_FIELDS and bytes(part) not in DOMAINS:
-                raise ParameterError(
-                    f"this ONNX file has operators of domain {bytes(part)!r:.60}; expected none but ONNX's own"
-                )
-            if wire == TEXT and number in HOLDS[kind]:
-                left.append((HOLDS[kind][number], part))
+def admitted(file: bytes) -> bytes:
+    """Return an ONNX file written anew, for `onnxruntime.InferenceSession`.
+
+    Raises:
+        ParameterError: the file is too large, is no canonical protobuf, or has a field, operation or domain that no
+            file of `moretta.protocols.baffle.onnx_export` has; or what was written reads otherwise.
+    """
+    if len(file) > LARGEST:
+        raise ParameterError(f"expected an ONNX file of at most {LARGEST} bytes, got {len(file)}")
+    pieces, _ = _again("model", memoryview(file), 0)
+    found = b"".join(pieces)
+    read, _ = _again("model", memoryview(found), 0)
+    if b"".join(read) != found:
+        raise no_file()
+    return found
+
+
+def _again(kind: str, data: memoryview, depth: int) -> tuple[Pieces, int]:
+    """Return a message's allowed fields as they are written, in pieces, and how many bytes these are."""
+    if depth > DEEPEST:
+        raise ParameterError(f"this ONNX file has more than {DEEPEST} messages within each other; export it again")
+    pieces, length, seen = Pieces(), 0, set[int]()
+    for number, wire, value, part, _ in fields(data):
+        rule = ALLOWED[kind].get(number)
+        if rule is None:
+            why = REFUSED.get((kind, number), f"a field {number} of {kind}")
+            raise ParameterError(f"this ONNX file has {why}, which no edge client takes")
+        if number in seen and not rule.many:  # readers differ in which one counts
+            raise no_file()
+        seen.add(number)
+        if rule.holds == LEFT_OUT:
+            continue
+        new, size = _field(rule, number, wire, value, part, depth)
+        _check(kind, number, part)
+        pieces += new
+        length += size
+    return pieces, length
+
+
+def _field(rule: Rule, number: int, wire: int, value: int, part: memoryview, depth: int) -> tuple[Pieces, int]:
+    """Return a field as it is written, and how many bytes that is. Raises ParameterError for one of another kind."""
+    if rule.holds in WIRES:
+        new: Pieces = [_numbers(rule, number, wire, value, part)]
+        return new, len(new[0])
+    if wire != TEXT:
+        raise no_file()
+    inner, length = ([part], len(part)) if rule.holds == BYTES else _again(rule.holds, part, depth + 1)
+    before = head(number, length)
+    return [before, *inner], len(before) + length
+
+
+def _numbers(rule: Rule, number: int, wire: int, value: int, part: memoryview) -> bytes:
+    """Return a field of numbers as it is written: alone, or packed."""
+    own = WIRES[rule.holds]
+    packed = wire == TEXT and rule.many
+    if wire != own and not packed:
+        raise no_file()
+    if own:
+        if len(part) % FIXED[own]:
+            raise no_file()
+        return head(number, len(part), wire) + bytes(part)
+    values: Sequence[int] = list(numbers(part)) if packed else [value]
+    if rule.holds == INT32 and any(one >> 31 and one >> 31 != (1 << 33) - 1 for one in values):
+        raise no_file()  # a reader would cut it to 32 bits
+    if not packed:
+        return octets(number << 3) + octets(value)
+    found = b"".join(map(octets, values))
+    return head(number, len(found)) + found
+
+
+def _check(kind: str, number: int, part: memoryview) -> None:
+    """Raise ParameterError for a domain or an operation that is not allowed."""
+    if (kind, number) in (("node", 7), ("opset", 1)) and bytes(part) not in DOMAINS:
+        raise ParameterError(f"this ONNX file has operators of domain {bytes(part)!r:.60}; expected ONNX's own alone")
+    if (kind, number) == ("node", 4) and bytes(part) not in OPERATIONS:
+        raise ParameterError(f"this ONNX file has the operation {bytes(part)!r:.60}, which no edge client runs")

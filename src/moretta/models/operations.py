@@ -1,0 +1,242 @@
+"""The operations that a model's graph may have, each with checks of what it is given.
+
+A graph may be somebody else's. PyTorch trusts some of what its operations are told: an enumeration as any number ends
+the process, and so does a dimension that is not there. So an operation is one of a list, and its arguments are checked
+against its schema each time: tensors are plain ones, numbers are within range, and memory formats, layouts and dtypes
+are words. Arithmetic on sizes is of numbers alone. A graph can still compute wrong numbers, take long, and ask for much
+memory, which is bounded where it runs (`moretta.engines.confined`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from moretta.errors import ParameterError
+
+SIZES: Mapping[str, Callable[..., Any]] = {
+    name: getattr(operator, name)
+    for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem", "eq", "ne", "lt", "le", "gt", "ge")
+}
+# ATen's core set without what shows memory as it was, changes in place, or trusts offsets (`_embedding_bag`,
+# `_fft_c2r`, `empty`).
+_ATEN = (
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward _fft_r2c _local_scalar_dense _log_softmax "
+    "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training _pdist_forward _softmax _to_copy abs acos "
+    "acosh add.Scalar add.Tensor addmm alias amax amin any any.dim any.dims arange.start_step argmax argmin "
+    "as_strided asin asinh atan atan2 atanh avg_pool2d avg_pool3d bitwise_and.Scalar bitwise_and.Tensor bitwise_not "
+    "bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bmm cat ceil clamp clamp.Tensor clone "
+    "col2im constant_pad_nd convolution copy cos cosh cumsum diagonal div.Scalar div.Scalar_mode div.Tensor "
+    "div.Tensor_mode elu embedding eq.Scalar eq.Tensor erf exp expand expm1 fill.Scalar flip floor fmod.Scalar "
+    "fmod.Tensor full full_like gather ge.Scalar ge.Tensor gelu grid_sampler_2d gt.Scalar gt.Tensor hardtanh "
+    "index.Tensor index_put index_select isinf isnan le.Scalar le.Tensor leaky_relu log log10 log1p log2 logical_and "
+    "logical_not logical_or logical_xor lt.Scalar lt.Tensor masked_scatter max.dim max_pool2d_with_indices "
+    "max_pool3d_with_indices maximum mean mean.dim min.dim minimum mm mul.Scalar mul.Tensor native_dropout "
+    "native_group_norm native_layer_norm ne.Scalar ne.Tensor neg nonzero permute pow.Scalar pow.Tensor_Scalar "
+    "pow.Tensor_Tensor prod prod.dim_int rand randn randperm reciprocal reflection_pad1d reflection_pad2d "
+    "reflection_pad3d relu remainder.Scalar remainder.Tensor repeat replication_pad2d replication_pad3d round rsqrt "
+    "scalar_tensor scatter.src scatter.value scatter_add scatter_reduce.two select.int select_scatter sigmoid sign "
+    "sin sinh slice.Tensor slice_scatter sort split_with_sizes sqrt squeeze.dim squeeze.dims sub.Scalar sub.Tensor "
+    "sum.dim_IntList sym_numel sym_size.int sym_storage_offset sym_stride.int tan tanh topk trunc unsqueeze "
+    "upsample_bilinear2d.vec upsample_nearest2d.vec var.correction var.dim view where.self"
+)
+ATEN = frozenset(_ATEN.split())
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+FORMATS = {  # memory formats, by how many dimensions a tensor must have
+    torch.contiguous_format: None,
+    torch.preserve_format: None,
+    torch.channels_last: 4,
+    torch.channels_last_3d: 5,
+}
+WORDS: Mapping[str, Any] = {str(one): one for one in (*DTYPES, *FORMATS, torch.strided)}
+TEXTS = ("none", "tanh", "floor", "trunc", "sum", "prod", "mean", "amax", "amin")
+LARGEST = 1 << 31  # of a size or offset, and of the numbers in one result
+DIMENSIONS = 16
+DIMS = ("dim", "dims", "dim1", "dim2")
+POSITIVE = ("kernel_size", "stride", "dilation", "groups", "group", "step")
+ENUMERATIONS = {"interpolation_mode": 3, "padding_mode": 3, "compute_mode": 3, "normalization": 3}
+BOUNDS = ("start", "end")  # of a slice: past the end means the end
+Sym = (torch.SymInt, torch.SymFloat, torch.SymBool)  # sizes while a graph is exported again
+
+
+def operation(name: str) -> Callable[..., Any]:
+    """Return an operation by its name in a graph, such as "aten.addmm.default" or "sizes.mul".
+
+    Raises:
+        ParameterError: it is not on the list; or, when called, it is given what it cannot take.
+    """
+    home, _, rest = name.partition(".")
+    if home == "sizes" and rest in SIZES:
+        return SIZES[rest] if rest == "getitem" else partial(_of_sizes, SIZES[rest])
+    if home == "aten" and rest.count(".") == 1 and rest.removesuffix(".default") in ATEN:
+        packet, _, overload = rest.partition(".")
+        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+        if isinstance(found, torch._ops.OpOverload):
+            return Checked(found)
+    raise ParameterError(f"a graph has core operations of PyTorch alone, and `{name:.80}` is not one of them")
+
+
+class Checked:
+    """An operation that checks what it is given, and what it gives."""
+
+    def __init__(self, does: torch._ops.OpOverload) -> None:
+        self._does, self._packet = does, does._schema.name.removeprefix("aten::")
+        self._kinds = {one.name: str(one.real_type) for one in does._schema.arguments}
+        self._further = FURTHER.get(self._packet)
+
+    def __call__(self, *given: Any, **by_name: Any) -> Any:
+        """Return what the operation gives. Raises `moretta.errors.ParameterError` before it is given anything else."""
+        arguments = dict(zip(self._kinds, given, strict=False)) | by_name
+        if len(given) + len(by_name) != len(arguments) or not arguments.keys() <= self._kinds.keys():
+            raise self._wrong("arguments")
+        rank = self._rank(arguments)
+        for name, value in arguments.items():
+            if not _fits(self._kinds[name], value, name, rank):
+                raise self._wrong(name)
+        if self._further is not None and not self._further(**arguments):
+            raise self._wrong("shapes")
+        found = self._does(*given, **by_name)
+        for one in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(one, Tensor) and not _small(one):
+                raise self._wrong("sizes")
+        return found
+
+    def _rank(self, arguments: Mapping[str, Any]) -> int:
+        """Return how many dimensions a dimension is counted in."""
+        first = next(iter(arguments.values()), None)
+        first = first[0] if isinstance(first, list) and first else first
+        return (first.ndim if isinstance(first, Tensor) else 0) + (self._packet == "unsqueeze")
+
+    def _wrong(self, what: str) -> ParameterError:
+        return ParameterError(
+            f"this graph's `{self._packet}` has {what} that it cannot take; have the model saved again"
+        )
+
+
+def _fits(kind: str, value: Any, name: str, rank: int) -> bool:
+    """Return whether a value is of an argument's kind and within its range. rank: of the tensor that it is about."""
+    if kind.startswith("Optional["):
+        return value is None or _fits(kind[9:-1], value, name, rank)
+    if kind.startswith("List["):
+        if not isinstance(value, list):
+            return kind == "List[int]" and _fits("int", value, name, rank)
+        if name in DIMS and len({_place(one, rank) for one in value}) < len(value):
+            return False
+        return len(value) <= LARGEST and all(_fits(kind[5:-1], one, name, rank) for one in value)
+    if isinstance(value, Sym):
+        return kind in ("int", "number", "float", "bool")
+    match kind:
+        case "Tensor":
+            return isinstance(value, Tensor) and value.layout is torch.strided and value.dtype in DTYPES
+        case "int":
+            return type(value) is int and _in_range(value, name, rank)
+        case "number":
+            return isinstance(value, bool | float) or (type(value) is int and -1 << 63 <= value < 1 << 63)
+        case "float":
+            return type(value) in (int, float) and abs(value) < LARGEST if type(value) is int else type(value) is float
+        case "bool":
+            return type(value) is bool and not (value and name == "pin_memory")
+        case "str":
+            return value in TEXTS
+        case "ScalarType":
+            return value in DTYPES
+        case "Layout":
+            return value is torch.strided
+        case "MemoryFormat":
+            return isinstance(value, torch.memory_format) and FORMATS.get(value, -1) in (None, rank)
+        case "Device":
+            return isinstance(value, torch.device)
+    return False
+
+
+def _in_range(value: int, name: str, rank: int) -> bool:
+    if name in DIMS:
+        return -max(rank, 1) <= value < max(rank, 1)
+    if name in ENUMERATIONS:
+        return 0 <= value < ENUMERATIONS[name]
+    if name in BOUNDS:
+        return -1 << 63 <= value < 1 << 63
+    return (1 if name in POSITIVE else -LARGEST) <= value < LARGEST
+
+
+def _place(dim: Any, rank: int) -> Any:
+    """Return a dimension counted from the front, where it is a number."""
+    return dim % rank if type(dim) is int and rank else dim
+
+
+def _small(one: Tensor) -> bool:
+    """Return whether a result is of a size that models have. A size that is not known yet is asked about later."""
+    sizes = list(one.shape)
+    known = [size for size in sizes if type(size) is int]
+    return len(sizes) <= DIMENSIONS and math.prod(known) < LARGEST
+
+
+def _of_sizes(does: Callable[..., Any], *given: Any) -> Any:
+    """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
+    known = [one for one in given if not isinstance(one, Sym)]
+    if not all(isinstance(one, int | float) and abs(one) < 1 << 63 for one in known):
+        raise ParameterError("this graph reckons with what is no size; have the model saved again")
+    return does(*given)
+
+
+# -- What single operations trust --------------------------------------------------------------------------------------
+
+
+def _batch_norm(input: Tensor, training: bool = True, **rest: Any) -> bool:
+    """Return whether a norm's tensors have one number a channel; it would read on beyond shorter ones.
+
+    One without statistics has to be told to take the batch's: else it reads those that are not there.
+    """
+    tensors = [one for one in rest.values() if isinstance(one, Tensor)]
+    return input.ndim >= 2 and training is True and all(one.shape == input.shape[1:2] for one in tensors)
+
+
+def _group_norm(input: Tensor, N: Any, C: Any, HxW: Any, group: Any, **rest: Any) -> bool:
+    """Return whether a norm is told its input's sizes, and its tensors have one number a channel."""
+    told = zip((N, C), input.shape[:2], strict=False)
+    same = all(one == size for one, size in told if type(one) is int and type(size) is int)
+    tensors = [one for one in rest.values() if isinstance(one, Tensor)]
+    return input.ndim >= 2 and same and all(one.shape == input.shape[1:2] for one in tensors)
+
+
+def _pairs(self: Tensor, p: float = 2.0) -> bool:
+    return self.ndim == 2 and self.is_floating_point() and self.is_contiguous() and p >= 0
+
+
+def _transform(self: Tensor, dim: list[int], **rest: Any) -> bool:
+    return bool(dim) and all(one >= 0 for one in dim)  # it is called behind what counts them from the front
+
+
+def _division(self: Any, other: Any, **rest: Any) -> bool:
+    """Return whether no whole number is divided by -1: of the least one, the processor stops."""
+    if not all(not one.is_floating_point() if isinstance(one, Tensor) else type(one) is int for one in (self, other)):
+        return True
+    if isinstance(other, Tensor):
+        return isinstance(other, FakeTensor) or not bool((other == -1).any())
+    return bool(other != -1)
+
+
+def _rounded(self: Any, other: Any, rounding_mode: str | None = None) -> bool:
+    return rounding_mode is None or _division(self, other)
+
+
+FURTHER: Mapping[str, Callable[..., bool]] = {
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "native_group_norm": _group_norm,
+    "_pdist_forward": _pairs,
+    "_fft_r2c": _transform,
+    "div": _rounded,
+    "fmod": _division,
+    "remainder": _division,
+}

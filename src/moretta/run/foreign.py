@@ -1,0 +1,94 @@
+"""A model that came as a graph in somebody's folder: its tensors are here, and a confined process runs it.
+
+`python -m moretta.run.foreign` is that process (`moretta.engines.confined`). It starts with the first rows and takes
+all of a command's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moretta.contract.messages import Array, Tensors
+from moretta.engines.confined import Confined, serve
+from moretta.errors import ParameterError
+from moretta.models.graph import Graph
+from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
+from moretta.protocols.common.modules import arrays, outputs_of
+
+HERE = "moretta.run.foreign"
+GRAPH, ROWS, AT_ONCE, OUTPUTS = "graph", "rows", "at_once", "outputs"
+WEIGHT = "weight "  # begins the name of a tensor of the model, before its own
+
+
+class ForeignGraph(Graph):
+    """A graph whose forward runs in a confined process, without gradients; what it returns is checked."""
+
+    def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
+        super().__init__(told, tensors, constants)
+        self._process = Confined(HERE, torch.get_num_threads())
+        self._file: bytes = b""
+
+    @classmethod
+    def read(cls, file: bytes, tensors: Tensors) -> Self:
+        """Return the model as `Graph.read` does."""
+        found = super().read(file, tensors)
+        found._file = file
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, [rows, outputs]."""
+        return self.outputs(x, max(1, len(x)))
+
+    def outputs(self, inputs: Inputs, at_a_time: int = CHUNK) -> Tensor:
+        """Return the outputs of rows, [rows, outputs], computed so many rows at a time.
+
+        Raises:
+            ParameterError: the graph fails, takes too long or too much memory, or gives no outputs of these rows.
+        """
+        weights = self.request()
+        parts = []
+        for rows in chunks(inputs, max(CHUNK, at_a_time)):
+            x = rows.detach().cpu().numpy()
+            found = self._process.ask({**weights, ROWS: x, AT_ONCE: np.array(at_a_time)}).get(OUTPUTS)
+            if found is None or found.ndim != 2 or len(found) != len(x) or found.dtype.kind != "f":
+                raise ParameterError("the model's graph gives no outputs, one row for each of these; save it again")
+            parts.append(torch.tensor(found, device=rows.device))
+            weights = {}  # it keeps them
+        return torch.cat(parts)
+
+    def request(self) -> dict[str, Array]:
+        """Return what a process needs to have this model: its file, and its tensors as they are now."""
+        return {
+            GRAPH: np.frombuffer(self._file, np.uint8),
+            **{WEIGHT + name: one for name, one in arrays(self).items()},
+        }
+
+
+def model_of(request: Mapping[str, Array]) -> Graph:
+    """Return the model of `ForeignGraph.request`, in the process that was sent it."""
+    tensors = {name.removeprefix(WEIGHT): one for name, one in request.items() if name.startswith(WEIGHT)}
+    return Graph.read(request[GRAPH].tobytes(), tensors)
+
+
+def main() -> None:
+    """Compute outputs on standard input and output, until they end."""
+    kept: list[Graph] = []
+
+    def answer(request: dict[str, Array]) -> Mapping[str, Array]:
+        if GRAPH in request:
+            kept[:] = [model_of(request)]
+        with torch.no_grad():
+            outputs = outputs_of(kept[0], torch.tensor(request[ROWS]), int(request[AT_ONCE]))
+        return {OUTPUTS: outputs.numpy()}
+
+    torch.set_num_interop_threads(1)
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()
