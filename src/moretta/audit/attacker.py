@@ -24,10 +24,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from moretta.engines.confined import command, environment
-from moretta.engines.confinement import confine, empty_folder, readable, watch
 from moretta.audit.evidence.attack import Attack, Claim
 from moretta.audit.evidence.case import Case
+from moretta.engines.confined import command, environment
+from moretta.engines.confinement import confine, empty_folder, readable, watch
 from moretta.errors import RunFailed
 
 PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process

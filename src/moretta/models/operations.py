@@ -178,7 +178,7 @@ def _small(one: Tensor) -> bool:
     """Return whether a result is of a size that models have. A size that is not known yet is asked about later."""
     sizes = list(one.shape)
     known = [size for size in sizes if type(size) is int]
-    return len(sizes) <= DIMENSIONS and math.prod(known) < LARGEST
+    return len(sizes) <= DIMENSIONS and max(known, default=0) < LARGEST and math.prod(known) < LARGEST
 
 
 def _of_sizes(does: Callable[..., Any], *given: Any) -> Any:
@@ -210,7 +210,8 @@ def _group_norm(input: Tensor, N: Any, C: Any, HxW: Any, group: Any, **rest: Any
 
 
 def _pairs(self: Tensor, p: float = 2.0) -> bool:
-    return self.ndim == 2 and self.is_floating_point() and self.is_contiguous() and p >= 0
+    plain = self.ndim == 2 and self.is_floating_point() and self.is_contiguous()
+    return plain and p >= 0 and self.shape[0] ** 2 < LARGEST
 
 
 def _transform(self: Tensor, dim: list[int], **rest: Any) -> bool:

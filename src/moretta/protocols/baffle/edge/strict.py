@@ -96,6 +96,7 @@ ALLOWED: dict[str, dict[int, Rule]] = {
     "shape": {1: Rule("dimension", many=True)},
     "dimension": {1: Rule(INT64), 2: Rule(BYTES), 3: Rule(LEFT_OUT)},  # dim_value, dim_param
 }
+OPERATION = 4  # the field of a node that names what it does
 # Reasons for fields that a reader should know by name.
 REFUSED = {
     ("model", 20): "training steps",
@@ -161,6 +162,8 @@ def _again(kind: str, data: memoryview, depth: int) -> tuple[Pieces, int]:
         _check(kind, number, part)
         pieces += new
         length += size
+    if kind == "node" and OPERATION not in seen:
+        raise no_file()
     return pieces, length
 
 
@@ -199,5 +202,5 @@ def _check(kind: str, number: int, part: memoryview) -> None:
     """Raise ParameterError for a domain or an operation that is not allowed."""
     if (kind, number) in (("node", 7), ("opset", 1)) and bytes(part) not in DOMAINS:
         raise ParameterError(f"this ONNX file has operators of domain {bytes(part)!r:.60}; expected ONNX's own alone")
-    if (kind, number) == ("node", 4) and bytes(part) not in OPERATIONS:
+    if (kind, number) == ("node", OPERATION) and bytes(part) not in OPERATIONS:
         raise ParameterError(f"this ONNX file has the operation {bytes(part)!r:.60}, which no edge client runs")

@@ -1,0 +1,241 @@
+"""Graphs of somebody else's folder: hostile arguments end in a sentence, and what runs them reaches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from test_cli import call
+from test_python_models import SETTINGS, FedSGD, federation, rows
+
+import moretta
+from moretta.engines import confined
+from moretta.engines.confined import Confined
+from moretta.engines.confinement import landlock
+from moretta.errors import ParameterError
+from moretta.models import operations
+from moretta.run.foreign import ForeignGraph
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder of a run from Python, with its graph."""
+    return Path(federation(FedSGD(**SETTINGS)).train(2).save(tmp_path_factory.mktemp("saved") / "model"))
+
+
+def changed(saved: Path, folder: Path, nodes: list[dict[str, Any]]) -> Path:
+    """Return a copy of the folder, whose graph has other nodes."""
+    folder.mkdir()
+    for path in saved.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    with safe_open(saved / "graph.safetensors", "pt") as file:
+        told = json.loads(file.metadata()["graph"])
+    told["nodes"], told["output"] = nodes, {"node": len(nodes) - 1}
+    (folder / "graph.safetensors").write_bytes(save({}, {"graph": json.dumps(told)}))
+    return folder
+
+
+X = {"input": True}
+HOSTILE: Mapping[str, tuple[list[Any], dict[str, Any]]] = {
+    "_fft_r2c": ([X, [1 << 40, 0], 0, True], {}),
+    "clone": ([X], {"memory_format": 4}),
+    "_to_copy": ([X], {"memory_format": 4}),
+    "full_like": ([X, 1.0], {"memory_format": 4}),
+    "repeat": ([X, [1 << 20, 1 << 20]], {}),
+}
+
+
+@pytest.mark.parametrize(("name", "command"), [*((name, "predict") for name in HOSTILE), ("clone", "export")])
+def test_arguments_that_end_a_process_are_a_sentence(name: str, command: str, saved: Path, tmp_path: Path) -> None:
+    """The attack: a folder that needs no consent ends whoever predicts with it, by a signal."""
+    if command == "export":
+        pytest.importorskip("onnxscript")
+    reads, by_name = HOSTILE[name]
+    folder = changed(saved, tmp_path / "evil", [{"does": f"aten.{name}.default", "reads": reads, "by_name": by_name}])
+    np.savez(tmp_path / "rows.npz", x=rows(2, 40)[0])
+    out = tmp_path / ("out.npy" if command == "predict" else "model.onnx")
+    words = ["--data", tmp_path / "rows.npz"] if command == "predict" else []
+    done = call(command, folder, *words, "--out", out)
+    assert done.code == 2
+    assert f"`{name}`" in done.sentence or "memory" in done.sentence
+    assert not out.exists()
+
+
+FUZZ = """
+import random, sys, warnings
+import torch
+from moretta.errors import ParameterError
+from moretta.models import operations
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+NUMBERS = [-(1 << 63), -(1 << 31), -7, -3, -2, -1, 0, 1, 1, 2, 2, 3, 4, 5, 77, 1 << 31, 1 << 40, (1 << 63) - 1]
+WORDS = [*operations.DTYPES, *operations.FORMATS, torch.strided, torch.sparse_coo, 4, 9, 77]
+
+def value(r, kind, rank):
+    if kind.startswith("Optional["):
+        return None if r.random() < 0.3 else value(r, kind[9:-1], rank)
+    if kind.startswith("List["):
+        return [value(r, kind[5:-1], rank) for _ in range(r.choice([0, 1, 2, 2, 3, 4]))]
+    if kind == "Tensor":
+        shape = [r.choice([0, 1, 2, 3, 4, 6]) for _ in range(rank if r.random() < 0.7 else r.randrange(6))]
+        found = torch.randn(shape).mul(3).to(r.choice([*[torch.float32] * 4, torch.int64, *operations.DTYPES]))
+        return found.transpose(0, -1) if shape and r.random() < 0.2 else found
+    if kind in ("int", "number"):
+        return r.choice(NUMBERS)
+    if kind in ("bool", "float", "str"):
+        return {"bool": r.random() < 0.5, "float": r.choice([0.0, 2.0, -1.0, float("nan")]), "str": "sum"}[kind]
+    return torch.device("cpu") if kind == "Device" else r.choice(WORDS)
+
+for name in sorted(operations.ATEN):
+    checked = operations.operation("aten." + (name if "." in name else name + ".default"))
+    for number in range(int(sys.argv[1])):
+        r = random.Random(f"{name} {number}")
+        torch.manual_seed(number)
+        print(name, number, flush=True)  # the last line says which one it was
+        rank, given, by_name = r.randrange(6), [], {}
+        for one in checked._does._schema.arguments:
+            if one.kwarg_only:
+                by_name[one.name] = value(r, str(one.real_type), rank)
+            else:
+                given.append(value(r, str(one.real_type), rank))
+        try:
+            checked(*given, **by_name)
+        except (ParameterError, RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError, MemoryError):
+            pass
+print("done")
+"""
+
+
+def test_no_operation_ends_the_process_whatever_it_is_given() -> None:
+    """A few calls of each: unless arguments are checked, `_fft_r2c`, `clone`, `_to_copy` and `full_like` do."""
+    done = subprocess.run([sys.executable, "-c", FUZZ, "25"], capture_output=True, text=True, check=False, timeout=900)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "done"), done.stderr[-500:]
+
+
+def test_a_graphs_process_is_the_one_that_runs_it(saved: Path) -> None:
+    model, x = moretta.load(saved), rows(2, 9)[0]
+    graph = model.model.model
+    assert isinstance(graph, ForeignGraph)
+    first = model.predict_proba(x)
+    process = graph._process._process
+    assert process is not None
+    with torch.no_grad():
+        assert torch.softmax(model(torch.tensor(x)).double(), 1).numpy() == pytest.approx(first, abs=1e-6)
+    assert graph._process._process is process  # one for all that is asked
+    if sys.platform == "linux":
+        place = Path(f"/proc/{process._popen.pid}/cwd")
+        assert place.resolve() != Path.cwd()
+        assert list(place.iterdir()) == []
+    folder = Path(os.readlink(f"/proc/{process._popen.pid}/cwd")) if sys.platform == "linux" else None
+    graph._process.close()
+    assert folder is None or not folder.exists()
+    assert (model.predict_proba(x) == first).all()  # another one, with the same weights
+    model.double()
+    assert model.predict_proba(x) == pytest.approx(first, abs=1e-6)
+
+
+def test_a_folder_that_is_trusted_runs_here_with_gradients(saved: Path) -> None:
+    model, x = moretta.load(saved, allow_code=True), torch.tensor(rows(2, 9)[0], requires_grad=True)
+    assert not isinstance(model.model.model, ForeignGraph)
+    model(x).sum().backward()
+    assert x.grad is not None
+    assert (moretta.load(saved).predict(x.detach().numpy()) == model.predict(x.detach().numpy())).all()
+
+
+# -- What a confined process may do ------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, pathlib, resource, signal, socket, sys, time
+import numpy as np
+from moretta.engines import confined
+
+def answer(request):
+    what = request["what"].tobytes().decode()
+    if what == "reads":
+        return {"got": np.fromfile(request["path"].tobytes().decode(), np.uint8)}
+    if what == "writes":
+        pathlib.Path("here").write_text("a file")
+    if what == "writes there":
+        pathlib.Path(request["path"].tobytes().decode()).with_name("there").write_text("a file")
+    if what == "connects":
+        socket.create_connection(("127.0.0.1", 9), 1)
+    if what == "lists":
+        return {"got": np.array(len(os.listdir("."))), "core": np.array(resource.getrlimit(resource.RLIMIT_CORE))}
+    if what == "fills":
+        return {"got": np.ones(1 << 42, np.uint8)}
+    if what == "hangs":
+        time.sleep(60)
+    if what == "dies":
+        signal.raise_signal(signal.SIGSEGV)
+    if what == "prints":
+        os.write(confined_output, b"x" * 99)
+    return {"got": request["what"]}
+
+confined_output = os.dup(1)
+confined.serve(answer)
+"""
+
+
+def said(what: str, path: Path = Path("none"), seconds: float = 120.0) -> dict[str, np.ndarray[Any, Any]]:
+    process = Confined("none")
+    try:
+        arrays = {"what": what, "path": str(path)}
+        return process.ask({name: np.frombuffer(text.encode(), np.uint8) for name, text in arrays.items()}, seconds)
+    finally:
+        process.close()
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confined, "command", lambda *words: [sys.executable, "-P", "-c", PROGRAM])
+
+
+@pytest.mark.usefixtures("program")
+def test_a_confined_process_reaches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"key")
+    found = said("lists")
+    assert (int(found["got"]), found["core"].tolist()) == (0, [0, 0])
+    with pytest.raises(ParameterError, match="MemoryError"):
+        said("fills")
+    if landlock():
+        for what, error in (("reads", "Permission"), ("writes", "Permission"), ("writes there", "Permission")):
+            with pytest.raises(ParameterError, match=error):
+                said(what, tmp_path / "secret")
+        assert not (tmp_path / "there").exists()
+    if landlock() >= 4:
+        with pytest.raises(ParameterError, match="Permission"):
+            said("connects")
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [("dies", "ended the process that ran it .*signal 11"), ("prints", "gave what is no answer")],
+)
+def test_how_a_confined_process_ends_is_one_sentence(what: str, sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence) as caught:
+        said(what)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.usefixtures("program")
+def test_a_confined_process_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confined, "START", 0.0)
+    with pytest.raises(ParameterError, match="did not end within 5 s"):
+        said("hangs", seconds=5.0)
+
+
+def test_words_alone_name_formats_and_dtypes() -> None:
+    assert set(map(type, operations.WORDS.values())) == {torch.dtype, torch.memory_format, torch.layout}
+    with pytest.raises(ParameterError, match="is not one of them"):
+        operations.operation("aten._embedding_bag.default")
