@@ -25,6 +25,7 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Replies
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.child import ChildClient
+from moretta.engines.confinement import landlock
 from moretta.engines.memory import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
@@ -282,6 +283,26 @@ def test_its_process_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "moretta.protocols.baffle.edge.host" in modules
     assert "onnxruntime" in modules
     assert not {*ABSENT, "moretta.run.federation", "moretta.config.run_files", "moretta.run.loop"}.intersection(modules)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process sees is read from /proc")
+def test_its_process_is_confined_before_it_loads_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]
+) -> None:
+    """Not in the folder that its parent is in, which has the keys of a kit."""
+    (tmp_path / "client.key").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    def look(line: object) -> None:
+        seen.extend((process.pid, os.listdir(f"/proc/{process.pid}/cwd"), status(process.pid)) for process in started)
+
+    def status(pid: int) -> str:
+        return Path(f"/proc/{pid}/status").read_text().partition("NoNewPrivs:")[2].split()[0]
+
+    federation().train(2, on_round=look)
+    assert seen
+    assert all(files == [] and (bound == "1" or not landlock()) for _, files, bound in seen), seen
 
 
 def test_rehearsing_starts_nothing(started: list[Any]) -> None:

@@ -52,7 +52,7 @@ def test_a_tag_that_two_parsers_read_differently_reads_no_key(
     tensor += long_tag(13, 2) + bytes([len(place)]) + place + long_tag(14, 0) + b"\x01"
     evil = with_tensor(onnx.load_from_string(mlp_sample.graph("float32")), tensor)
     with pytest.raises(ParameterError, match="no ONNX file"):
-        OnnxForward(evil).outputs([mlp_sample.flat], mlp_sample.x[:1])
+        OnnxForward(evil).outputs(mlp_sample.flat[None], mlp_sample.x[:1])
 
 
 def longer(data: bytes) -> bytes:

@@ -146,7 +146,11 @@ def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
                 verbose=False,
             )
         except Exception as error:
-            raise ParameterError(f"this model cannot be expressed in ONNX: {str(error).splitlines()[0]}") from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the first cause says what of the model it is
+                cause = cause.__cause__
+            said = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+            raise ParameterError(f"this model cannot be expressed in ONNX: {said:.300}") from error
     if program is None:
         raise ParameterError("this model cannot be expressed in ONNX: torch.onnx gave no program")
     proto = program.model_proto

@@ -40,7 +40,8 @@ def load(
 
     silo: whose model, where each silo has its own. true_model: the server's, not the released one. model: what builds
     it, a built-in name or "module:function", where the folder does not say. allow_code: import the code that the folder
-    names (`moretta.run.consent`); without it no code of the folder's is run, and nothing is ever unpickled.
+    names (`moretta.run.consent`), and run its graph in this process; without it no code of the folder's is run, and a
+    graph runs in a confined process, on the CPU and without gradients. Nothing is ever unpickled.
     Raises `moretta.errors.ParameterError`, in one sentence, for a folder that holds no such model.
     """
     folder = path_of(folder, "load: expected the path of a run folder")
