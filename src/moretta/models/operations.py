@@ -82,11 +82,11 @@ def operation(name: str) -> Callable[..., Any]:
         packet, _, overload = rest.partition(".")
         found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
         if isinstance(found, torch._ops.OpOverload):
-            return Checked(found)
+            return CheckedOperation(found)
     raise ParameterError(f"a graph has core operations of PyTorch alone, and `{name:.80}` is not one of them")
 
 
-class Checked:
+class CheckedOperation:
     """An operation that checks what it is given, and what it gives."""
 
     def __init__(self, does: torch._ops.OpOverload) -> None:
