@@ -38,6 +38,7 @@ from hospitals import Hospitals, models_of, seen, wait_for
 
 from moretta.contract.codec import Codec
 from moretta.deployment import administration, job, processes
+from moretta.deployment.server_key import identity_of
 from moretta.engines.settings import Engine, Fault, Faults
 from moretta.errors import CodecError
 from moretta.secure_aggregation.identity import Identity, public_line
@@ -517,22 +518,27 @@ def roster_of(identities: Mapping[str, Identity]) -> str:
 
 
 def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> None:
+    """An administrator's tool signs it for FLARE as it is by then."""
     hospital = hospitals()
     kit, parent = hospital.serve_flare()
+    key = identity_of(kit.server / "local")
     hospital.join_all()
     wait_for(lambda: len(administration.connected(kit.admin)) == 3, "sites are connected")
     folder, status = hospital.folder / "job", hospital.folder / "status.json"
-    for file in ("moretta-server/config/config_fed_server.json", "moretta-site/config/config_fed_client.json"):
-        status.unlink(missing_ok=True)
-        job.write_job(hospital.run_file(), folder, status=str(status), out=str(hospital.out))
+    for file in (job.OF_SERVER, job.OF_SITE):
+        job.write_job(hospital.run_file(), folder, key, status=str(status), out=str(hospital.out))
         path = folder / file
         path.write_text(path.read_text().replace("rounds = 60", "rounds = 61"))
         number = administration.submit(kit.admin, folder)
-        wait_for(status.exists, "the job ends", hospital.said)
-        told = json.loads(status.read_text())
-        assert told["state"] == "failed"
-        assert told["sentence"].count("edited by hand") == (1 if "server" in file else 3), told
         wait_for(lambda number=number: administration.status(kit.admin, number).startswith("FINISHED"), "FLARE ends it")
+        if file == job.OF_SERVER:
+            assert "the job is not signed by this server's key: it was edited by hand" in hospital.said()
+            assert not status.exists()  # where it lies is of the job too
+            assert not hospital.out.exists()
+        else:
+            told = json.loads(status.read_text())
+            assert told["state"] == "failed"
+            assert told["sentence"].count("edited by hand") == 3, told
     processes.stop(parent)
     for name in hospital.sites:
         assert "Traceback" not in hospital.said(name)

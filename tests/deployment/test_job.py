@@ -45,6 +45,7 @@ learning-rate = 0.1
 name = "flare"
 sites = ["north", "south"]
 """
+KEY = Identity(b"the server's key, for tests only".ljust(32)[:32])
 SERVER = Path("moretta-server", "config", "config_fed_server.json")
 SITE = Path("moretta-site", "config", "config_fed_client.json")
 
@@ -65,7 +66,7 @@ def arguments(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_job_is_three_files_of_plain_json(run_file: RunFile, tmp_path: Path) -> None:
-    job.write_job(run_file, tmp_path / "job", wait=5.0)
+    job.write_job(run_file, tmp_path / "job", KEY, wait=5.0)
     files = {path.relative_to(tmp_path / "job") for path in (tmp_path / "job").rglob("*") if path.is_file()}
     assert files == {Path("meta.json"), SERVER, SITE}
     meta = read(tmp_path / "job" / "meta.json")
@@ -79,7 +80,7 @@ def test_a_job_is_three_files_of_plain_json(run_file: RunFile, tmp_path: Path) -
 
 
 def test_sites_get_nothing_of_the_servers(run_file: RunFile, tmp_path: Path) -> None:
-    job.write_job(run_file, tmp_path / "job")
+    job.write_job(run_file, tmp_path / "job", KEY)
     at_sites = (tmp_path / "job" / SITE).read_text()
     assert "concealed" not in at_sites
     assert "424242" not in at_sites
@@ -95,19 +96,19 @@ def test_a_roster_names_sites_as_flare_does(run_file: RunFile, tmp_path: Path) -
     (tmp_path / "run.toml").write_text(f'{RUN}\n[secure-aggregation]\nroster = "roster.toml"\n')
     keyed = run_files.load(tmp_path / "run.toml")
     assert job.site_names(keyed) == ["site-1", "south"]
-    job.write_job(keyed, tmp_path / "job")
+    job.write_job(keyed, tmp_path / "job", KEY)
     assert read(tmp_path / "job" / "meta.json")["deploy_map"]["moretta-site"] == ["site-1", "south"]
 
 
 def test_a_job_that_flare_signed_is_replaced(run_file: RunFile, tmp_path: Path) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     (tmp_path / "owner.crt").write_text("a certificate")
-    job.write_job(run_file, tmp_path / "job")
+    job.write_job(run_file, tmp_path / "job", KEY)
     before = sorted(path.name for path in (tmp_path / "job").rglob("*"))
     sign_folders(str(tmp_path / "job"), key, str(tmp_path / "owner.crt"))
     assert len([*(tmp_path / "job").rglob("*")]) > len(before)
     job.check_replaced(tmp_path / "job")
-    job.write_job(run_file, tmp_path / "job")
+    job.write_job(run_file, tmp_path / "job", KEY)
     assert sorted(path.name for path in (tmp_path / "job").rglob("*")) == before
 
 
@@ -115,7 +116,7 @@ def test_only_a_job_of_ours_is_replaced(run_file: RunFile, tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     for name in ("absent", "empty", "new"):
         job.check_replaced(tmp_path / name)
-    job.write_job(run_file, tmp_path / "new")
+    job.write_job(run_file, tmp_path / "new", KEY)
     job.check_replaced(tmp_path / "new")
     (tmp_path / "file").write_text("a file")
     for name in (
@@ -124,7 +125,7 @@ def test_only_a_job_of_ours_is_replaced(run_file: RunFile, tmp_path: Path) -> No
     ):  # fmt: skip
         folder = tmp_path / name.partition("/")[0]
         if folder.name in ("beside", "below"):
-            job.write_job(run_file, folder)
+            job.write_job(run_file, folder, KEY)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
         with pytest.raises(ParameterError, match="exists and is no job of Moretta's; name another folder by --out"):
@@ -137,7 +138,7 @@ def test_a_run_for_one_machine_is_no_job(tmp_path: Path) -> None:
     here = RUN.replace('"sites"\ninputs = [4]\nclasses = 3\ntest = "concealed.npz"', '"wdbc"')
     (tmp_path / "run.toml").write_text(here[: here.index("[engine]")])
     with pytest.raises(ParameterError, match="is for one machine; many need name"):
-        job.write_job(run_files.load(tmp_path / "run.toml"), tmp_path / "job")
+        job.write_job(run_files.load(tmp_path / "run.toml"), tmp_path / "job", KEY)
     assert not (tmp_path / "job").exists()
 
 
@@ -148,7 +149,7 @@ def test_a_site_refuses_what_was_edited(run_file: RunFile, tmp_path: Path) -> No
     pytest.importorskip("nvflare")
     from moretta.deployment.executor import Executor
 
-    job.write_job(run_file, tmp_path / "job")
+    job.write_job(run_file, tmp_path / "job", KEY)
     _, given = arguments(tmp_path / "job")
     edited = {**given, "told": given["told"].replace("learning-rate = 0.1", "learning-rate = 0.2")}
     assert edited != given
@@ -168,24 +169,74 @@ def test_a_kit_that_names_no_silo_file_is_a_sentence(tmp_path: Path, broken: str
         file_of(tmp_path)
 
 
-def test_the_server_refuses_what_was_edited(run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("nvflare")
+class Local:
+    """What FLARE's context tells a server's job: where its kit's local folder is."""
+
+    def __init__(self, local: Path) -> None:
+        self.local = local
+
+    def get_engine(self) -> Local:
+        return self
+
+    def get_workspace(self) -> Local:
+        return self
+
+    def get_site_config_dir(self) -> str:
+        return str(self.local)
+
+
+def ended(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The sentence with which a server's job ends that FLARE makes with these arguments."""
     from moretta.deployment.controller import Controller
 
     said: list[str] = []
     monkeypatch.setattr(Controller, "system_panic", lambda self, sentence, context: said.append(sentence))
-    job.write_job(run_file, tmp_path / "job", status=str(tmp_path / "status.json"))
+    Controller(**given).control_flow(None, Local(tmp_path / "kits" / "server" / "local"))
+    return said.pop()
+
+
+def test_the_server_refuses_what_was_edited(run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nvflare")
+    KEY.save(tmp_path / "kits")
+    job.write_job(run_file, tmp_path / "job", KEY)
     given, _ = arguments(tmp_path / "job")
-    edits = {
-        "learning-rate = 0.1": "learning-rate = 0.2", '"south"': '"outsider"', "classes = 3": "classes = 4",
-    }  # fmt: skip
-    for before, after in edits.items():
-        assert before in given["run"]
-        controller = Controller(**{**given, "run": given["run"].replace(before, after)})
-        controller.control_flow(None, None)
-        assert "it was edited by hand; make the job anew" in said.pop()
-        status = read(tmp_path / "status.json")
-        assert (status["state"], status["code"]) == ("failed", 2)
+    edits: list[dict[str, Any]] = [
+        {"run": given["run"].replace("learning-rate = 0.1", "learning-rate = 0.2")},
+        {"run": given["run"].replace('"south"', '"outsider"')},
+        {"digest": "0" * 64},
+        {"base": str(tmp_path / "elsewhere")},
+        {"out": str(tmp_path / "out")},
+        {"status": str(tmp_path / "status.json")},
+        {"resume": True},
+        {"wait": 1e9},
+        {"signature": ""},
+        {"signature": "00" * 64},
+        {"signature": "x"},
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for edit in edits:
+        sentence = ended({**given, **edit}, tmp_path, monkeypatch)
+        assert "the job is not signed by this server's key: it was edited by hand" in sentence, edit
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_job_of_who_has_no_key_of_the_servers_runs_and_writes_nothing_there(
+    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's code and a status file of any administrator who could submit jobs were the server's machine's."""
+    pytest.importorskip("nvflare")
+    KEY.save(tmp_path / "kits")
+    (tmp_path / "theirs.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    theirs = run_file.model_copy(update={"model": run_file.model.model_copy(update={"source": "theirs:build"})})
+    for key in (KEY, Identity.fresh()):
+        job.write_job(theirs, tmp_path / "job", key, status=str(tmp_path / "status.json"), out=str(tmp_path / "out"))
+        given, _ = arguments(tmp_path / "job")
+        sentence = ended(given, tmp_path, monkeypatch)
+        found = {name for name in ("ran", "status.json", "out") if (tmp_path / name).exists()}
+        assert ("is not signed by this server's key" in sentence) == (key is not KEY)
+        assert found == (set() if key is not KEY else {"ran", "status.json"})
+        for name in found:
+            (tmp_path / name).unlink()
 
 
 # -- whose turn it is --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from cryptography import x509
 
-from moretta.deployment import certificates, kits, patching, provisioning, server_connection, server_key
+from moretta.deployment import certificates, kit_checks, kits, patching, provisioning, server_connection, server_key
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -225,6 +225,37 @@ def test_a_patch_keeps_what_it_does_not_know(own: kits.Kits) -> None:
         "streaming_retry_timeout": 3,
         "streaming_retry_wait": 1,
     }
+
+
+@pytest.mark.parametrize("wide", ["moretta.", "moretta.deployment.", "moretta.deployment.serve"])
+def test_a_patch_takes_back_what_else_of_ours_jobs_could_name(own: kits.Kits, wide: str) -> None:
+    """A job names any callable below a prefix, with arguments; `moretta doctor` says so of a kit with one."""
+    kit = own.sites["Clinic_B"]
+    patching.patch(kit)
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    resources["class_allow_list"] = ["theirs.", wide, patching.EXECUTOR, "morettas.own"]
+    (kit / "local" / "resources.json").write_text(json.dumps(resources))
+    assert "1 changes are missing" in str(kit_checks.patched(kit, None))
+    assert len(patching.patch(kit)) == 1
+    resources = json.loads((kit / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == ["theirs.", patching.EXECUTOR, "morettas.own"]
+
+
+def test_a_kit_in_which_a_job_may_bring_code_or_name_any_class_is_told(own: kits.Kits) -> None:
+    kit = own.sites["Clinic_B"]
+    local, policy = kit / "local", kit_checks.policy
+    assert policy(kit) == "lets nobody bring code"
+    resources = json.loads((local / "resources.json").read_text())
+    for opened in ({"class_allow_list": ["*"]}, {"class_list_enforcement_mode": "warn"}):
+        (local / "resources.json").write_text(json.dumps(resources | opened))
+        assert "a job may name any class here" in policy(kit)
+    (local / "authorization.json").unlink()  # FLARE's own counts then
+    assert "project_admin, lead may bring code in a job" in policy(kit)
+    (local / "authorization.json.default").unlink()
+    assert "everybody may bring code" in policy(kit)
+    for rights in ("none", {"submit_job": "any"}, {"byoc": "none"}):
+        (local / "authorization.json").write_text(json.dumps({"permissions": {"lead": rights}}))
+        assert "may bring code" not in policy(kit)
 
 
 def test_a_site_that_allows_everything_is_left_so(own: kits.Kits) -> None:

@@ -172,6 +172,10 @@ def compared(whose: str, own: str, given: str | None) -> bool:
 def job(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="The job folder.")],
+    server_key: Annotated[
+        Path,
+        typer.Option("--server-key", metavar="KEY", help="The server's own key, a file or folder; it signs the job."),
+    ],
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
     as_json: AsJson = False,
 ) -> None:
@@ -181,9 +185,10 @@ def job(
     run_file = run_files.load(run, overrides)
     with needs_flare():
         from moretta.deployment import job as jobs
+        from moretta.secure_aggregation.identity import Identity
 
         jobs.check_replaced(out)
-        jobs.write_job(run_file, out)
+        jobs.write_job(run_file, out, Identity.load(server_key))
     say({"job": str(out)}, as_json, lambda: print(f"{out}   (nvflare job submit -j {out})"))
 
 

@@ -19,13 +19,13 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.codec import Codec
 from moretta.data.references import OWN_CODE
-from moretta.deployment import server_key, shared_settings
+from moretta.deployment import job, server_key, shared_settings
 from moretta.deployment.server_key import identity_of
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
 from moretta.engines.flare.cells import sender
-from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.flare.envelope import Hello
 from moretta.engines.flare.sites import Sites
 from moretta.engines.run_folder import read_inputs, read_model
 from moretta.engines.views import Recorder
@@ -44,11 +44,19 @@ SPEAK = 10.0  # seconds
 class Controller(FlareController):
     """Plays a run as the server.
 
-    run: the run file as TOML, all of it, and base: the folder beside which its paths resolve. digest: of the shared
-    settings, so that a job that was edited by hand is noticed. The key by which it signs is no argument: it lies beside
-    the server's kit, or where the kit says. out: the run folder; empty: one in the job's own workspace. resume: go on
-    from its last checkpoint. wait: seconds in which sites are to come. status: the file that says how it ended; empty:
-    none.
+    FLARE makes it with whatever a job says, so making one does nothing: `moretta.deployment.job.check_signed` comes
+    before a path is touched or a text is read. The key by which it signs and checks is no argument: it lies beside the
+    server's kit, or where the kit says.
+
+    Args:
+        run: The run file as TOML, all of it.
+        base: The folder beside which its paths resolve.
+        digest: Of the shared settings.
+        out: The run folder; empty for one in the job's own workspace.
+        resume: Whether to go on from its last checkpoint.
+        wait: Seconds in which sites are to come.
+        status: The file that says how the run ended; empty for none.
+        signature: Of all that, by the server's key, in hex.
     """
 
     def __init__(
@@ -60,11 +68,15 @@ class Controller(FlareController):
         resume: bool = False,
         wait: float = 120.0,
         status: str = "",
+        signature: str = "",
     ) -> None:
         super().__init__()
-        self._run, self._base, self._digest = run, Path(base), digest
-        self._out, self._resume, self._wait = out, resume, wait
-        self._status = Path(status) if status else None
+        self._run, self._base, self._digest, self._out, self._resume, self._wait = run, base, digest, out, resume, wait
+        self._signed = job.signed_part(
+            run=run, base=base, digest=digest, out=out, resume=resume, wait=wait, status=status
+        )
+        self._named_status, self._signature = status, signature
+        self._status: Path | None = None  # until the signature is checked
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing yet."""
@@ -93,12 +105,15 @@ class Controller(FlareController):
             self._fail(f"{type(error).__name__}: {error}", 1, fl_ctx)
 
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
-        run_file, workspace = self._run_file(), fl_ctx.get_engine().get_workspace()
+        workspace = fl_ctx.get_engine().get_workspace()
+        identity = identity_of(Path(workspace.get_site_config_dir()))
+        job.check_signed(self._signed, self._signature, identity)
+        self._status = Path(self._named_status) if self._named_status else None
+        run_file = run_files.loads(self._run, Path(self._base, "run.toml"), OWN_CODE)
         out = Path(self._out or Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "moretta")
         federation = shared_settings.server_side(run_file, out)
         path = run_file.secure_aggregation.roster
         roster = None if path is None else Roster.load(run_file.resolve(path))
-        identity = identity_of(Path(workspace.get_site_config_dir()))
         server_key.check_listed(identity, roster)
         called = {silo: silo if roster is None else roster.engine_name(silo) for silo in run_file.engine.sites}
         # Who is connected when the job begins; others never come.
@@ -138,15 +153,6 @@ class Controller(FlareController):
         finally:
             ended.set()
         self._tell({"state": "done", "out": str(out)})
-
-    def _run_file(self) -> RunFile:
-        run_file = run_files.loads(self._run, self._base / "run.toml", OWN_CODE)
-        if digest_of(shared_settings.shared_text(run_file)) != self._digest:
-            raise ParameterError(
-                "the job's run file is not the one that the job was made of: it was edited by hand; make the job anew "
-                "by moretta job or serve"
-            )
-        return run_file
 
     def _fail(self, sentence: str, code: int, fl_ctx: FLContext) -> None:
         self._tell({"state": "failed", "sentence": sentence, "code": code})

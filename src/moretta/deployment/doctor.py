@@ -108,6 +108,7 @@ def _of_kit(asked: _Asked) -> Iterator[CheckResult]:
         if asked.server:
             yield look("clock", lambda: kit_checks.servers_clock(asked.now))
         else:
+            yield look("policy", lambda: kit_checks.policy(kit))
             yield from _of_connection(kit, certificate.passes, asked.now)
     if asked.server:
         yield look("port", lambda: kit_checks.free_port(kit, asked.port))

@@ -15,10 +15,11 @@ from moretta.deployment import shared_settings
 from moretta.deployment.patching import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError
-from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.identity import Identity, Roster, verify
 
 META, SERVER, SITE = "meta.json", "moretta-server", "moretta-site"
 OF_SERVER, OF_SITE = f"{SERVER}/config/config_fed_server.json", f"{SITE}/config/config_fed_client.json"
+_PURPOSE = "job of the server"
 OF_FLARE = ".__nvfl_"  # what names begin with of files that FLARE leaves in a job which it signs
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
@@ -44,20 +45,29 @@ def site_names(run_file: RunFile) -> list[str]:
     return names if roster is None else [Roster.load(run_file.resolve(roster)).engine_name(name) for name in names]
 
 
-def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float) -> None:
+def write_job(run_file: RunFile, folder: Path, identity: Identity, **controller: str | bool | float) -> None:
     """Write a job in the place of whatever is in the folder.
 
-    controller: further arguments of `moretta.deployment.controller.Controller`.
+    Args:
+        run_file: The server's, whole.
+        folder: Of the job.
+        identity: The server's key. It signs the server's half, which its job checks before it reads anything.
+        controller: Further arguments of `moretta.deployment.controller.Controller`.
     """
     check(run_file)
     shutil.rmtree(folder, ignore_errors=True)
     names, text = site_names(run_file), shared_settings.shared_text(run_file)
-    server = {
+    server: dict[str, str | bool | float] = {
         "run": run_files.dumps(run_file),
         "base": str(run_file.base.absolute()),
         "digest": digest_of(text),
+        "out": "",
+        "resume": False,
+        "wait": 120.0,
+        "status": "",
         **controller,
     }
+    server["signature"] = identity.sign(_PURPOSE, signed_part(**server)).hex()
     site = {"told": text, "digest": digest_of(text), "made": time.time()}
     _write(
         folder / META,
@@ -77,6 +87,36 @@ def write_job(run_file: RunFile, folder: Path, **controller: str | bool | float)
         folder / OF_SITE,
         {**_PLAIN, "executors": [{"tasks": ["none"], "executor": {"id": "moretta", "path": EXECUTOR, "args": site}}]},
     )
+
+
+def signed_part(**server: str | bool | float) -> str:
+    """Return what the server's key signs of a job: the arguments of its controller, as JSON."""
+    return json.dumps(server, sort_keys=True)
+
+
+def check_signed(signed: str, signature: str, identity: Identity) -> None:
+    """Check that the holder of the server's key made a job.
+
+    FLARE lets every administrator who may submit jobs name the class of a server's job, with any arguments. They name
+    paths and code of the server's machine, and sites take the run for the server's word.
+
+    Args:
+        signed: As of `signed_part`.
+        signature: In hex.
+        identity: The server's key.
+
+    Raises:
+        ParameterError: The signature is another key's, or of other arguments.
+    """
+    try:
+        good = verify(identity.public_key, bytes.fromhex(signature), _PURPOSE, signed)
+    except ValueError:
+        good = False
+    if not good:
+        raise ParameterError(
+            "the job is not signed by this server's key: it was edited by hand, or another administrator made it; make "
+            "it anew by moretta serve, or by moretta job with --server-key"
+        )
 
 
 def check_replaced(folder: Path) -> None:

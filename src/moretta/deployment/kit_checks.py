@@ -8,13 +8,14 @@ from pathlib import Path
 
 from moretta.deployment import certificates, kits, patching, server_connection
 from moretta.deployment.check_result import Warned
-from moretta.deployment.server_key import identity_of
+from moretta.deployment.server_key import identity_of, load_json
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import fingerprint
 
 SOON = timedelta(days=30)  # in which a certificate should be renewed
 WAIT = 5.0  # seconds in which a server is to answer
 APART, FAR = 30.0, 600.0  # seconds between two clocks that should be heeded, and that do not pass
+POLICIES = ("authorization.json", "authorization.json.default")  # in local/; the first that is there counts
 PORT = 8002  # of `moretta serve` where no other is named
 
 
@@ -58,6 +59,30 @@ def patched(kit: Path, silo: Path | None) -> str:
             f"start yourself run: moretta kit patch {kit}{'' if silo is None else f' --silo {silo}'}"
         )
     return "runs Moretta's jobs"
+
+
+def policy(kit: Path) -> str:
+    """Check whom a site's kit lets bring code: FLARE's own policy lets administrators of every organisation."""
+    path = next((path for name in POLICIES if (path := kit / "local" / name).exists()), None)
+    roles = {} if path is None else load_json(path).get("permissions", {})
+    open_to = [role for role, rights in roles.items() if _right(rights, "byoc") != "none"]
+    if path is None or open_to:
+        whom = ", ".join(open_to) if path is not None else "everybody"
+        return Warned(
+            f"{whom} may bring code in a job, and it would run here with all rights of this site; set byoc to none for "
+            f"each role in {kit / 'local' / POLICIES[0]}"
+        )
+    resources = kits.resources(kit)
+    if "*" in resources.get("class_allow_list", []) or resources.get("class_list_enforcement_mode") == "warn":
+        return Warned(
+            "a job may name any class here; in local/resources.json, take '*' out of class_allow_list, and warn out of "
+            "class_list_enforcement_mode"
+        )
+    return "lets nobody bring code"
+
+
+def _right(rights: object, right: str) -> object:
+    return rights.get(right, "none") if isinstance(rights, dict) else rights
 
 
 def server_answers(kit: Path) -> str:

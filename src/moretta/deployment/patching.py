@@ -106,9 +106,12 @@ def _public_keys(given: Sequence[str]) -> tuple[bytes, ...]:
 def _allow(resources: dict[str, Any], wanted: str) -> Iterator[str]:
     """Let jobs make one class of ours, and nothing else of the package: a job names any callable, with arguments."""
     allowed = list(resources.get("class_allow_list", []))
+    kept = [each for each in allowed if each == wanted or each.partition(".")[0] != "moretta"]  # once it was "moretta."
     if wanted not in allowed and "*" not in allowed:
-        resources["class_allow_list"] = [*allowed, wanted]
-        yield f"Jobs may use {wanted} (class_allow_list in resources.json)."
+        kept.append(wanted)
+    if kept != allowed:
+        resources["class_allow_list"] = kept
+        yield f"Jobs may use {wanted}, and nothing else of Moretta (class_allow_list in resources.json)."
 
 
 def _replace_launcher(resources: dict[str, Any], kit: Path) -> Iterator[str]:

@@ -109,7 +109,7 @@ def _serve(
     with _server(kit, places.work) as server:
         with _logged_in(kit.admin, places.work, server) as administrator:
             _wait_for_sites(administrator, names, run_file, wait, say, server)
-            number = _submit(run_file, places, administrator, resume=resume)
+            number = _submit(run_file, places, kit, administrator, resume=resume)
         _play(run_file, places, kit, server, say, progress, number)
         _shut_down(kit.admin, say)
 
@@ -175,7 +175,7 @@ def _play(
     for attempt in range(TRIES + 1):
         if attempt > 0:
             with administration.logged_in(kit.admin) as administrator:
-                number = _submit(run_file, places, administrator, resume=True)
+                number = _submit(run_file, places, kit, administrator, resume=True)
         try:
             ended = _follow(places, server, history, say)
         except BaseException:
@@ -196,7 +196,7 @@ def _play(
     )
 
 
-def _submit(run_file: RunFile, places: Places, administrator: Administrator, *, resume: bool) -> str:
+def _submit(run_file: RunFile, places: Places, kit: kits.Kits, administrator: Administrator, *, resume: bool) -> str:
     """Hand the run to the server as a job; return the job's id."""
     places.status.unlink(missing_ok=True)
     arguments: dict[str, str | bool | float] = {
@@ -205,7 +205,7 @@ def _submit(run_file: RunFile, places: Places, administrator: Administrator, *, 
         "wait": GATHER,
         "status": str(places.status.absolute()),
     }
-    job.write_job(run_file, places.work / "job", **arguments)
+    job.write_job(run_file, places.work / "job", identity_of(kit.server / "local"), **arguments)
     return administrator.submit(places.work / "job")
 
 

@@ -17,6 +17,10 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
 from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
+from nvflare.private.fed.client.training_cmds import ConfigureJobLogProcessor
 
 from moretta.deployment import processes
 from moretta.engines.flare import launcher
@@ -228,3 +232,13 @@ def test_stopping_a_parent_that_does_not_listen() -> None:
     time.sleep(0.2)
     processes.stop(found, 0.2)
     assert found.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_a_client_of_flare_answers_what_jobs_need_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran `cat` on any file of the site for every other site, whatever the site's policy said."""
+    open_ones = [ShellCommandProcessor(), ReportEnvProcessor(), ConfigureJobLogProcessor()]
+    given = [*ClientRequestProcessors.request_processors, *open_ones]
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", given)
+    launcher.Launcher()
+    assert {topic for each in given for topic in each.get_topics()} == launcher.TOPICS
+    assert not set(open_ones) & set(given)

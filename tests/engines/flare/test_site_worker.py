@@ -425,6 +425,28 @@ def test_a_site_that_is_still_loading_is_busy_and_loads_once(silo: ToySilo, trus
     worker.close()
 
 
+def test_nothing_is_made_of_a_job_before_the_server_has_said_hello(silo: ToySilo, trust: Callable[[], Trust]) -> None:
+    """Any site of a federation starts a job here, with settings of its choice, and they were read and built at once."""
+    made = list[int]()
+
+    def make() -> ToySilo:
+        made.append(1)
+        return silo
+
+    worker = SiteWorker(make, trust)
+    call = Caller(worker)
+    reply_of(worker.answer(pack(Knock())))
+    forged = ServerSession(Identity.fresh(), call.session.hello).pack(call.session.hello, {"north": worker.process_id})[
+        0
+    ]
+    assert isinstance(reply_of(worker.answer(forged))[0], Denied)
+    time.sleep(0.2)
+    assert made == []
+    assert isinstance(call.hello(), SiteReady)
+    assert made == [1]
+    worker.close()
+
+
 def test_a_repeated_hello_changes_nothing(call: Caller, silo: ToySilo) -> None:
     call.submit(1, say())
     first = call.done(1)

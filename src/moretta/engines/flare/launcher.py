@@ -2,6 +2,9 @@
 
 FLARE's own launcher tells the server when a job process dies, and the server then ends the job for all sites. This one
 starts the process again, in the same job and with the same arguments; the new process announces itself by answering.
+
+It also closes what FLARE leaves open. A site's FLARE client checks the site's policy only if the request says so, and
+takes requests from the server and, by its relay, from every other site. One of them runs `cat` on any file.
 """
 
 from __future__ import annotations
@@ -19,10 +22,25 @@ from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.private.defs import TrainingTopic
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.utils.job_launcher_utils import add_custom_dir_to_path, get_credential_env
 
 PAUSES = tuple(min(0.2 * 1.5**n, 30.0) for n in range(20))  # seconds before each new start: 20 of them, 5 min in all
 HOPELESS = (JobReturnCode.CONFIG_ERROR, JobReturnCode.UNSAFE_COMPONENT)  # it would end so again
+TOPICS = {  # requests that begin, follow and end jobs and the client; a site's FLARE client answers no other
+    TrainingTopic.CHECK_RESOURCE,
+    TrainingTopic.CANCEL_RESOURCE,
+    TrainingTopic.DEPLOY,
+    TrainingTopic.START_JOB,
+    TrainingTopic.NOTIFY_JOB_STATUS,
+    TrainingTopic.CHECK_STATUS,
+    TrainingTopic.ABORT,
+    TrainingTopic.ABORT_TASK,
+    TrainingTopic.DELETE_RUN,
+    TrainingTopic.RESTART,
+    TrainingTopic.SHUTDOWN,
+}
 
 
 class Respawned(JobHandleSpec):
@@ -72,7 +90,15 @@ class Respawned(JobHandleSpec):
 
 
 class Launcher(ClientProcessJobLauncher):
-    """FLARE's process launcher of a site, whose job processes are started again where they die."""
+    """FLARE's process launcher of a site, whose job processes are started again where they die.
+
+    A kit's components are made before its client answers requests, so making one leaves the client `TOPICS` alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        processors = ClientRequestProcessors.request_processors
+        processors[:] = [each for each in processors if TOPICS.issuperset(each.get_topics())]
 
     def launch_job(self, job_meta: dict[str, object], fl_ctx: FLContext) -> Respawned:
         """Start a site's process of a job."""

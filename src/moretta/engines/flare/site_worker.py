@@ -7,7 +7,6 @@ not signed (`moretta.engines.flare.signing`) changes nothing here.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import threading
@@ -88,9 +87,10 @@ class _Work:
 class SiteWorker:
     """Answers a server's requests, each at once; `close` when there are no more.
 
-    make: loads the silo, perhaps slowly, and raises what keeps it from taking part. trust: loads, quickly, what the
-    site trusts. process_id: of this process. last_heard: the moment of the server's last request, by `time.monotonic`.
-    ended: set when the run has ended.
+    make: loads the silo, perhaps slowly, and raises what keeps it from taking part. It is called once a session of the
+    server's has begun: any site of the federation can start a job here, and what a job says is only then the server's.
+    trust: loads, quickly, what the site trusts. process_id: of this process. last_heard: the moment of the server's
+    last request, by `time.monotonic`. ended: set when the run has ended.
     """
 
     def __init__(self, make: Callable[[], HostedSilo], trust: Callable[[], Trust]) -> None:
@@ -204,8 +204,6 @@ class SiteWorker:
         return reply, body
 
     def _work(self) -> None:
-        with contextlib.suppress(Exception, SystemExit):  # the first hello tries again, and tells why not
-            self._silo = self._make()  # now, so that a process that was started again is soon ready
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._closed)

@@ -1,0 +1,192 @@
+"""Whatever a server writes to a site, nothing of the site's files, rows or secrets comes back, and no code runs there.
+
+The oracle, after each list of jobs that a seed draws:
+
+- Twins that differ in rows and files answer alike, tickets aside, until training begins.
+- No reply holds bytes of a row or of a file.
+- No code ran that the site has not agreed to: from beside its silo.toml, or installed.
+- No file was opened but silo.toml, the rows and what the site keeps; and none was changed.
+- No secret follows from the text: twins advertise other keys, and keep other roots.
+- No statistic is answered that the text says the run does not need.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from site_twins import Edit, Job, Opened, Told, Twin
+
+from moretta.secure_aggregation.plain import PlainUpload
+
+IN_ALL, QUICK = 10_000, 250  # lists, in `make test-all` and in `make test`
+
+CODE = ('"nightly_cleanup:mark"', '"installed_canary:mark"', '"json:dumps"')
+FILES = ('"secret.txt"', '"only.txt"', '"HERE/only.txt"', '"weights.safetensors"', '"absent.txt"', '"../installed"')
+VALUES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("run", "metrics"): (*(f"[{each}]" for each in CODE), '["accuracy"]'),
+    ("run", "insecure-secret-seed"): ("3", "0"),
+    ("run", "out"): FILES,
+    ("run", "record-views"): ("true",),
+    ("run", "seed"): ("8",),
+    ("run", "dtype"): ('"float64"', '"float16"'),
+    ("run", "device"): ('"cuda"',),
+    ("run", "resume"): ("true",),
+    ("data", "source"): (*CODE, *FILES, '"wdbc"'),
+    ("data", "schema"): FILES,
+    ("data", "test"): (*FILES, '"rows.npz"'),
+    ("data", "path"): FILES,
+    ("data", "labels"): FILES,
+    ("data", "standardise"): ("true", "false"),
+    ("data", "batch-size"): ("0", "8", "27"),
+    ("data", "least-rows"): ("9", "27", "40"),
+    ("data", "inputs"): ("[5]", "[2, 2]"),
+    ("data", "classes"): ("2", "4"),
+    ("data", "outputs"): ("1",),
+    ("data", "tokens"): ("true",),
+    ("data", "missing"): ('"mean"', '"error"'),
+    ("data", "look"): ("true",),
+    ("data", "score-at-silos"): ("true",),
+    ("data", "alignment"): FILES,
+    ("data", "partition"): ('"by-feature"', '"grid"'),
+    ("data", "columns"): ("[[0, 1], [2, 3]]",),
+    ("model", "source"): (*CODE, *FILES),
+    ("model", "hidden"): ("[4]", "[1000000, 1000000]"),
+    ("protocol", "name"): ('"fedavg"', '"pbpfl"', '"cgd"', '"baffle"'),
+    ("protocol", "loss"): ('"mse"', '"cross-entropy"'),
+    ("protocol", "own-loss"): CODE,
+    ("protocol", "warm-start"): FILES,
+    ("protocol", "dp-noise"): ("1.0",),
+    ("protocol", "dp-clip"): ("1.0", "1e-9"),
+    ("secure-aggregation", "scheme"): ('"none"', '"additive-shares"'),
+    ("secure-aggregation", "roster"): FILES,
+    ("secure-aggregation", "identity"): FILES,
+    ("secure-aggregation", "threshold"): ("1", "3"),
+    ("engine", "sites"): ('["north", "south"]', '["north"]', '["south", "west"]'),
+    ("engine", "message-mib"): ("1",),
+    ("engine", "edge"): ('["north"]',),
+    ("engine", "workers"): ("2",),
+    ("silo", "models"): (f"[{CODE[0]}]",),  # a section of silo.toml, by whose words a site agrees to code
+    ("privacy", "fewest-silos"): ("1",),
+}
+WITH: tuple[tuple[Edit, ...], ...] = (  # keys that say something together alone
+    (),
+    (Edit("protocol", "dp-noise", "1.0"), Edit("protocol", "dp-clip", "1.0"), Edit("data", "batch-size", "0")),
+    (Edit("data", "standardise", "false"), Edit("secure-aggregation", "scheme", '"none"')),
+    (Edit("data", "partition", '"grid"'), Edit("data", "grid", "[1, 3]")),
+)
+ITS_OWN = {"silo.toml", "rows.npz"}
+
+
+def drawn(seed: int) -> tuple[Job, ...]:
+    """Draw a list: up to three jobs, most of which change one to three keys of an honest text."""
+    draw = random.Random(seed)
+
+    def job() -> Job:
+        keys = draw.sample(sorted(VALUES), draw.choice([0, 1, 1, 1, 2, 3]))
+        edits = (*draw.choice([(), (), *WITH]), *(Edit(*key, draw.choice(VALUES[key])) for key in keys))
+        odd = draw.random() < 0.1
+        return Job(
+            edits,
+            moments=Edit("data", "standardise", "false") in edits and Edit("data", "standardise", "true") not in edits,
+            model=draw.choice(["", "another"]) if odd else "",
+            version=draw.choice(["", "0.0.1"]) if odd else "",
+            round=draw.choice([0, 5]) if odd else 0,
+        )
+
+    return tuple(job() for _ in range(draw.choice([1, 1, 2, 3])))
+
+
+class Adversary:
+    """Twins, and what watches them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.twins = folder, [Twin(folder, which) for which in "ab"]
+        self._opened = Opened(folder)
+
+    def found(self, jobs: tuple[Job, ...]) -> list[str]:
+        """Play a list against both; return what the server has of it that it may not have."""
+        told, kept, wrong = list[Told](), list[set[str]](), list[str]()
+        for twin in self.twins:
+            with self._opened.watched():
+                told.append(twin.play(jobs))
+            inside = {path.removeprefix(f"{twin.which}/") for path in self._opened.paths} - ITS_OWN - {twin.which}
+            if odd := {path for path in inside if path.partition("/")[0] not in ("kept", "__pycache__", "installed")}:
+                wrong.append(f"opened {sorted(odd)}")
+            kept.append((leaves := twin.leave())[0])
+            if leaves[1]:
+                wrong.append("changed a file")
+            if any(canary in data for canary in twin.canaries for data in told[-1].data):
+                wrong.append("sent bytes of a row or a file")
+        if (mark := self.folder / "marked").exists():
+            mark.unlink()
+            wrong.append("ran code")
+        for name in ("nightly_cleanup", "installed_canary"):
+            sys.modules.pop(name, None)
+        if told[0].replies != told[1].replies:
+            wrong.append(f"told twins apart: {told[0].replies} and {told[1].replies}")
+        if ("message", PlainUpload.TAG) in told[0].replies:
+            wrong.append("answered a statistic that the run does not need")
+        self.advertised = bool(told[0].keys)
+        if set(told[0].keys) & set(told[1].keys) or kept[0] & kept[1]:
+            wrong.append("has a secret that follows from the text")
+        return wrong
+
+
+@pytest.fixture(scope="module")
+def adversary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adversary]:
+    folder = tmp_path_factory.mktemp("twins")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder / "installed")
+        patch.setattr(os, "fsync", lambda _: None)  # no power cut is played here, and a disk takes 10 ms for each
+        yield Adversary(folder)
+
+
+def edited(*keys: tuple[str, str, str], noise: bool = False, moments: bool = False) -> Job:
+    edits = (*(WITH[1] if noise else ()), *(WITH[2] if moments else ()), *(Edit(*each) for each in keys))
+    return Job(edits, moments=moments)
+
+
+ATTACKS: dict[str, Job] = {
+    "code beside silo.toml": edited(("run", "metrics", '["nightly_cleanup:mark"]')),
+    "code that is installed": edited(("run", "metrics", '["installed_canary:mark"]')),
+    "the site's secrets": edited(("run", "insecure-secret-seed", "3")),
+    "a file of the site": edited(("protocol", "warm-start", '"secret.txt"')),
+    "a file that may be there": edited(("protocol", "warm-start", '"HERE/only.txt"')),
+    "the number of rows": edited(("data", "least-rows", "27"), noise=True),
+    "a statistic": edited(moments=True),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_known_attack_tells_nothing(adversary: Adversary, attack: str) -> None:
+    """Each succeeded once."""
+    assert adversary.found((ATTACKS[attack],)) == []
+
+
+def test_an_honest_run_is_taken(adversary: Adversary) -> None:
+    assert adversary.found((Job(()),)) == []
+    assert adversary.advertised
+
+
+def search(adversary: Adversary, seeds: range) -> None:
+    """Play these lists; a fifth of them must come to a key."""
+    advertised = 0
+    for seed in seeds:
+        jobs = drawn(seed)
+        assert not (wrong := adversary.found(jobs)), f"list {seed}, {jobs}: {'; '.join(wrong)}"
+        advertised += adversary.advertised
+    assert advertised > len(seeds) / 5
+
+
+def test_no_list_of_jobs_tells_anything_of_a_site(adversary: Adversary) -> None:
+    search(adversary, range(QUICK))
+
+
+@pytest.mark.slow
+def test_none_of_many_lists_of_jobs_tells_anything_of_a_site(adversary: Adversary) -> None:
+    search(adversary, range(QUICK, IN_ALL))
