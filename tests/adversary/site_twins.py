@@ -1,8 +1,9 @@
 """A server that writes what it likes to a site, and twin sites that tell whether anything of them comes back.
 
 Twins have the same silo.toml. They differ in their rows, in how many these are, in what other files hold, and in one
-file that only the second has. A server that tells them apart before training has learnt something. All of a site is in
-this process but its job: a real `Site` behind a real `SiteWorker`, which is asked by signed envelopes.
+file that only the second has. A server that tells them apart before training has learnt something: of settings that a
+site has agreed to, whether its rows fit them, and of a site whose operator does nothing these are those of one run. All
+of a site is in this process but FLARE: a real `Site` behind a real `SiteWorker`, which is asked by signed envelopes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from moretta.config import run_files, silo_file
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.deployment import shared_settings
+from moretta.deployment.agreed_settings import pinned_settings
 from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site
 from moretta.engines.flare.envelope import (
@@ -42,7 +44,8 @@ from moretta.engines.flare.envelope import (
     digest_of,
 )
 from moretta.engines.flare.signing import ServerSession
-from moretta.engines.flare.site_worker import SiteWorker
+from moretta.engines.flare.site_worker import UNFIT, SiteWorker
+from moretta.errors import ParameterError
 from moretta.run import record
 from moretta.secure_aggregation import schemes, statistics
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert
@@ -54,7 +57,7 @@ COLUMNS, CLASSES = 4, 3
 ROWS = {"a": 23, "b": 31}  # of each twin
 PATIENCE = 60.0  # seconds in which a site answers
 CODEC = Codec([*schemes.MESSAGES, *statistics.MESSAGES])
-TICKET = re.compile(r"\b(?=\w*\d)[0-9A-Za-z]{6,}\b")  # of a refusal, which the site's own log explains
+TICKET = re.compile(f"(?<=^{UNFIT})[0-9a-f]{{8}}$")  # of a refusal, which the site's own log explains
 
 BASE: Mapping[str, Mapping[str, str]] = {
     "run": {"name": '"run"', "rounds": "3", "seed": "7"},
@@ -110,9 +113,9 @@ class Job:
 
 @dataclass
 class Told:
-    """What a server has of one site: replies as it could compare them, bytes, and public keys."""
+    """What a server has of one site: by job the replies as it could compare them, bytes, and public keys."""
 
-    replies: list[tuple[str, str]] = field(default_factory=list)
+    jobs: list[list[tuple[str, str]]] = field(default_factory=list)
     data: list[bytes] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
 
@@ -145,7 +148,9 @@ class Twin:
         """Play the jobs one after the other, each in a process of its own; what the site keeps stays until the end."""
         told = Told()
         for number, job in enumerate(jobs):
+            told.jobs.append([])
             self._play(job, number, told)
+            told.jobs[-1] = [(kind, said.replace(str(self.folder), "HERE")) for kind, said in told.jobs[-1]]
         return told
 
     def leave(self) -> tuple[set[str], bool]:
@@ -190,6 +195,15 @@ class Twin:
         }
 
 
+def settings_of(job: Job) -> str:
+    """Return what a site pins of a job's text; of a text that is no run, the text."""
+    text = job.text(Path())
+    try:
+        return json.dumps(pinned_settings(run_files.loads(text, Path("run.toml"))), default=str, sort_keys=True)
+    except ParameterError:
+        return text
+
+
 class Server:
     """A session's half at the server, which notes what comes back."""
 
@@ -204,7 +218,7 @@ class Server:
             time.sleep(0.001)
         reply, body = found
         sentence = reply.sentence if isinstance(reply, (Refused, Failed)) else ""
-        self._told.replies.append((reply.kind, TICKET.sub("TICKET", sentence)))
+        self._told.jobs[-1].append((reply.kind, TICKET.sub("TICKET", sentence)))
         self._told.data.append(body)
         return reply
 
@@ -214,7 +228,7 @@ class Server:
         self._once(Submit(number=self._number, work="answer"), CODEC.encode(asked))
         if isinstance(self.wait(Poll(number=self._number, wait=1.0)), WorkDone):
             message = CODEC.decode(bytearray(self._told.data[-1]))
-            self._told.replies.append(("message", message.TAG))
+            self._told.jobs[-1].append(("message", message.TAG))
             if isinstance(message, KeyAdvert):
                 self._told.keys.append(message.public_key)
 

@@ -220,7 +220,8 @@ def test_settings_of_another_administrator(shared: Shared, tmp_path: Path) -> No
     assert "the job is not signed by this server's key" in (shared.folder / "server.out").read_text()
     assert not shared.mark("settings").exists()
     assert not shared.mark("status").exists()
-    assert not (place / "moretta" / "job.json").exists()  # it had no turn in the site's folder
+    # It had no turn in the site's folder, and pinned no settings there.
+    assert not any((place / "moretta" / name).exists() for name in ("job.json", "agreed.json"))
 
 
 def test_a_site_that_lets_only_its_server_submit(shared: Shared, tmp_path: Path) -> None:
