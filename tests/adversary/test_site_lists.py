@@ -25,7 +25,7 @@ from site_twins import Edit, Job, Opened, Told, Twin, settings_of
 from moretta.engines.flare.site_worker import UNFIT
 from moretta.secure_aggregation.plain import PlainUpload
 
-IN_ALL, QUICK = 10_000, 400  # lists, in `make test-all` and in `make test`
+IN_ALL, QUICK = 10_000, 300  # lists, in `make test-all` and in `make test`
 
 CODE = ('"nightly_cleanup:mark"', '"installed_canary:mark"', '"json:dumps"')
 FILES = ('"secret.txt"', '"only.txt"', '"HERE/only.txt"', '"weights.safetensors"', '"absent.txt"', '"../installed"')
@@ -35,6 +35,8 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("run", "out"): FILES,
     ("run", "record-views"): ("true",),
     ("run", "seed"): ("8",),
+    ("run", "rounds"): ("5", "1000000"),
+    ("run", "participation"): ("0.5",),
     ("run", "dtype"): ('"float64"', '"float16"'),
     ("run", "device"): ('"cuda"',),
     ("run", "resume"): ("true",),
@@ -59,6 +61,8 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("model", "source"): (*CODE, *FILES),
     ("model", "hidden"): ("[4]", "[1000000, 1000000]"),
     ("protocol", "name"): ('"fedavg"', '"pbpfl"', '"cgd"', '"baffle"'),
+    ("protocol", "learning-rate"): ("0.2",),
+    ("protocol", "momentum"): ("0.5",),
     ("protocol", "loss"): ('"mse"', '"cross-entropy"'),
     ("protocol", "own-loss"): CODE,
     ("protocol", "warm-start"): FILES,
@@ -70,6 +74,7 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("secure-aggregation", "threshold"): ("1", "3"),
     ("engine", "sites"): ('["north", "south"]', '["north"]', '["south", "west"]'),
     ("engine", "message-mib"): ("1",),
+    ("engine", "deadline"): ("5.0",),
     ("engine", "edge"): ('["north"]',),
     ("engine", "workers"): ("2",),
     ("silo", "models"): (f"[{CODE[0]}]",),  # a section of silo.toml, by whose words a site agrees to code
@@ -77,7 +82,12 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
 }
 WITH: tuple[tuple[Edit, ...], ...] = (  # keys that say something together alone
     (),
-    (Edit("protocol", "dp-noise", "1.0"), Edit("protocol", "dp-clip", "1.0"), Edit("data", "batch-size", "0")),
+    (
+        Edit("protocol", "dp-noise", "1.0"),
+        Edit("protocol", "dp-clip", "1.0"),
+        Edit("data", "batch-size", "0"),
+        Edit("data", "least-rows", "9"),
+    ),
     (Edit("data", "standardise", "false"), Edit("secure-aggregation", "scheme", '"none"')),
     (Edit("data", "partition", '"grid"'), Edit("data", "grid", "[1, 3]")),
 )
@@ -89,7 +99,7 @@ def drawn(seed: int) -> tuple[Job, ...]:
     draw = random.Random(seed)
 
     def job() -> Job:
-        keys = draw.sample(sorted(VALUES), draw.choice([0, 1, 1, 1, 2, 3]))
+        keys = draw.sample(sorted(VALUES), draw.choice([0, 0, 1, 1, 2, 3]))
         edits = (*draw.choice([(), (), *WITH]), *(Edit(*key, draw.choice(VALUES[key])) for key in keys))
         odd = draw.random() < 0.1
         return Job(

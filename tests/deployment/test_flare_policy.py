@@ -72,7 +72,7 @@ class Shared(OwnKeys):
     def begin(self) -> None:
         kit = self.server / "run-kits"
         provisioning.provision_authority(kit, "localhost", self.port)
-        self.made, self.parent = self.serve_flare()
+        self.made, self.flare = self.serve_flare()
         self.lead = self._administrator(LEAD, "elsewhere", "lead")
         self.marks = self.folder / "marks"
         self.marks.mkdir()
@@ -134,7 +134,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         made.join("south")
         wait_for(lambda: len(administration.connected(made.made.admin)) == 2, "north and south are there", made.said)
         yield made
-        processes.stop(made.parent)
+        processes.stop(made.flare)
     finally:
         made.end()
 
@@ -317,7 +317,7 @@ def test_another_site_asks_a_site_s_client_of_flare(tmp_path: Path) -> None:
         hospital.end()
 
 
-def _curious(place: Path) -> list[tuple[str, object, dict[str, str]]]:
+def _curious(place: Path) -> list[tuple[str, str, dict[str, str]]]:
     shell = [f"cat {place / 'silo.toml'}", f"ls -a {place}", f"grep -n name {place / 'silo.toml'}"]
     rest = [("sys.report_env", ""), ("sys.info", ""), ("train.configure_job_log", "DEBUG")]
     return [("sys.shell", words, {}) for words in shell] + [(topic, body, {}) for topic, body in rest]
