@@ -12,7 +12,6 @@ green, red - green and blue - green. Cumulative sums along both axes give the pi
 import io
 import math
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,9 +176,12 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise ParameterError(
             f"there is no file {path}; check the path, which in a run file starts at its folder"
         ) from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except ParameterError:
+        raise
+    except Exception as error:  # zipfile, zlib, tokenize and numpy each raise several of their own
+        said = str(error).partition("\n")[0] or type(error).__name__
         raise ParameterError(
-            f"{path} is not an .npz file of plain arrays ({error}); save it with numpy.savez"
+            f"{path} is not an .npz file of plain arrays ({said}); save it with numpy.savez"
         ) from error
 
 

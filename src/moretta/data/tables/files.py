@@ -295,9 +295,12 @@ def _arrow(content: bytes, path: Path) -> Any:
     try:
         if kind == "parquet":
             check_names(list(_pyarrow("parquet").read_schema(arrow.BufferReader(content)).names), path.name)
-            return read_parquet(content, path)
-        return read_arrow(content, path)
-    except (arrow.ArrowException, OSError, struct.error) as error:
+            table = read_parquet(content, path)
+        else:
+            table = read_arrow(content, path)
+        table.validate(full=True)  # pyarrow follows a file's offsets, also out of the file's own memory
+        return table
+    except (arrow.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         if isinstance(error, MemoryError):
             raise
         said = str(error).partition("\n")[0]

@@ -40,7 +40,7 @@ def read(metadata: Mapping[str, str]) -> tuple[Layout, str]:
         layout = Layout(shapes, metadata["moretta.dtype"], bytes.fromhex(metadata["moretta.fixed"]))
         same = metadata["moretta.layout"] == layout.digest and layout.dtype in ("float32", "float64")
         precision = metadata["moretta.precision"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         same = False
     if not same:
         raise ParameterError("this ONNX file's metadata contradict its digest of them; have the server export it again")

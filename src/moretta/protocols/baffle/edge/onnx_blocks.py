@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import cut_files, metadata, strict
-from moretta.protocols.baffle.edge.onnx_forward import DTYPES, cannot_run, session_of
+from moretta.protocols.baffle.edge.onnx_forward import cannot_run, row_of, session_of
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, Signs, stretches
 
 Feeds = dict[str, Array]
@@ -91,7 +91,7 @@ class OnnxBlocks:
                 )
                 for block, reads, moves, kept in given
             }
-        except (KeyError, TypeError, ValueError, StopIteration):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError, StopIteration):
             raise _other_files() from None
         fits = all(
             layer.fits(block, self.layout.shapes)
@@ -101,7 +101,7 @@ class OnnxBlocks:
             raise _other_files()
         self.blocks = tuple(block for block, *_ in given)
         rule.check(self.blocks, self.layout.shapes)
-        self._whole, self.row_shape, self._x_dtype = first, tuple(rows.shape[1:]), np.dtype(DTYPES[rows.type])
+        self._whole, (self.row_shape, self._x_dtype) = first, row_of(rows)
         self.micro_batch = micro_batch
         needed = {name for layer in self._layers.values() for name in (layer.reads, layer.moves, *layer.kept)}
         self._given = sorted((needed | {"outputs"}) - {"", "x"})

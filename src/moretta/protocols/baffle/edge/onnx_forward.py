@@ -63,9 +63,8 @@ class OnnxForward:
         shapes = {name: tuple(put.shape) for name, put in inputs.items()}
         if rows is None or shapes != self.layout.shapes or [put.name for put in outputs] != ["outputs"]:
             raise ParameterError("this ONNX file's inputs and outputs are not those its metadata tells of")
-        self.row_shape = tuple(rows.shape[1:])
-        self._x_dtype = np.dtype(DTYPES[rows.type])
-        self._output_shape = tuple(outputs[0].shape[1:])
+        self.row_shape, self._x_dtype = row_of(rows)
+        self._output_shape, _ = row_of(outputs[0])
         self._use(InBlocks(session, set(), [], {}))
         self.micro_batch = micro_batch
         self._speed_up(graph)
@@ -74,14 +73,14 @@ class OnnxForward:
         """Take the session that has convolutions' weights in blocks, where there is one and it computes the same."""
         if self._x_dtype != "float32":
             return
-        # Any weights and rows that differ from each other; two of them, as arrays that are filled anew must count.
-        tried = np.sin(np.arange(2 * self.layout.size, dtype=np.float32)).reshape(2, -1) / 8
-        x = np.cos(np.arange(math.prod(self.row_shape), dtype=np.float32)).reshape(1, *self.row_shape)
         plain = self._blocks
         try:
             found = in_blocks(graph, self.layout, session_of, ort.OrtValue.ortvalue_from_numpy)
             if found is None:
                 return
+            # Any weights and rows that differ from each other; two of them, as arrays that are filled anew must count.
+            tried = np.sin(np.arange(2 * self.layout.size, dtype=np.float32)).reshape(2, -1) / 8
+            x = np.cos(np.arange(math.prod(self.row_shape), dtype=np.float32)).reshape(1, *self.row_shape)
             wanted = self.outputs(tried, x)
             self._use(found)
             as_wanted = same(self.outputs(tried, x), wanted)
@@ -149,6 +148,20 @@ class OnnxForward:
             raise RowsError(str(cannot_run(error))) from None  # a token's id beyond the vocabulary, for one
 
 
+def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and dtype of one row of a graph's input or output.
+
+    Raises ParameterError for a size that is not a number, or a dtype that no model of ours has.
+    """
+    shape = tuple(put.shape[1:])
+    if put.type not in DTYPES or not all(type(one) is int for one in shape):
+        raise ParameterError(
+            f"this ONNX file's `{put.name:.80}` is {put.type:.40} of {list(shape)!s:.80}; expected a shape in numbers "
+            f"and one of {', '.join(DTYPES)}"
+        )
+    return shape, np.dtype(DTYPES[put.type])
+
+
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
     """Return a session as `moretta.protocols.baffle.edge.blocked_convolutions` loads them; else the graph's own."""
     options = ort.SessionOptions()
@@ -166,7 +179,10 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
             options.add_initializer(name, array)
     left_out = LEFT_OUT if saved else None
     try:
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
+        found = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
+        puts = (*found.get_inputs(), *found.get_outputs())
+        _ = found.get_modelmeta().custom_metadata_map, [put.name for put in puts]  # raises for text that is not UTF-8
+        return found
     except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
         raise cannot_run(error) from None
     finally:
