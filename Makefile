@@ -2,6 +2,7 @@
 # make hospitals made-up tables as hospitals have them: schema, look, alignment, two protocols, predictions (two minutes)
 # make test      everything that CI runs: lint, types, tests
 # make test-all  the same and the slow checks
+# make fuzz      a million inputs to what reads bytes of others, by coverage (hours; it goes on where it was stopped)
 # make dist      the source distribution and the wheel, into dist/, and a look at what is in them
 # make docs      the site of pages, into site/
 
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEMO := runs/demo
 HOSPITALS := runs/hospitals
 
-.PHONY: demo hospitals test test-all lint types-of-tests docs dist clean
+.PHONY: demo hospitals test test-all lint types-of-tests docs fuzz dist clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -45,6 +46,10 @@ docs: .venv/dev.stamp
 	$(BIN)/python -m sphinx -E -W --keep-going -q -d build/doctrees docs site
 	@echo "site/index.html"
 
+# atheris has wheels for Linux on x86-64 alone, so it is in no other target.
+fuzz: .venv/fuzz.stamp
+	$(BIN)/python tests/fuzzing/fuzz.py
+
 dist: .venv/dev.stamp
 	@rm -rf dist
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist .
@@ -60,6 +65,10 @@ dist: .venv/dev.stamp
 
 .venv/dev.stamp: .venv/torch.stamp
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/fuzz.stamp: .venv/dev.stamp
+	$(PIP) --editable '.[fuzz]'
 	@touch $@
 
 clean:
