@@ -31,6 +31,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from moretta.errors import MorettaError
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORPUS = HERE / "corpus"
@@ -174,8 +176,9 @@ def keep(name: str, out: Path) -> None:
     """Write the inputs that cover most lines of the package for their size into the corpus, up to `KEPT` bytes."""
     from doors import DOORS
 
-    left = {path.read_bytes() for path in (out / "corpus").iterdir()}
-    covered = {data: lines_of(DOORS[name].find, data) for data in left}
+    every = {path.read_bytes() for path in (out / "corpus").iterdir()}
+    left = {data for data in every if DOORS[name].find(data) is None}
+    covered = {data: lines_of(DOORS[name].opened, data) for data in left}
     chosen, seen, room = list[bytes](), set[object](), KEPT
     while left:
         best = max(left, key=lambda data: (len(covered[data] - seen), -len(data)))
@@ -191,7 +194,7 @@ def keep(name: str, out: Path) -> None:
 
 
 def lines_of(call: Callable[[bytes], object], data: bytes) -> set[tuple[str, int]]:
-    """Return which lines of the package run in a call."""
+    """Return which lines of the package run in a call, and whether it is taken: other readers have no lines."""
     found = set[tuple[str, int]]()
 
     def traced(frame: FrameType, event: str, argument: object) -> Any:
@@ -204,6 +207,9 @@ def lines_of(call: Callable[[bytes], object], data: bytes) -> set[tuple[str, int
     sys.settrace(traced)
     try:
         call(data)
+        found.add(("taken", 0))
+    except MorettaError:
+        found.add(("refused", 0))
     finally:
         sys.settrace(None)
     return found

@@ -68,10 +68,10 @@ def test_inputs_are_counted_whatever_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_lines_are_those_of_the_package() -> None:
-    short, whole = (lines_of(lambda data: framing.find(data, width=1), data) for data in (b"\x00", b"\x01a"))
-    assert short == whole != set()
-    with pytest.raises(CodecError):
-        lines_of(lambda data: framing.find(data, width=1), b"\x09")
+    short, whole, cut = (lines_of(lambda data: framing.find(data, width=1), data) for data in (b"\0", b"\1a", b"\1"))
+    assert short == whole != cut
+    assert ("taken", 0) in whole
+    assert ("refused", 0) in cut
 
 
 def test_the_command_plays_goes_on_and_prints_one_object(tmp_path: Path) -> None:
