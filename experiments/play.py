@@ -5,6 +5,7 @@
     python experiments/play.py "PBPFL V, 224 x 224" --data DIR            # these rows alone
     python experiments/play.py --plan                                     # per row: cells, done, core-hours, command
     python experiments/play.py --time --data DIR                          # times a few rounds of what was never timed
+    python experiments/play.py --replay 'RECORD[LEVELS; seed 1]' --data DIR   # trains a cell again; compares its record
 
 A piece of training ends after a round, with a checkpoint of it, when its seconds are over or the next round would end
 50 seconds past them; a script is stopped then. The next piece goes on there, as it does after a kill; a round that is
@@ -39,7 +40,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from reproduction import DATA, Cell, Reproduction, choose, seconds_of  # noqa: E402
+from records_of_pages import Records  # noqa: E402
+from reproduction import DATA, NOT_REPLAYED, Cell, Reproduction, choose, replayed, seconds_of  # noqa: E402
 
 from moretta.contract.settings import Section  # noqa: E402
 from moretta.contract.wording import did_you_mean  # noqa: E402
@@ -298,6 +300,46 @@ def plan(chosen: Sequence[Row], out: Path) -> str:
     return "\n".join(lines)
 
 
+def replay(place: str, data: Path | None) -> int:
+    """Train the cell of a record again, and report each key of the record that differs, seconds apart.
+
+    Args:
+        place: the record's name with the cell's levels and seed, such as "baffle-own[own, K = 40, LeNet; seed 1]".
+        data: the folder of data sets.
+
+    Returns:
+        0 if the two records are equal to the byte, `FAILED` if they differ.
+
+    Raises:
+        ParameterError: if there is no such cell, or if its record has no public secret seed.
+    """
+    name, _, cell_at = place.partition("[")
+    kept = {f"{', '.join(cell['levels'])}; seed {cell['seed']}]": cell for cell in _cells_of(name)}
+    if cell_at not in kept:
+        raise ParameterError(f'no cell is called "{place}"; {did_you_mean(cell_at, kept)}')
+    record = kept[cell_at]
+    if record.get("public_secret_seed") is None:
+        raise ParameterError(f"{place} is not replayable: its record has no public secret seed")
+    chosen = choose(name.removesuffix("-quick"), HERE, data, quick=name.endswith("-quick"))
+    cells = [cell for cell in chosen.cells() if (list(cell.levels), cell.seed) == (record["levels"], record["seed"])]
+    if not cells or chosen.settings(cells[0]) != record["settings"]:
+        raise ParameterError(f"{place} has other settings than its command has now; check out its commit")
+    again, before = chosen.train(cells[0]), replayed(record)
+    for key in NOT_REPLAYED:
+        if again.get(key) != record.get(key):
+            say(f"{key}: {record.get(key)} in the record, {again.get(key)} now")
+    differing = [key for key, value in replayed(again).items() if json.dumps(value) != json.dumps(before.get(key))]
+    say(f"{place}: differs in {', '.join(differing)}" if differing else f"{place}: equal to the byte")
+    return FAILED if differing else 0
+
+
+def _cells_of(name: str) -> list[dict[str, Any]]:
+    found = Records(HERE).found
+    if name not in found:
+        raise ParameterError(f'no record is called "{name}"; {did_you_mean(name, found)}')
+    return list(found[name].content.get("cells", []))
+
+
 def say(line: str) -> None:
     """Tell what happens, as it does."""
     print(line, file=sys.stderr, flush=True)
@@ -331,9 +373,12 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--plan", action="store_true", help="print what there is to play, and play nothing")
     parser.add_argument("--time", action="store_true", help="time a few rounds of each cell, and play nothing")
+    parser.add_argument("--replay", metavar="CELL", help="train this cell of a record again, and compare the two")
     given = parser.parse_args(words)
     data = None if given.data is None else Path(given.data)
     try:
+        if given.replay:
+            return replay(given.replay, data)
         chosen = rows(given.rows)
         if given.plan:
             print(plan(chosen, given.out))

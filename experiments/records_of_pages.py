@@ -59,7 +59,7 @@ class Record:
 
     @property
     def told(self) -> str:
-        """Seeds, seconds, versions and commit, those of them that the record has."""
+        """Seeds, seconds, versions and commit, those of them that the record has, and whether it can be replayed."""
         cells = self.content.get("cells", [])
         seeds = sorted({cell["seed"] for cell in cells} | set(_all(self.content, "seed") if not cells else []))
         seconds = sum(map(seconds_of, cells)) or sum(_all(self.content, "wall_seconds", "seconds"))
@@ -70,6 +70,9 @@ class Record:
         by = " by the clock" if clocked == len(cells) else ", in part by the clock" if clocked else ""
         parts += [f"{seconds:,.0f} s{by}"] if seconds else []
         parts += [f"PyTorch {', '.join(torch)}"] if torch else []
+        secret = sum(cell.get("public_secret_seed") is None for cell in cells)
+        some = "" if secret == len(cells) else f"{secret} of {len(cells)} cells "
+        parts += [f"{some}not replayable: secret seed not recorded"] if secret else []
         return "; ".join(parts + ([f"commit {', '.join(commits)}"] if commits else []))
 
 

@@ -42,6 +42,7 @@ from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
+    from moretta.run.result import Result
     from moretta.run.rounds import FinishedRound
 
 FORMAT = 1
@@ -50,6 +51,9 @@ CURVE_COLOURS = ("#e69f00", "#0072b2", "#009e73", "#cc79a7")
 LENGTH = "run.rounds is not what a cell's length is taken from; give the experiment or a level rounds, or --epochs"
 DATA = "MORETTA_DATA"
 """The environment variable that names the folder of data sets."""
+SECRET = "run.insecure-secret-seed"
+NOT_REPLAYED = ("wall_seconds", "core_seconds", "commit", "machine")
+"""Keys of a record that a replay of its cell need not repeat."""
 
 Number = int | float
 Say = Callable[[str], None]
@@ -260,7 +264,7 @@ class Reproduction:
 
         Raises `moretta.errors.ParameterError` where they are not there.
         """
-        run_file = run_files.load(self.home / cell.run, [*cell.overrides, f"run.seed={cell.seed}"])
+        run_file = run_files.load(self.home / cell.run, [*seeds(cell.seed), *cell.overrides])
         wanted = run_file.data.path
         if wanted is None:
             return run_file
@@ -304,7 +308,9 @@ class Reproduction:
             "rounds": rounds,
             "epochs": round(rounds / epoch, 3),
             "parameters": sum(parameter.numel() for parameter in federation.model.parameters()),
+            "public_secret_seed": run_file.run.insecure_secret_seed,
             "versions": versions(),
+            "machine": machine(),
             "commit": commit_of(self.home),
         }
         began, done, played = time.perf_counter(), 0, 0.0
@@ -331,7 +337,8 @@ class Reproduction:
             record["curve"] = [[round(at, 3), round(float(value), 5)] for at, value in points]
         figures = {figure.name: figure.times * _read(result.record, figure.path) for figure in of.figures}
         before = result.record["seconds"]["total"] - played  # of rounds before it was stopped
-        return record | {"figures": figures, "wall_seconds": round(_since(began) + before, 3)}
+        ended = {"figures": figures, "result_sha256": digest_of(result)}
+        return record | ended | {"wall_seconds": round(_since(began) + before, 3)}
 
     def run(self, out: Path, say: Say, watch: Watch | None = None, kept: Sequence[Path] = ()) -> dict[str, Any]:
         """Train the cells that neither `out` nor a folder of `kept` holds yet; keep all in `out`, and return them.
@@ -430,6 +437,41 @@ class Reproduction:
         printed = self.whole.printed.get(", ".join(row))
         paper = [printed[self.whole.columns.index(column)] for column in of.columns] if printed else None
         return {"row": ", ".join(row), "ours": ours, "deviations": deviations, "paper": paper}
+
+
+def seeds(seed: int) -> tuple[str, str]:
+    """Return the overrides by which a run replays to the byte: one public seed for training and for every secret.
+
+    All methods of an experiment begin with the same secrets at the same seed, so their differences are paired.
+    """
+    return f"run.seed={seed}", f"{SECRET}={seed}"
+
+
+def digest_of(result: Result) -> str:
+    """Return the SHA-256, in hex, of each round's training loss, all test scores, and the final weights that are kept.
+
+    A simulation with more than 20 models keeps no weights; there the losses and scores stand for them.
+    """
+    losses = [line.get("loss") for line in result.history]
+    digest = hashlib.sha256(json.dumps([losses, result.test], sort_keys=True).encode())
+    for silo, model in {"": result.model, **result.models}.items():
+        for name, tensor in ({} if model is None else model.state_dict()).items():
+            digest.update(f"{silo}/{name}".encode() + tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def machine() -> dict[str, Any]:
+    """Return what the order of a processor's additions depends on: PyTorch's threads and the instructions it uses."""
+    import torch
+
+    return {"threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+def replayed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a replay of a cell repeats to the byte: all of its record but seconds, the commit and the machine."""
+    timed = {name for name, path in record["settings"]["figures"].items() if " seconds." in path}
+    figures = {name: value for name, value in record["figures"].items() if name not in timed}
+    return {key: value for key, value in record.items() if key not in NOT_REPLAYED} | {"figures": figures}
 
 
 def _has_length(overrides: Iterable[str]) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="models need torch")
 
+import reproduction
 from reproduction import choose
 
 from moretta.engines.checkpoint import rounds_kept
@@ -215,3 +216,62 @@ def test_cells_that_have_a_record_are_not_played_again(
     assert "to train" not in capsys.readouterr().err  # one here and one there are all
     assert play.main(["--out", str(tmp_path / "new")]) == 0
     assert "mine: 2 cells, 1 to train" in capsys.readouterr().err
+
+
+REPLAYED = {
+    "baffle": 'name = "baffle"\nloss = "cross-entropy"\nk = 4\nlearning-rate = 0.1\n',
+    "pbpfl": 'name = "pbpfl"\nloss = "cross-entropy"\nlearning-rate = 0.1\n',
+}
+
+
+def recorded(home: Path, out: Path, protocol: str) -> None:
+    """Play one cell of a protocol and keep its record among the results."""
+    (home / "mine" / "run.toml").write_text(RUN.partition("[protocol]")[0] + f"[protocol]\n{REPLAYED[protocol]}")
+    chosen = choose("mine", home, only=["short"])
+    chosen.run(out, str)
+    (home / "mine" / "results").mkdir(exist_ok=True)
+    chosen.path(out).rename(home / "mine" / "results" / "mine.json")
+
+
+@pytest.mark.parametrize("protocol", sorted(REPLAYED))
+def test_a_cell_replays_to_the_byte(
+    protocol: str, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recorded(home, tmp_path / "out", protocol)
+    assert play.main(["--replay", "mine[short, wdbc; seed 1]"]) == 0
+    assert "mine[short, wdbc; seed 1]: equal to the byte" in capfd.readouterr().err
+
+
+def test_a_record_that_was_changed_is_not_replayed(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recorded(home, tmp_path / "out", "baffle")
+    path = home / "mine" / "results" / "mine.json"
+    record = json.loads(path.read_text())
+    kept = json.dumps(record)
+    record["cells"][0]["figures"]["loss"] += 1e-15
+    path.write_text(json.dumps(record))
+    assert play.main(["--replay", "mine[short, wdbc; seed 1]"]) == play.FAILED
+    assert "differs in figures" in capfd.readouterr().err
+    for key, said in (("public_secret_seed", "its record has no public secret seed"), ("settings", "other settings")):
+        record = json.loads(kept)
+        record["cells"][0][key] = None if key != "settings" else {**record["cells"][0][key], "data.silos": "2"}
+        path.write_text(json.dumps(record))
+        assert play.main(["--replay", "mine[short, wdbc; seed 1]"]) == play.FAILED
+        assert said in capfd.readouterr().err
+    assert play.main(["--replay", "mine[short, wdbc; seed 2]"]) == play.FAILED
+    assert "no cell is called" in capfd.readouterr().err
+
+
+def test_a_cell_that_was_stopped_ends_with_the_same_bytes(home: Path, tmp_path: Path) -> None:
+    (home / "mine" / "run.toml").write_text(RUN.partition("[protocol]")[0] + f"[protocol]\n{REPLAYED['baffle']}")
+    (whole,) = choose("mine", home, only=["long"]).run(tmp_path / "whole", str)["cells"]
+
+    def stop(_: str, number: int, __: int) -> None:
+        if number == 13:
+            raise play.TimeIsUp
+
+    with pytest.raises(play.TimeIsUp):
+        choose("mine", home, only=["long"]).run(tmp_path / "pieces", str, stop)
+    (pieces,) = choose("mine", home, only=["long"]).run(tmp_path / "pieces", str)["cells"]
+    assert json.dumps(reproduction.replayed(pieces)) == json.dumps(reproduction.replayed(whole))
