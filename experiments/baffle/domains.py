@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from records import SEED, Record, Row, name_of, parser, run
+from reproduction import seeds
 from safetensors.numpy import save_file
 from torch import nn
 
@@ -85,6 +86,7 @@ def row_of(name: str, run_file: RunFile, protocol: Training, head: nn.Linear, si
         aggregation=run_file.secure_aggregation,
         batch_size=run_file.data.batch_size,
         evaluate_every=run_file.run.rounds,
+        insecure_secret_seed=run_file.run.insecure_secret_seed,
     )
     model = federation.train(run_file.run.rounds, run_file.run.seed).released
     assert model is not None
@@ -101,7 +103,7 @@ def measure(given: argparse.Namespace) -> Record:
     if given.data is None:
         raise ParameterError("expected --data DIR, or the variable MORETTA_DATA")
     path = json.dumps(str((given.data / "cifar10").absolute()))
-    run_file = run_files.load(HERE / "domains.toml", [f"data.path={path}", f"run.rounds={rounds}", f"run.seed={SEED}"])
+    run_file = run_files.load(HERE / "domains.toml", [f"data.path={path}", f"run.rounds={rounds}", *seeds(SEED)])
     dataset = sources.load(run_file.data.source, path=run_file.data.path, seed=SEED)
     dataset = dataclasses.replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
     shape, arguments = dataset.x_train.shape[1:], dict[str, Any](run_file.model.arguments)
@@ -120,6 +122,7 @@ def measure(given: argparse.Namespace) -> Record:
     ]
     title = f"Table 3: the last layer fine-tuned on twenty silos of four domains, {rounds} rounds, accuracy in per cent"
     settings = {"rounds": rounds, "rows": rows, "batch": run_file.data.batch_size, "seed": SEED}
+    settings["public_secret_seed"] = SEED
     settings["parameters"] = sum(parameter.numel() for parameter in head.parameters())
     record = Record(name_of(given, "baffle-domains"), title, columns, settings, notes)
     protocol = run_file.protocol.model_copy(update={"trainable": (), "warm_start": None})

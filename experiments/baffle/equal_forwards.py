@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from records import SEED, Record, Row, name_of, parser, run
+from reproduction import seeds
 
 from moretta.config import run_files
 from moretta.errors import ParameterError
@@ -25,7 +26,7 @@ COLUMNS = ("accuracy, %", "loss", "rounds", "MB down a silo")
 
 def row_of(path: Path, k: int, forwards: int, overrides: tuple[str, ...]) -> Row:
     """Train with K directions for as many rounds as the forward passes last."""
-    run_file = run_files.load(path, [*overrides, f"protocol.k={k}", f"run.seed={SEED}"])
+    run_file = run_files.load(path, [*overrides, f"protocol.k={k}", *seeds(SEED)])
     if not isinstance(run_file.protocol, BAFFLE):
         raise ParameterError(f"{path}: expected protocol baffle")
     rounds = max(1, forwards // forwards_of(run_file.protocol.form, k))
@@ -49,7 +50,7 @@ def measure(given: argparse.Namespace) -> Record:
         "steps as far, in a worse direction."
     ]
     title = f"K and rounds at {forwards} forward passes of each silo, LeNet on MNIST, ten silos"
-    settings = {"forwards": forwards, "batch": batch, "rate": rate, "seed": SEED}
+    settings = {"forwards": forwards, "batch": batch, "rate": rate, "seed": SEED, "public_secret_seed": SEED}
     record = Record(name_of(given, "baffle-equal-forwards"), title, COLUMNS, settings, notes)
     for k in (20, 50, 100, 200, 500):
         record.add(row_of(HERE / "lenet.toml", k, forwards, (f"data.path={path}", *sizes)))

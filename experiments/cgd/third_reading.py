@@ -33,8 +33,10 @@ from moretta.run.assembly import federation_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
+from reproduction import seeds
 
 HERE = Path(__file__).parent
+SEED = 1
 
 
 def together(parts: Mapping[str, Tensors], first: str) -> dict[str, Array]:
@@ -110,7 +112,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as in moretta train")
     given = parser.parse_args()
     settings = [
-        f"run.rounds={given.rounds}", f"run.evaluate-every={given.rounds}", f"data.grid={given.grid}",
+        *seeds(SEED), f"run.rounds={given.rounds}", f"run.evaluate-every={given.rounds}", f"data.grid={given.grid}",
         "protocol.delta=0.1", "protocol.vertical=independent", *given.set, f"data.path={given.data / 'mnist'}",
     ]  # fmt: skip
     try:
@@ -119,7 +121,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     given.out.mkdir(parents=True, exist_ok=True)
-    record = {"grid": given.grid, "settings": settings[:-1], **found, **provenance()}
+    record = {"grid": given.grid, "settings": settings[:-1], "public_secret_seed": SEED, **found, **provenance()}
     (given.out / "cgd-third-reading.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
     return 0

@@ -25,11 +25,11 @@ from moretta.run.assembly import federation_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
+from reproduction import seeds
 
 RUN = """
 [run]
 rounds = 20
-seed = 1
 record-views = [16, 17, 18, 19, 20]
 evaluate-every = 1000
 [data]
@@ -47,6 +47,7 @@ exchange = "{exchange}"
 partitions = {parts}
 learning-rate = 0.1
 """
+SEED = 1
 CASES = [("wdbc", 2, 32), ("digits", 5, 32), ("digits", 5, 1)]  # data, parts, rows of a batch
 
 
@@ -63,7 +64,7 @@ def measured(data: str, parts: int, batch: int, exchange: str) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run.toml").write_text(RUN.format(data=data, parts=parts, batch=batch, exchange=exchange))
-        run_file = run_files.load(folder / "run.toml")
+        run_file = run_files.load(folder / "run.toml", seeds(SEED))
         federation = federation_of(run_file, folder / "out")
         result = federation.train(run_file.run.rounds, run_file.run.seed)
         truth = Truth(folder / "out", federation, run_file.run.rounds, run_file.run.seed, None)
@@ -85,7 +86,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
-    record = {"rows": rows, "seconds": round(time.perf_counter() - began, 1), **provenance()}
+    record = {"rows": rows, "public_secret_seed": SEED, "seconds": round(time.perf_counter() - began, 1)}
+    record |= provenance()
     (given.out / "pbpfl-exchange.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))
     return 0

@@ -21,6 +21,7 @@ from moretta.run.assembly import federation_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
+from reproduction import seeds
 
 RUN = Path(__file__).parent / "table-2.toml"
 SEED, ROUNDS, ROWS = 2, 8, 200
@@ -28,7 +29,7 @@ SEED, ROUNDS, ROWS = 2, 8, 200
 
 def trained(protocol: str, dtype: str, data: Path) -> tuple[list[float], np.ndarray]:
     """Return the loss of each round and all weights after the last, [parameters]."""
-    settings = [f"protocol.name={protocol}", f"run.dtype={dtype}", f"run.seed={SEED}", f"data.path={data}"]
+    settings = [f"protocol.name={protocol}", f"run.dtype={dtype}", *seeds(SEED), f"data.path={data}"]
     whole = federation_of(run_files.load(RUN, settings), None)
     silos = [dataclasses.replace(silo, x=silo.x[:ROWS], y=silo.y[:ROWS]) for silo in whole.silos]
     result = type(whole).of(whole.spec, whole.model, silos).train(ROUNDS, SEED)
@@ -54,7 +55,7 @@ def main() -> int:
     except MorettaError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    settings = {"run": RUN.name, "seed": SEED, "rounds": ROUNDS, "rows": ROWS}
+    settings = {"run": RUN.name, "seed": SEED, "public_secret_seed": SEED, "rounds": ROUNDS, "rows": ROWS}
     record = {"rows": rows, "settings": settings, "seconds": round(time.perf_counter() - began, 1), **provenance()}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "pbpfl-rounding.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
