@@ -147,14 +147,34 @@ def test_the_estimate_is_as_far_from_the_gradient_as_the_theorem_says(scripts: S
     theorem = scripts.theorem
     model = catalogue.build("mlp", inputs=(1, 16, 16), outputs=10, seed=1, hidden=[4])
     x, y = batch(4)
-    rows = list(theorem.rows_of(model, x, y, (64, 256), 3, "here"))
+    rows = list(theorem.rows_of(model, x, y, (64, 256), 768, "here"))
     assert [row.row for row in rows[::2]] == [f"here, {kind}, K = 64" for kind in theorem.KINDS]
     for row in rows:
-        error, says, cosine, near = row.ours
+        error, _, says, cosine, near = row.ours
         assert error == pytest.approx(says, rel=0.25)
         assert cosine == pytest.approx(near, rel=0.4)
-    assert theorem.expected("rademacher", 101, 25) == 2.0
-    assert theorem.expected("orthogonal", 64, 64) == 0.0
+    assert theorem.expected("rademacher", 101, 25, "base") == 2.0
+    assert theorem.expected("rademacher", 200, 8) ** 2 == pytest.approx(199 / 7 + 2 / 56)
+    assert theorem.expected("orthogonal", 64, 65) == 0.0
+
+
+@pytest.mark.parametrize("form", ["base", "mean"])
+def test_the_expected_error_is_that_of_a_loss_without_curvature(form: str, scripts: SimpleNamespace) -> None:
+    """n = 200 and K = 8, where the forms are far apart: for Rademacher directions 24.9 (base) and 28.5 (mean)."""
+    n, k, rounds, theorem = 200, 8, 1500, scripts.theorem
+    truth = np.random.default_rng(2).normal(size=n)
+    for kind in theorem.KINDS:
+        found = []
+        for draw in range(rounds):
+            keys = theorem.keys_of(bytes(32), k, "expected", kind, draw, orthogonal=kind == "orthogonal")
+            distribution = "rademacher" if kind == "orthogonal" else kind
+            directions = theorem.Directions(keys, k, n, distribution, orthogonal=kind == "orthogonal")
+            along = np.stack([directions.combine(one) for one in np.eye(k)]) @ truth
+            along -= along.mean() if form == "mean" else 0
+            found.append(np.square(theorem.gradient(form, along, directions) - truth).sum() / np.square(truth).sum())
+        error = np.std(found, ddof=1) / np.sqrt(rounds)
+        assert np.mean(found) == pytest.approx(theorem.expected(kind, n, k, form) ** 2, abs=4 * error)
+        assert 4 * error < n / k / (k - 1)  # less than the two forms are apart
 
 
 def test_uploads_of_silos_mean_the_upload_of_all_their_rows(scripts: SimpleNamespace) -> None:
