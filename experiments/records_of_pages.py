@@ -6,6 +6,8 @@ A record of `moretta reproduce` has these places, LEVELS being a cell's levels j
     LEVELS; FIGURE; ±       deviation over seeds, infinite of one; "; FIGURE" may be left out where there is but one
     LEVELS; seed 1          the only figure of one seed
     LEVELS; round 50        the curve there, mean over seeds; "; seed 1; round 50" of one seed
+    LEVELS less LEVELS      difference paired over the seeds that both have; "; FIGURE" may follow, then "; 95 %" for
+                            the half width of its interval, infinite of one seed, or "; seeds" for their number
     LEVELS; rounds          also parameters, seconds (a cell's mean), rows (trained on in all), row-forwards
 
 A script's record has "ROW; COLUMN"; any other has its keys, joined by "; ", and items of lists by their number.
@@ -33,6 +35,12 @@ FORWARDS = {"mean": (1, 0), "base": (1, 1), "central": (2, 0), "twice-forward": 
 """Forward passes of a row and round, by form: so many times K, and so many more."""
 
 
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t of a 95 % interval, by how many seeds there are."""
+COUNTED = ("rounds", "epochs", "parameters", "rows", "row-forwards", "±")
+"""Places of a cell that no seed changes, or that say how seeds differ."""
+
+
 class UnknownPlace(Exception):
     """A page asks for what no record can have."""
 
@@ -56,6 +64,27 @@ class Record:
                     for column, value in zip(columns, row["ours"], strict=True)]  # fmt: skip
             return {place: value for place, value in told if value is not None}
         return dict(_flat(self.content))
+
+    def paired(self, place: str) -> float | None:
+        """Return the difference of two levels, paired over seeds, or what else the place asks of it.
+
+        Returns:
+            The mean difference; its interval's half width for "; 95 %"; the number of seeds for "; seeds"; None where
+            no seed was played by both.
+        """
+        levels, _, rest = place.partition("; ")
+        name, _, kind = rest.rpartition("; ") if rest.endswith(("95 %", "seeds")) else (rest, "", "")
+        first, second = (
+            {cell["seed"]: cell["figures"] for cell in self.content["cells"] if ", ".join(cell["levels"]) == one}
+            for one in levels.split(" less ")
+        )
+        both = [seed for seed in first if first[seed] and second.get(seed)]
+        found = [first[seed][at] - second[seed][at] for seed in both for at in [name or next(iter(first[seed]))]]
+        if not found or kind == "seeds":
+            return float(len(found)) if kind else None
+        if kind:
+            return T_95[len(found)] * statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+        return statistics.fmean(found)
 
     @property
     def told(self) -> str:
@@ -113,6 +142,8 @@ class Records:
         """
         if name in self.found and place in self.found[name].figures:
             return self.found[name].figures[place]
+        if " less " in place and set(place.partition("; ")[0].split(" less ")) <= (self.experiment(name) or set()):
+            return self.found[name].paired(place) if name in self.found else None
         cells = self.found[name].content.get("cells", []) if name in self.found else []
         played = {", ".join(cell["levels"]) for cell in cells}
         levels, _, rest = place.partition("; ")
@@ -124,6 +155,17 @@ class Records:
         if levels in known and seed and int(seed[1]) not in seeds:
             return None
         raise UnknownPlace(f"{name}[{place}]: no such record, or no such place in it")
+
+    def plays(self, name: str, place: str) -> int | None:
+        """Return of how many runs a figure is the mean, None where it is not played, or no seed changes it."""
+        if name not in self.found or place not in self.found[name].figures:
+            return None
+        content, (levels, _, rest) = self.found[name].content, place.partition("; ")
+        if "cells" not in content or "columns" not in content:
+            return 1 if any(_all(content, "seed")) else None
+        if rest in COUNTED or "seed" in rest or rest.endswith("seconds"):
+            return None
+        return sum(", ".join(cell["levels"]) == levels and bool(cell["figures"]) for cell in content["cells"]) or None
 
     def apart(self, name: str) -> list[str]:
         """Return what of a record is not as its command would play it now: keys, levels, seeds left, failures.
@@ -159,6 +201,12 @@ class Records:
             return SCRIPTS[name]
         quick = " --quick" if name not in self.experiments else ""
         return f"moretta reproduce {name.removesuffix('-quick')}{quick} --data DIR"
+
+
+def alike(kept: float | None, value: float | None) -> bool:
+    """Return whether a row's figure is what its cells come to: none of a failed cell, or a deviation of one seed."""
+    known = value is not None and math.isfinite(value)
+    return kept is None if not known else kept is not None and math.isclose(kept, value, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _length(length: Mapping[str, int]) -> str:

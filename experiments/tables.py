@@ -14,12 +14,18 @@ as "points" or "MiB". Each must stand in a table or a command of its section, or
 
 Before the colon stands the figure as the sentences have it, after it how it follows from records, rounded to the digits
 that it has; `< X` and `> X` where the sentence says "less than" or "more than" it. `paper` is a figure of a paper or of
-its authors' code, `set` one that was chosen, or that a test or a formula holds; these are not checked.
+its authors' code, which stands in `printed/papers.toml`; so does each number with a point in an expression. `set` is a
+figure that was chosen, or that a test or a formula holds; it is not checked.
+
+The check also compares each record with `records.sha256`, the rows of each record with its cells, and the papers'
+figures of experiments, records and tables with `printed/papers.toml`. Without --check the digests are written anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
 import math
 import os
 import re
@@ -28,16 +34,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import play
-from printed import Table, baffle, cgd, pbpfl
-from records_of_pages import HERE, Records, UnknownPlace
+from printed import Table, baffle, cgd, is_printed, paired, pbpfl
+from records_of_pages import HERE, Record, Records, UnknownPlace, alike
+from reproduction import find
 
 PAGES = ("reproduction.md", "baffle.md", "cgd.md")
-TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES
+TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES
 PLAN = "plan"
+DIGESTS = "records.sha256"
+MARK, ONE_PLAY = " †", " (one play)"
 UNPLAYED, FAILED = "not played", "failed"
 
 REFERENCE = re.compile(r"([a-z][\w-]*)\[([^\[\]{}]+)\]")
 BLOCK = re.compile(r"^( *)<!-- table (\S+) -->\n.*?<!-- end of \2 -->", re.DOTALL | re.MULTILINE)
+CONSTANT = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.])")
 NOTES = re.compile(r"<!-- figures\n(.*?)-->", re.DOTALL)
 UNITS = "points?|per cent|%|MiB|MB|kB|times|seconds|minutes|hours"
 BEFORE_UNIT = rf"(?=(?: to \d[\d,.]*)? (?:{UNITS})(?!\w))"
@@ -61,17 +71,29 @@ def evaluated(text: str, records: Records) -> float | None:
     return float(eval(text, {"__builtins__": {}, "max": max, "min": min, "abs": abs}, names))  # our own
 
 
-def cells(row: str, records: Records) -> str:
-    """Return a declared row with the figures of records in the place of braces."""
+def cells(row: str, records: Records, mark: str = "") -> str:
+    """Return a declared row with the figures of records in the place of braces.
+
+    mark: what stands behind a figure of one play.
+    """
 
     def figure(match: re.Match[str]) -> str:
         expression, _, form = match[1].rpartition(":")
         value = evaluated(expression, records)
-        return UNPLAYED if value is None else FAILED if math.isnan(value) else formatted(value, form)
+        if value is None:
+            return UNPLAYED
+        alone = 1 in plays(expression, records)
+        return FAILED if math.isnan(value) else formatted(value, form) + mark * (alone and math.isfinite(value))
 
     filled = re.sub(r"\{([^{}]+)\}", figure, row)
-    filled = re.sub(f"{UNPLAYED}((?:, | ± ){UNPLAYED})+", UNPLAYED, filled)
-    return filled.replace(" ± inf", " (one seed)")
+    filled = re.sub(f"{UNPLAYED}((?:, | ± | to ){UNPLAYED})+", UNPLAYED, filled)
+    return re.sub(rf"(?:{mark})? ± inf", mark or ONE_PLAY, filled)
+
+
+def plays(text: str, records: Records) -> set[int]:
+    """Return of how many runs each figure of an expression is the mean, of those that a seed changes."""
+    counts = {records.plays(name, place) for name, place in REFERENCE.findall(text)}
+    return {count for count in counts if count is not None}
 
 
 def formatted(value: float, form: str) -> str:
@@ -84,13 +106,22 @@ def table(name: str, records: Records) -> str:
     if name == PLAN:
         return play.plan(play.rows(), Path(os.devnull))  # of what is kept here
     declared = TABLES[name]
-    columns = declared.head.count("|") + 1
-    lines = [f"| {declared.head} |".replace("|  |", "| |"), "|" + "---|" * columns]
-    lines += [re.sub(r"\|(  )(?=\|)", "| ", f"| {cells(row, records)} |") for row in declared.rows]
+    columns, counts = declared.head.count("|") + 1, plays(" ".join(declared.rows), records)
+    mark, head = MARK * (1 in counts and len(counts) > 1), declared.head
+    if counts == {1}:
+        first, bar, rest = head.partition("|")
+        head = f"{first.strip()}{', ' if first.strip() else ''}one play each {bar}{rest}"
+    lines = [f"| {head} |".replace("|  |", "| |"), "|" + "---|" * columns]
+    lines += [re.sub(r"\|(  )(?=\|)", "| ", f"| {cells(row, records, mark)} |") for row in declared.rows]
     for line in lines:
         if line.count("|") != columns + 1:
             raise UnknownPlace(f"{name}: expected {columns} columns in {line}")
-    return "\n".join([*lines, "", source(declared, records)])
+    said = source(declared, records)
+    if any(MARK in line for line in lines):
+        said = textwrap.fill(
+            f"{MARK.strip()} one play. {' '.join(said.split())}", 118, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join([*lines, "", said])
 
 
 def source(declared: Table, records: Records) -> str:
@@ -137,8 +168,13 @@ def unbacked(section: str, records: Records) -> Iterator[str]:
         for figure in figures.split(" and "):
             if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", sentences):
                 yield f"{figure} is in the comment and in no sentence"
+            if expression == "paper" and not is_printed([float(figure.replace(",", ""))]):
+                yield f"{figure} is said to be a paper's, and is not in printed/papers.toml"
             if expression not in ("paper", "set") and not follows(figure, expression, records):
                 yield f"{figure} is not {expression}, which is {evaluated(expression.lstrip('<> '), records)}"
+        for number in CONSTANT.findall(REFERENCE.sub("", expression)):
+            if not is_printed([float(number)]):
+                yield f"{number} in {expression} is not in printed/papers.toml"
     noted = {figure for figures, _ in notes for figure in figures.split(" and ")}
     for figure in dict.fromkeys(FIGURE.findall(sentences)):
         if figure not in noted and not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", beside):
@@ -155,6 +191,51 @@ def follows(figure: str, expression: str, records: Records) -> bool:
     mantissa, _, power = figure.replace(",", "").partition("e")
     form = f".{len(mantissa.partition('.')[2])}{'e' if power else 'f'}"
     return float(f"{value:{form}}") == bound
+
+
+def mistaken_papers(records: Records) -> Iterator[str]:
+    """Yield a sentence about each figure of a paper that `printed/papers.toml` does not have."""
+    for name, (_, experiment) in find(records.folder).items():
+        for row, figures in experiment.printed.items():
+            if not is_printed(figures, experiment.paper):
+                yield f"{name}: printed, {row}: {list(figures)} is no row of printed/papers.toml"
+    for name, declared in TABLES.items():
+        text = re.sub(r"\{[^{}]*\}", "", " ".join(declared.rows)) if declared.paper else ""
+        for figure in dict.fromkeys(re.findall(r"\((\d[\d.]*)", text)):
+            if not is_printed([float(figure)]):
+                yield f"table {name}: {figure} is not in printed/papers.toml"
+
+
+def mistaken_rows(name: str, record: Record) -> Iterator[str]:
+    """Yield a sentence about each row of a record that its cells, or the papers, do not have."""
+    if "cells" not in record.content or "columns" not in record.content:
+        return
+    several = len(record.content["cells"][0]["settings"]["figures"]) > 1
+    for row in record.content["rows"]:
+        if row.get("paper") and "ours" in row and not is_printed(row["paper"]):
+            yield f"{name}: rows, {row['row']}: {row['paper']} is no row of printed/papers.toml"
+        for number, column in enumerate(record.content["columns"] if "deviations" in row else ()):
+            place = f"{row['row']}{'; ' if several else ', '}{column}"
+            for kind, at in (("ours", place), ("deviations", f"{place}; ±")):
+                kept, value = row[kind][number], record.figures.get(at)
+                if not alike(kept, value):
+                    yield f"{name}: rows, {place}: {kind} is {kept}, its cells have {value}"
+
+
+def digests(records: Records) -> dict[str, str]:
+    """Return the SHA-256 of each record by its path."""
+    paths = sorted(one.path for one in records.found.values())
+    return {str(path.relative_to(records.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def changed_records(records: Records) -> Iterator[str]:
+    """Yield a sentence about each record that is not the one whose digest is kept."""
+    text = (records.folder / DIGESTS).read_text(encoding="utf-8")
+    kept = {path: digest for digest, path in (line.split("  ") for line in text.splitlines())}
+    for path, digest in digests(records).items():
+        if kept.pop(path, None) != digest:
+            yield f"{path} is not the record of {DIGESTS}; run python experiments/tables.py if it is a new one"
+    yield from (f"{path} is in {DIGESTS} and not there" for path in kept)
 
 
 def differences(page: str, records: Records) -> Iterator[str]:
@@ -189,6 +270,13 @@ def main(
         for problem in differences(page, records):
             wrong += 1
             say(f"docs/{name}: {problem}")
+    if not given.check:
+        lines = [f"{digest}  {path}\n" for path, digest in digests(records).items()]
+        (records.folder / DIGESTS).write_text("".join(lines), encoding="utf-8")
+    rows = (mistaken_rows(name, record) for name, record in records.found.items())
+    for problem in itertools.chain(changed_records(records), mistaken_papers(records), *rows):
+        wrong += 1
+        say(problem)
     return int(wrong > 0)
 
 

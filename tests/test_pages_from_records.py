@@ -23,7 +23,8 @@ def copies(tmp_path: Path) -> Path:
     (tmp_path / "docs").mkdir()
     for page in tables.PAGES:
         shutil.copy(ROOT / "docs" / page, tmp_path / "docs")
-    for path in [*ROOT.glob("experiments/*/results/**/*.json"), *ROOT.glob("experiments/*/*.toml")]:
+    kept = ("*/results/**/*.json", "*/*.toml", "records.sha256")
+    for path in (path for pattern in kept for path in (ROOT / "experiments").glob(pattern)):
         (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     return tmp_path
@@ -70,13 +71,48 @@ def test_a_changed_record_is_found_and_written_into_tables(copies: Path) -> None
     cell["figures"]["accuracy"] -= 1
     path.write_text(json.dumps(record), encoding="utf-8")
     _, said = check(copies, "--check")
-    assert len(said) == 2
+    assert len(said) == 4
     assert "table baffle-1-quick differs" in said[0]
     assert "3.6 is not baffle-table-1-mnist-quick[K = 100, LeNet] -" in said[1]
+    assert f"{QUICK}.json is not the record of records.sha256" in said[2]
+    assert f"{QUICK}: rows, w/o EMA, LeNet: ours is 71.26" in said[3]
     check(copies)
-    found, said = check(copies, "--check")  # the table is written, the sentence is for a person to mend
-    assert (found, len(said)) == (1, 1)
+    found, said = check(copies, "--check")  # the table is written, the sentence and the rows are for a person to fix
+    assert (found, len(said)) == (1, 2)
     assert "| w/o EMA | 70.26 (85.06) |" in (copies / "docs" / "reproduction.md").read_text(encoding="utf-8")
+
+
+def test_a_changed_row_or_curve_point_of_a_record_is_found(copies: Path) -> None:
+    """Rows follow from cells. Nothing follows from a curve's middle, so the digest has to notice."""
+    path = copies / "experiments" / "baffle" / "results" / f"{QUICK}.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    (row,) = (one for one in record["rows"] if one["row"] == "w/o EMA")
+    row["ours"][0] += 1
+    path.write_text(json.dumps(record), encoding="utf-8")
+    check(copies)  # with a digest of its own
+    assert check(copies, "--check")[1] == [f"{QUICK}: rows, w/o EMA, LeNet: ours is 72.26, its cells have 71.26"]
+    row["ours"][0] -= 1
+    record["cells"][0]["curve"][3][1] += 0.01
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert [line for line in check(copies, "--check")[1] if "records.sha256" in line]
+
+
+def test_a_changed_figure_of_a_paper_is_found(copies: Path) -> None:
+    """In an experiment, in a record's rows, in a sentence, and in a sum of a sentence."""
+    changed(copies / "experiments" / "pbpfl" / "tables.toml", "[0.048, 0.085, 0.117]", "[0.048, 0.085, 0.116]")
+    path = copies / "experiments" / "cgd" / "results" / "cgd-table-3.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["rows"][0]["paper"][0] = 97.55
+    path.write_text(json.dumps(record), encoding="utf-8")
+    page = copies / "docs" / "reproduction.md"
+    changed(page, "all non-iid).", "all non-iid; 35.31).")
+    changed(page, "35.21 and 44.41: paper", "35.21 and 44.41 and 35.31: paper")
+    changed(page, "3.61: 95.62 - 92.01", "3.61: 95.63 - 92.02")
+    said = check(copies, "--check")[1]
+    assert any("pbpfl-table-1-abd-authors: printed, FedAvg: [0.048, 0.085, 0.116] is no row" in line for line in said)
+    assert any("cgd-table-3: rows, centralised: [97.55, 97.54, 0.081] is no row" in line for line in said)
+    assert any("35.31 is said to be a paper's, and is not" in line for line in said)
+    assert any("95.63 in 95.63 - 92.02 is not in printed/papers.toml" in line for line in said)
 
 
 def test_a_slip_in_a_marker_is_found(copies: Path) -> None:
@@ -180,11 +216,37 @@ def test_places_of_a_record(tmp_path: Path) -> None:
     assert (found["a, b; rows"], found["a, b; row-forwards"]) == (120.0, 120.0 * 20)
     assert (found["a, b; round 5"], found["a, b; seed 1; round 10"]) == (0.5, 0.6)
     assert found["c, b"] != found["c, b"]  # it failed
-    assert record.told == "seeds 1, 3; 6 s by the clock"
-    timed = Record(tmp_path, {"cells": [cell | {"seed": 1, "core_seconds": 1.0, "figures": {}}]})
-    assert timed.told == "seed 1; 1 s"
+    secret = "not replayable: secret seed not recorded"
+    assert record.told == f"seeds 1, 3; 6 s by the clock; {secret}"
+    timed = cell | {"seed": 1, "core_seconds": 1.0, "figures": {}}
+    assert Record(tmp_path, {"cells": [timed | {"public_secret_seed": 1}]}).told == "seed 1; 1 s"
+    mixed = [timed | {"public_secret_seed": 1}, timed]
+    assert Record(tmp_path, {"cells": mixed}).told == f"seed 1; 2 s; 1 of 2 cells {secret}"
 
 
 def test_every_script_that_a_page_names_is_there() -> None:
     for name, command in SCRIPTS.items():
         assert (ROOT / command.split()[1]).exists(), name
+
+
+def test_differences_are_paired_over_seeds_with_their_interval() -> None:
+    def cell(level: str, seed: int, value: float) -> dict[str, object]:
+        return {"levels": [level], "seed": seed, "figures": {"accuracy": value}}
+
+    values = {"a": {1: 5.0, 2: 7.0, 3: 9.0}, "b": {1: 4.0, 2: 5.0, 3: 6.0, 4: 100.0}}  # 1, 2 and 3 apart
+    cells = [cell(level, seed, value) for level, of in values.items() for seed, value in of.items()]
+    record = Record(Path("mine.json"), {"cells": cells})
+    assert record.paired("a less b") == record.paired("a less b; accuracy") == 2.0
+    assert record.paired("a less b; seeds") == 3
+    assert record.paired("a less b; accuracy; 95 %") == pytest.approx(4.303 / 3**0.5)  # their deviation is 1
+    alone = Record(Path("mine.json"), {"cells": [cells[0], cells[3]]})
+    assert (alone.paired("a less b"), alone.paired("a less b; 95 %")) == (1.0, float("inf"))
+
+
+def test_a_table_says_which_figures_are_of_one_play() -> None:
+    records = Records()
+    assert "| MNIST, accuracy, per cent | paper |" in tables.table("baffle-1-mnist", records)
+    assert "| w/o EMA | 85.06 | not played | 90.82 † |" in tables.table("baffle-1-mnist", records)
+    assert "† one play." in tables.table("baffle-1-mnist", records)
+    assert "| accuracy, per cent, one play each | MNIST | CIFAR-10 |" in tables.table("baffle-1-quick", records)
+    assert "one play" not in tables.table("baffle-forms", records)

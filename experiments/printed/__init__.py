@@ -38,6 +38,21 @@ def paper_of(experiment: str) -> dict[str, tuple[str, ...]]:
     return {row: tuple(map(_text, printed, cycle(digits))) for row, printed in of["printed"].items()}
 
 
+PAPERS = Path(__file__).parent / "papers.toml"
+
+
+@cache
+def papers(path: Path = PAPERS) -> dict[str, dict[str, list[float]]]:
+    """Return what the papers print: the rows of each table or section, by its name."""
+    return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def is_printed(figures: Sequence[float], paper: str = "") -> bool:
+    """Return whether one row of a paper's table has all of these figures; of any paper whose name is not given."""
+    tables = (rows for name, rows in papers().items() if name.startswith(paper.partition(",")[0]))
+    return any(set(figures) <= set(row) for rows in tables for row in rows.values())
+
+
 def _text(figure: float, digits: int) -> str:
     return str(figure) if isinstance(figure, int) else f"{figure:.{digits}f}"
 
