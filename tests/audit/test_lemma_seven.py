@@ -16,6 +16,22 @@ def test_rate_is_far_above_the_bound(tmp_path):
     assert found.figures["rounds"] == 12
 
 
+def test_before_anything_is_learned_labels_say_little_and_afterwards_nearly_all(tmp_path):
+    """Labels stand in for predictions, so they have to resemble them; m = 10, means over four starts."""
+    rates = {}
+    for first, views in (("before", [1]), ("after", [198, 199, 200])):
+        found = []
+        for seed in range(4):
+            folder = tmp_path / f"{first}-{seed}"
+            folder.mkdir()
+            run = {"rounds": views[-1], "record-views": views, "seed": seed}
+            truth = recorded(folder, run=run, protocol={"name": "pbpfl", "rho": 3.0, "partitions": 10})
+            found.append(attacked(ATTACK, truth).score)
+        rates[first] = np.mean(found)
+    assert rates["before"] < 0.5
+    assert rates["after"] > 0.9
+
+
 def test_ignoring_gamma_and_other_rows_do_not(tmp_path):
     truth = recorded(tmp_path, run={"rounds": 12}, protocol={"name": "pbpfl", "rho": 10.0})
     claim = dict(claimed(ATTACK, truth))

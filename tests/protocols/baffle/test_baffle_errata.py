@@ -109,6 +109,20 @@ def test_added_in_half_precision_a_sigma_of_1e_4_moves_no_larger_weight(dtype: t
     assert found == pytest.approx(expected, abs=counting + rounding)
 
 
+@pytest.mark.parametrize(("ratio", "times"), [(1, 3.0), (10, 5.1), (100, 11.6), (400, 21.7)])
+def test_theorem_3_2_fails_for_k_far_below_n(ratio: int, times: float) -> None:
+    """|C - I| is about (1 + sqrt(n / K))^2 - 1, so it grows as n / K, and C0 sqrt(n / K) with one C0 does not."""
+    k = 300 if ratio == 1 else 30
+    n, random = ratio * k, np.random.default_rng(3)
+    found = []
+    for _ in range(5):
+        directions = random.normal(size=(k, n))  # C = directions' directions / K has the eigenvalues of this, and 0
+        largest = np.linalg.eigvalsh(directions @ directions.T / k).max()
+        found.append(max(largest - 1, 1.0 if n > k else 0.0) / math.sqrt(ratio))
+    assert np.mean(found) == pytest.approx(times, rel=0.05)
+    assert times == pytest.approx(((1 + math.sqrt(ratio)) ** 2 - 1) / math.sqrt(ratio), rel=0.05)
+
+
 PEAK = "print(next(int(w.split()[1]) for w in open('/proc/self/status') if w.startswith('VmHWM:')) / 1024)"
 BACKPROPAGATION = """
 import torch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 from grids import network, run
@@ -11,6 +14,8 @@ from moretta import CGD, Silo
 from moretta.contract.messages import Tensors
 
 Floats = NDArray[np.float64]
+PAPERS = Path(__file__).parents[3] / "experiments" / "printed" / "papers.toml"
+PRINTED = tomllib.loads(PAPERS.read_text(encoding="utf-8"))
 
 # -- the proof of Theorem 1 --------------------------------------------------------------------------------------------
 
@@ -31,6 +36,33 @@ def test_inequality_25_takes_a_norm_of_a_sum_for_a_sum_of_norms() -> None:
     assert curvature.max() * abs((at[0] - at).sum()) == 0.0
     assert left == pytest.approx(0.9)
     assert left <= curvature.max() * np.abs(at[0] - at).sum()  # what Lipschitz continuity does give
+
+
+def test_equation_23_takes_a_factor_out_of_the_sum_that_changes_with_k() -> None:
+    """sum_k <a_k, v_k> with a = 1, -1 and v = 1, -1 is 2; the sum of v is 0, whichever a stands before it."""
+    a, v = np.array([1.0, -1.0]), np.array([1.0, -1.0])
+    assert (a * v).sum() == 2.0
+    assert [float(one * v.sum()) for one in a] == [0.0, 0.0]
+    assert (a * v).sum() <= np.abs(a).max() * np.abs(v).sum()  # the sum of lengths does bound it
+
+
+def test_equation_30_has_lost_alpha() -> None:
+    """Eq. 28 and 29 have alpha_(T-k) = alpha / (T - k + mu T)^2 in the sum, Eq. 30 its denominator alone."""
+    total, mu = 50, 0.1
+    k = np.arange(1, total)
+    for alpha in (0.5, 1.0):
+        twenty_nine = (alpha / (total - k + mu * total) ** 2 * k).sum()
+        thirty = (k / ((1 + mu) * total - k) ** 2).sum()
+        assert twenty_nine == pytest.approx(alpha * thirty)
+
+
+def test_what_equation_8_states_is_convexity_and_not_strong_convexity() -> None:
+    """A linear function satisfies it, which is strongly convex with no constant and has no optimum."""
+    w, other = np.random.default_rng(8).normal(size=(2, 100, 3))
+    slope = np.array([1.0, -2.0, 0.5])
+    right = w @ slope + (other - w) @ slope
+    np.testing.assert_allclose(other @ slope, right)  # Eq. 8, with equality
+    assert not (other @ slope >= right + 0.01 * np.square(other - w).sum(axis=1)).any()
 
 
 def test_inequality_31_puts_an_integral_above_a_sum_of_rising_terms() -> None:
@@ -149,3 +181,32 @@ def test_within_one_per_cent_is_one_cell_of_six_and_not_most() -> None:
         assert sum(gap <= 1.0 for gap in gaps) == 1  # CIFAR-10, 10 x 2
     losses = [0.143 - 0.081, 0.189 - 0.081, 0.209 - 0.081, 0.720 - 0.675, 0.723 - 0.675, 0.724 - 0.675]
     assert [loss <= 0.05 for loss in losses] == [False] * 3 + [True] * 3
+
+
+# -- figures that disagree ---------------------------------------------------------------------------------------------
+
+
+def test_the_conclusions_figures_are_no_figures_of_the_tables() -> None:
+    """97.01 for 1000 x 112 is in no column of Table 7; 74.4 for 1000 x 32 is Table 5's 74.42 for 100 x 16."""
+    told = PRINTED["CGD, section 8"]
+    of_grid = {row: figures[1] for row, figures in PRINTED["CGD, Table 7"].items() if row.endswith("1000 x 112")}
+    assert told["1000 x 112"] == [97.01]
+    assert set(of_grid.values()) == {93.74, 95.91, 97.08, 96.59, 95.82}
+    table = PRINTED["CGD, Table 5"]
+    assert [round(table[row][1], 1) for row in ("100 x 16", "1000 x 32")] == [74.4, 74.3]
+    assert told["1000 x 32"] == [74.4]
+
+
+def test_the_centralised_baseline_of_cifar_10_is_printed_twice() -> None:
+    (text,), table = PRINTED["CGD, section 7.1.2"]["centralised"], PRINTED["CGD, Table 5"]["Centralized"][1]
+    assert (text, table) == (75.75, 75.72)
+    grid = PRINTED["CGD, Table 5"]["10 x 2"][1]
+    assert PRINTED["CGD, Table 6"]["CGD"][0] == pytest.approx(table - grid) != pytest.approx(text - grid)
+
+
+def test_the_range_of_delta_in_section_4_does_not_reach_that_of_section_7() -> None:
+    rows = 60_000
+    least, most = 0.1 / rows**0.5, 10 / rows**0.5
+    assert (round(least, 5), round(most, 3)) == (0.00041, 0.041)
+    assert most < 0.1 == pytest.approx(24.5 / rows**0.5, rel=0.01)
+    assert least < 0.001
