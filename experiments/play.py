@@ -288,7 +288,7 @@ def time_all(chosen: Sequence[Row], out: Path, data: Path | None) -> None:
 
 
 def plan(chosen: Sequence[Row], out: Path) -> str:
-    """Return a table of the rows: cells, cells done, core-hours played and left, the command."""
+    """Return a table of the rows: cells, cells done at the row's size and by its quick form, core-hours, the command."""
     lines = ["| row | cells | done | core-hours played | left | command |", "|---|---|---|---|---|---|"]
     for row in chosen:
         cells, done, spent, left = row.counted(out)
@@ -296,7 +296,8 @@ def plan(chosen: Sequence[Row], out: Path) -> str:
         known = sum(filter(None, left)) / 3600
         hours = [f"{known:.1f}" if known >= 1 else f"{known:.2g}"] if len(left) > unknown else []
         rest = " and ".join([*hours, *([f"{unknown} not timed"] if unknown else [])])
-        lines.append(f"| {row.table} | {cells} | {done} | {played} | {rest} | `{row.command}` |")
+        said = f"{done}, {_quick(row)} quick" if done < cells and _quick(row) else done
+        lines.append(f"| {row.table} | {cells} | {said} | {played} | {rest} | `{row.command}` |")
     return "\n".join(lines)
 
 
@@ -338,6 +339,11 @@ def _cells_of(name: str) -> list[dict[str, Any]]:
     if name not in found:
         raise ParameterError(f'no record is called "{name}"; {did_you_mean(name, found)}')
     return list(found[name].content.get("cells", []))
+
+
+def _quick(row: Row) -> int:
+    """Return how many cells of a row's experiment have a record of the quick form."""
+    return sum(len(_cells_of(path.stem)) for path in _results(f"{row.reproduce}-quick.json"))
 
 
 def say(line: str) -> None:

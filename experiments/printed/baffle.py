@@ -84,7 +84,10 @@ def _means(record: str, rows: dict[str, str], column: str) -> list[str]:
 def _theorem(start: str, k: int) -> str:
     kinds = ("rademacher", "gaussian", "orthogonal")
     cell = "{{baffle-theorem[{}, {}, K = {}; {}]:.{}f}}"
-    errors = [cell.format(start, kind, k, "relative error", 2) for kind in kinds]
+    errors = [
+        f"{cell.format(start, kind, k, 'relative error', 2)} ± {cell.format(start, kind, k, '± of the error', 2)}"
+        for kind in kinds
+    ]
     cosines = [cell.format(start, kind, k, "cosine", 3) for kind in kinds]
     return joined(
         f"{start}, K = {k}",
