@@ -288,7 +288,7 @@ def time_all(chosen: Sequence[Row], out: Path, data: Path | None) -> None:
 
 
 def plan(chosen: Sequence[Row], out: Path) -> str:
-    """Return a table of the rows: cells, cells done at the row's size and by its quick form, core-hours, the command."""
+    """Return a table of the rows: cells, cells done (quick ones apart), core-hours played and left, the command."""
     lines = ["| row | cells | done | core-hours played | left | command |", "|---|---|---|---|---|---|"]
     for row in chosen:
         cells, done, spent, left = row.counted(out)

@@ -102,6 +102,7 @@ class Record:
         secret = sum(cell.get("public_secret_seed") is None for cell in cells)
         some = "" if secret == len(cells) else f"{secret} of {len(cells)} cells "
         parts += [f"{some}not replayable: secret seed not recorded"] if secret else []
+        parts += [f"transcribed from {self.content['transcribed']}"] if "transcribed" in self.content else []
         return "; ".join(parts + ([f"commit {', '.join(commits)}"] if commits else []))
 
 

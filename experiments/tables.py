@@ -34,12 +34,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import play
-from printed import Table, baffle, cgd, is_printed, paired, pbpfl
+from printed import Table, baffle, cgd, is_printed, models, paired, pbpfl
 from records_of_pages import HERE, Record, Records, UnknownPlace, alike
 from reproduction import find
 
-PAGES = ("reproduction.md", "baffle.md", "cgd.md")
-TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES
+PAGES = ("reproduction.md", "baffle.md", "cgd.md", "models.md")
+TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES | models.TABLES
 PLAN = "plan"
 DIGESTS = "records.sha256"
 MARK, ONE_PLAY = " †", " (one play)"
