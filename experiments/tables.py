@@ -54,6 +54,7 @@ BEFORE_UNIT = rf"(?=(?: to \d[\d,.]*)? (?:{UNITS})(?!\w))"
 FIGURE = re.compile(rf"(?<![\w.,/^-])\d[\d,]*(?:\.\d+(?:e-?\d+)?|e-?\d+|{BEFORE_UNIT})(?![\w.]*\d)")
 PLACES = re.compile(
     r"(?:Theorem|[Ss]ection|Table|Eq\.|PyTorch|Runtime|Appendix|App\.) [\dA-Z][\d.]*(?:(?:,| and| to) \d[\d.]*)*"
+    "|95 % interval"
 )
 NOT_SENTENCES = re.compile(r"`[^`]*`|\]\([^)]*\)|^ *\|.*$|^    .*$|<!--(?:.|\n)*?-->", re.MULTILINE)
 

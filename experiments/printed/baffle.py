@@ -198,6 +198,10 @@ TABLES = {
         " | LeNet",
         grid("baffle-directions-quick", dict.fromkeys(("Rademacher, mean", "Gaussian, mean", "orthogonal, mean", "Rademacher, mean, 100 of a pool of 200", "Gaussian, twice-forward, K = 50"), ()), ("LeNet",), ".2f"),
     ),
+    "baffle-secrets": Table(
+        joined("seed of the secrets", 1, 2, 3, 4, 5),
+        [joined("accuracy, per cent", *(f"{{baffle-secrets[seed 1, secret {number}; seed 1]:.2f}}" for number in range(1, 6)))],
+    ),
     "baffle-forms": Table(
         "accuracy, per cent | sigma 1e-4 | sigma 1e-3",
         [joined(row, *(f"{{baffle-forms[{row}, {column}]:.2f}} ± {{baffle-forms[{row}, {column}; ±]:.2f}}"
