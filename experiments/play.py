@@ -343,7 +343,8 @@ def _cells_of(name: str) -> list[dict[str, Any]]:
 
 def _quick(row: Row) -> int:
     """Return how many cells of a row's experiment have a record of the quick form."""
-    return sum(len(_cells_of(path.stem)) for path in _results(f"{row.reproduce}-quick.json"))
+    cells = [cell for path in _results(f"{row.reproduce}-quick.json") for cell in _cells_of(path.stem)]
+    return sum(not row.only or not set(row.only).isdisjoint(cell["levels"]) for cell in cells)
 
 
 def say(line: str) -> None:

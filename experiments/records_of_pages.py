@@ -206,8 +206,9 @@ class Records:
 
 def alike(kept: float | None, value: float | None) -> bool:
     """Return whether a row's figure is what its cells come to: none of a failed cell, or a deviation of one seed."""
-    known = value is not None and math.isfinite(value)
-    return kept is None if not known else kept is not None and math.isclose(kept, value, rel_tol=1e-9, abs_tol=1e-12)
+    if value is None or not math.isfinite(value):
+        return kept is None
+    return kept is not None and math.isclose(kept, value, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _length(length: Mapping[str, int]) -> str:
