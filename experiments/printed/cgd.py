@@ -164,6 +164,11 @@ def _three(row: str, worst: str, mean: str, loss: str) -> str:
 
 
 TABLES = {
+    "cgd-rate": Table(
+        "rate | 0.1 | 0.3 | 0.5 | 1 | 2",
+        [joined("worst accuracy on validation rows, per cent",
+                *(f"{{cgd-rate[CGD, rate {rate}]:.2f}}" for rate in ("0.1", "0.3", "0.5", "1", "2")))],
+    ),
     "cgd-3-2000": Table(
         "2000 iterations, delta 0.1 | worst accuracy, per cent | mean | worst loss | seconds of ours",
         [_three(row, *paper) for row, paper in paper_of("cgd-table-3").items()],

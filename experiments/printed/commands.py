@@ -8,6 +8,7 @@ SCRIPTS = {
     "baffle-figure-5": "python experiments/baffle/loss_differences.py --data DIR",
     "baffle-multiply-adds": "python experiments/baffle/multiply_adds.py",
     "baffle-slices": "python experiments/baffle/slices.py",
+    "baffle-surrogate-cifar10": "python experiments/baffle/surrogate.py --data DIR",
     "baffle-table-4": "python experiments/baffle/memory.py",
     "baffle-theorem": "python experiments/baffle/theorem.py --data DIR",
     "cgd-leaks": "python experiments/cgd/leaks.py --out cgd-leaks.json",
