@@ -19,7 +19,7 @@ from moretta import Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
 from moretta.config import run_files
 from moretta.contract.messages import Stamp
 from moretta.data.tables.preparation import Preparation
-from moretta.errors import MissingExtra, ParameterError, RangeError
+from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Privacy, epsilon
 from moretta.protocols.common.batches import Batches
@@ -282,7 +282,7 @@ def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None
 
 def test_a_run_whose_ring_rounds_the_noise_away_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        RangeError, match=r"rounded to .*; expected 4 such steps .*a lower \[secure-aggregation\] limit"
+        ParameterError, match=r"rounded to .*; expected 4 such steps .*a lower \[secure-aggregation\] limit"
     ):
         federation(aggregation=SecureAggregation(limit=1e18), out=tmp_path / "run").train(2)
     assert not (tmp_path / "run").exists()
