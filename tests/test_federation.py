@@ -311,5 +311,7 @@ def test_a_file_of_a_run_is_no_link_and_no_pipe(tmp_path: Path) -> None:
         read_json(tmp_path / "inputs.json")
     assert "secret" not in str(refused.value)
     os.mkfifo(tmp_path / "result.json")
-    with pytest.raises(ParameterError, match=r"result\.json: expected a file of a finished run; it is no file"):
+    with pytest.raises(
+        ParameterError, match=r"result\.json: expected a file of a finished run; it is not a plain file"
+    ):
         read_json(tmp_path / "result.json")
