@@ -20,7 +20,7 @@ from test_python_models import SETTINGS, FedSGD, federation, rows
 
 import moretta
 from moretta.engines import confined
-from moretta.engines.confined import Confined
+from moretta.engines.confined import ConfinedProcess
 from moretta.engines.confinement import landlock
 from moretta.errors import ParameterError
 from moretta.models import operations
@@ -187,7 +187,7 @@ confined.serve(answer)
 
 
 def said(what: str, path: Path = Path("none"), seconds: float = 120.0) -> dict[str, np.ndarray[Any, Any]]:
-    process = Confined("none")
+    process = ConfinedProcess("none")
     try:
         arrays = {"what": what, "path": str(path)}
         return process.ask({name: np.frombuffer(text.encode(), np.uint8) for name, text in arrays.items()}, seconds)
@@ -232,6 +232,32 @@ def test_a_confined_process_has_so_much_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(confined, "START", 0.0)
     with pytest.raises(ParameterError, match="did not end within 5 s"):
         said("hangs", seconds=5.0)
+
+
+WRITES = """
+import os, sys
+from pathlib import Path
+from moretta.engines.confinement import confine, readable
+confine(readable(), [Path(sys.argv[1])])
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_APPEND)
+os.ftruncate(descriptor, 6)  # of half a line, as after a power cut
+os.write(descriptor, b"second\\n")
+try:
+    Path(sys.argv[1]).with_name("another").write_text("")
+except OSError:
+    print("refused")
+"""
+
+
+def test_a_record_is_cut_and_added_to_by_a_process_that_can_make_no_file(tmp_path: Path) -> None:
+    """As an edge client's record of the sums that it has helped to open."""
+    record = tmp_path / "helped.jsonl"
+    record.write_bytes(b"first\nhal")
+    words = [sys.executable, "-c", WRITES, str(record)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert record.read_bytes() == b"first\nsecond\n"
+    assert done.stdout == ("refused\n" if landlock() else "")
 
 
 def test_words_alone_name_formats_and_dtypes() -> None:

@@ -1,6 +1,6 @@
 """A process that computes with somebody else's graph: it is sent arrays, and sends arrays back.
 
-Both halves: `Confined` is the parent's, and `serve` is the process's own. A request and an answer are one part each
+Both halves: `ConfinedProcess` is the parent's, and `serve` is the process's own. A request and an answer are one part each
 (`moretta.contract.framing`) of named arrays in safetensors' format; nothing is pickled.
 
     parent                                  the process
@@ -48,7 +48,7 @@ def environment(threads: int = 1) -> dict[str, str]:
     }
 
 
-class Confined:
+class ConfinedProcess:
     """A process that calls `serve`, started with the first request. It ends with this object, or by `close`.
 
     Args:
@@ -61,7 +61,7 @@ class Confined:
         self._process: Process | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Confined, (self._module, self._threads)  # a copy has a process of its own
+        return ConfinedProcess, (self._module, self._threads)  # a copy has a process of its own
 
     def ask(self, arrays: Mapping[str, Array], seconds: float = LONGEST) -> dict[str, Array]:
         """Return what the process answers.

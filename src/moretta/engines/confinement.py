@@ -185,6 +185,7 @@ def kernel(folders: Sequence[Path], written: Sequence[Path] = ()) -> bool:
     parts = (every, tcp, scopes)[: 3 if version >= 6 else 2 if version >= 4 else 1]
     wanted = struct.pack(f"={len(parts)}Q", *parts)
     rules = call(_CREATE, wanted, ctypes.c_size_t(len(wanted)), 0)
+    write_file |= 1 << 14 if version >= 3 else 0  # truncating, which was nobody's to refuse before
     writable = set(map(str, written))
     for path in (*map(str, folders), *writable, *filter(os.path.exists, _SYSTEM)):
         file = os.open(path, os.O_PATH)

@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array
-from moretta.engines.confined import Confined, serve
+from moretta.engines.confined import ConfinedProcess, serve
 from moretta.engines.files import check_ending, check_replaced, read_text, write_atomically
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
@@ -63,7 +63,7 @@ def export(
     if isinstance(found.module, ForeignGraph):
         _check_extras()
         request = {**found.module.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
-        made = Confined(HERE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
+        made = ConfinedProcess(HERE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
     else:
         made = _onnx(found, inputs)
     write_atomically(out, made)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moretta.contract.messages import Array, Tensors
-from moretta.engines.confined import Confined, serve
+from moretta.engines.confined import ConfinedProcess, serve
 from moretta.errors import ParameterError
 from moretta.models.graph import Graph
 from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
@@ -30,7 +30,7 @@ class ForeignGraph(Graph):
 
     def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
         super().__init__(told, tensors, constants)
-        self._process = Confined(HERE, torch.get_num_threads())
+        self._process = ConfinedProcess(HERE, torch.get_num_threads())
         self._file: bytes = b""
 
     @classmethod
