@@ -1,6 +1,6 @@
 """A process that computes with somebody else's graph: it is sent arrays, and sends arrays back.
 
-Both halves: `ConfinedProcess` is the parent's, and `serve` is the process's own. A request and an answer are one part each
+`ConfinedProcess` is the parent's half, and `serve` the process's own. A request and an answer are one part each
 (`moretta.contract.framing`) of named arrays in safetensors' format; nothing is pickled.
 
     parent                                  the process
