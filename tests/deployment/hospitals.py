@@ -358,7 +358,9 @@ class Hospitals:
         run_file = self.run_file()
         run, data = run_file.run, run_file.data
         silos = [Silo(name, *rows(number, 30 + 7 * number)) for number, name in enumerate(self.sites)]
-        model = catalogue.build("paced:build", inputs=(INPUTS,), outputs=2, base=self.server, seed=SEED, hidden=5)
+        code = "paced:build"
+        given: dict[str, Any] = {"inputs": (INPUTS,), "outputs": 2, "base": self.server, "agreed": (code,)}
+        model = catalogue.build(code, seed=SEED, hidden=5, **given)
         Federation(
             model,
             silos,
