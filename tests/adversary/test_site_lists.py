@@ -151,9 +151,8 @@ class Adversary:
 
 
 def _ready_or_not(*twins: list[tuple[str, str]]) -> bool:
-    """Whether one twin is ready, and the other says that it is not, in one word."""
-    ready, unfit = sorted(twins, key=lambda replies: replies[0][0] != "here")
-    return ready[0][0] == "here" and unfit == [("no", f"{UNFIT}TICKET")]
+    """Whether one twin says in one word that it is not ready; the other is past its rows, and may name its software."""
+    return twins.count([("no", f"{UNFIT}TICKET")]) == 1
 
 
 @pytest.fixture(scope="module")
