@@ -95,19 +95,15 @@ class RunFolder:
             )
 
     def helped(self, silo: str) -> HelpedFile:
-        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back.
-
-        The file of a run with a checkpoint must exist.
-        """
+        """Return where a silo of a run in one process keeps what it has helped to open: no checkpoint takes it back."""
         if silo not in self._helped:
-            path, begun = self.path.absolute() / "helped" / f"{silo}.jsonl", (self.path / "checkpoint").is_dir()
-            self._helped[silo] = HelpedFile(str(path), begun=begun)
+            self._helped[silo] = HelpedFile(str(self.path.absolute() / "helped" / f"{silo}.jsonl"))
         return self._helped[silo]
 
-    def begin_helped(self) -> None:
-        """Make the files of all silos that were asked for, before there is a checkpoint."""
+    def begin_helped(self, *, begun: bool) -> None:
+        """Make the files of all silos that were asked for, unless they should exist: `HelpedFile.begin`."""
         for file in self._helped.values():
-            file.begin(begun=False)
+            file.begin(begun=begun)
 
     def discard(self) -> None:
         """Remove a folder that `begin` made, of a run that turned out to be impossible before its first round."""

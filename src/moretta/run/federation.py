@@ -360,6 +360,7 @@ class Federation:
             if not self.spec.text:
                 saving.keep_made(folder, self.made, rounds, seed)
         if folder is not None:
+            folder.begin_helped(begun=states is not None)
             folder.hold_rows(digests_by_silo(self.silos))
         session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
         told = shown or (progress if callable(progress) else None)

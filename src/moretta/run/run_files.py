@@ -50,7 +50,6 @@ class RunFiles:
     def begin(self) -> BestRound | None:
         """Save where a run begins, or return the best round so far of one that is resumed."""
         if self.place.session == 0:
-            self.folder.begin_helped()
             self.save(self.place.round, None)
         best = self._checkpoints.best()
         if self.roles.releases is not None:
