@@ -104,21 +104,16 @@ def open_model_folder(data: bytes) -> None:
 def model_folder() -> Path:
     """Return a folder with the weights alone, as the graph, model.json and inputs.json come."""
     place = folder() / "model"
-    save_model(place)
+    place.mkdir()
+    (place / "released.safetensors").write_bytes(save(small_model().state_dict()))
     return place
 
 
-def save_model(place: Path) -> None:
-
-    model = small_model()
+def model_folders() -> list[bytes]:
+    place, model = folder() / "saved", small_model()
+    shutil.rmtree(place, ignore_errors=True)
     tensors = {name: one.numpy() for name, one in model.state_dict().items()}
     saving.save(place, model, {"released": tensors}, INPUTS, Made(), torch.float32)
-
-
-def model_folders() -> list[bytes]:
-    place = folder() / "saved"
-    shutil.rmtree(place, ignore_errors=True)
-    save_model(place)
     with safe_open(place / "graph.safetensors", "pt") as file:
         graph = file.metadata()["graph"].encode()
     return [BETWEEN.join([graph, (place / "model.json").read_bytes(), (place / "inputs.json").read_bytes()])]

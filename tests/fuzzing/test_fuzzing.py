@@ -18,10 +18,13 @@ from moretta.errors import CodecError, ParameterError
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_what_was_played_and_found_is_taken_or_refused_by_one_error(name: str) -> None:
+def test_what_was_played_and_found_is_taken_or_refused_by_one_error(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     for data in [*kept(name), *kept(name, HERE / "finds")]:
         wrong = DOORS[name].find(data)
         assert wrong is None, f"{data[:80]!r}: {type(wrong).__name__}: {wrong}"
+    assert capfd.readouterr().out == ""  # a peer has no say in what is printed
 
 
 @pytest.mark.parametrize("name", DOORS)

@@ -179,7 +179,8 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
             options.add_initializer(name, array)
     left_out = LEFT_OUT if saved else None
     try:
-        found = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=left_out)
+        given = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": left_out, "enable_fallback": 0}
+        found = ort.InferenceSession(graph, options, **given)  # a fallback would print what failed
         puts = (*found.get_inputs(), *found.get_outputs())
         _ = found.get_modelmeta().custom_metadata_map, [put.name for put in puts]  # raises for text that is not UTF-8
         return found
