@@ -224,11 +224,15 @@ REPLAYED = {
 }
 
 
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
 def recorded(home: Path, out: Path, protocol: str) -> None:
     """Play one cell of a protocol and keep its record among the results."""
     (home / "mine" / "run.toml").write_text(RUN.partition("[protocol]")[0] + f"[protocol]\n{REPLAYED[protocol]}")
     chosen = choose("mine", home, only=["short"])
-    chosen.run(out, str)
+    chosen.run(out, quiet)
     (home / "mine" / "results").mkdir(exist_ok=True)
     chosen.path(out).rename(home / "mine" / "results" / "mine.json")
 
@@ -265,13 +269,13 @@ def test_a_record_that_was_changed_is_not_replayed(
 
 def test_a_cell_that_was_stopped_ends_with_the_same_bytes(home: Path, tmp_path: Path) -> None:
     (home / "mine" / "run.toml").write_text(RUN.partition("[protocol]")[0] + f"[protocol]\n{REPLAYED['baffle']}")
-    (whole,) = choose("mine", home, only=["long"]).run(tmp_path / "whole", str)["cells"]
+    (whole,) = choose("mine", home, only=["long"]).run(tmp_path / "whole", quiet)["cells"]
 
     def stop(_: str, number: int, __: int) -> None:
         if number == 13:
             raise play.TimeIsUp
 
     with pytest.raises(play.TimeIsUp):
-        choose("mine", home, only=["long"]).run(tmp_path / "pieces", str, stop)
-    (pieces,) = choose("mine", home, only=["long"]).run(tmp_path / "pieces", str)["cells"]
+        choose("mine", home, only=["long"]).run(tmp_path / "pieces", quiet, stop)
+    (pieces,) = choose("mine", home, only=["long"]).run(tmp_path / "pieces", quiet)["cells"]
     assert json.dumps(reproduction.replayed(pieces)) == json.dumps(reproduction.replayed(whole))
