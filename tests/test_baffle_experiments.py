@@ -71,7 +71,7 @@ def test_the_full_run_is_masked_on_ten_silos() -> None:
 def test_tables_cover_the_paper() -> None:
     one = {f"baffle-table-1-{net}{source}" for net in ("", "wrn-") for source in ("mnist", "cifar10", "cifar100")}
     others = {"mnist", "table-2", "table-2-cifar100", "table-3", "sigma", "directions", "forms", "dp", "rate"}
-    others |= {"growing-k", "norm", "own", "epoch-level"}
+    others |= {"growing-k", "norm", "own", "epoch-level", "secrets"}
     others |= {
         f"blocks-{name}"
         for name in ("cifar10", "mnist", "cifar100", "ablations", "wrn", "table-2", "domains", "table-3")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from moretta.config import run_files
+from moretta.data.references import OWN_CODE
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
@@ -97,6 +98,7 @@ def test_the_example_of_the_design_loads(write: Write, tmp_path: Path) -> None:
         model=run_files.Model(source="mlp", arguments={"hidden": [32, 32]}),
         protocol=PBPFL(),
         base=tmp_path,
+        agreed=OWN_CODE,
     )
 
 

@@ -54,9 +54,9 @@ ENDED: list[tuple[Session, Outcome]] = []
 def _ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     conclude = Session._conclude
 
-    def kept(session: Session, outcome: Outcome, dropped: Any) -> Result:
+    def kept(session: Session, outcome: Outcome, *rest: Any) -> Result:
         ENDED.append((session, outcome))
-        return conclude(session, outcome, dropped)
+        return conclude(session, outcome, *rest)
 
     monkeypatch.setattr(Session, "_conclude", kept)
     yield

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from test_cli import call
 
-from moretta.commands.main import app
 from moretta.config import run_files, silo_file
 from moretta.config.silo_file import SiloFile
 from moretta.deployment import shared_settings, site_policy
@@ -420,9 +419,9 @@ def test_a_file_that_cannot_be_read_just_now_closes_nothing(tmp_path: Path) -> N
 
 
 def accept(folder: Path, *options: str) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["accept", "--silo", str(folder / "silo.toml"), "--json", *options])
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    called = call("accept", "--silo", folder / "silo.toml", "--json", *options)
+    assert called.code == 0, called.err
+    found: dict[str, Any] = json.loads(called.out)
     return found
 
 
@@ -435,8 +434,7 @@ def test_the_operator_sees_the_difference_in_words_and_accepts_it(tmp_path: Path
         site_policy.admit(other, file)
     assert finding(tmp_path).warns
     assert "batch-size: 32 -> 8" in finding(tmp_path).sentence
-    refused = CliRunner().invoke(app, ["accept", "--silo", str(tmp_path / "silo.toml")])
-    assert refused.exit_code != 0  # nobody is there to be asked
+    assert call("accept", "--silo", tmp_path / "silo.toml").code == 2  # nobody is there to be asked
     with pytest.raises(PolicyError):
         site_policy.admit(other, file)
     assert accept(tmp_path, "--yes") | {"format": 1} == {

@@ -9,7 +9,7 @@ from math import comb, exp, inf, log
 import numpy as np
 import pytest
 
-from moretta.errors import MissingExtra, ParameterError, PeerError, RangeError
+from moretta.errors import MissingExtra, ParameterError, PeerError
 from moretta.protocols.common.accountant import LEAST_STEPS, Accountant, Privacy, epsilon, noise_for
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
 
@@ -134,9 +134,9 @@ def test_a_ring_too_coarse_for_a_silos_share_of_the_noise_is_refused() -> None:
     privacy, weight = Privacy(noise=2.0, clip=1.0, delta=1e-5), {MOST_WEIGHT: 1 << 40}  # shares of 1 for four
     privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight, 4)  # steps of a quarter
     Accountant(privacy, 0.1, 4).check_steps({"gradient/w": 2} | weight)
-    with pytest.raises(RangeError, match=r"deviation 0\.894, and sums are rounded to 0\.25; expected 4 such steps"):
+    with pytest.raises(ParameterError, match=r"deviation 0\.894, and sums are rounded to 0\.25; expected 4 such steps"):
         privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight, 5)
-    with pytest.raises(RangeError, match=r"a lower \[secure-aggregation\] limit"):
+    with pytest.raises(ParameterError, match=r"a lower \[secure-aggregation\] limit"):
         Accountant(privacy, 0.1, 4).check_steps({"gradient/w": 9, "gradient/b": -11} | weight)
     privacy.check_steps({}, 4)  # in the clear
     Privacy(0.0, 1.0, 1e-5).check_steps({"gradient/w": -60}, 4)  # no noise is asked for, and epsilon is unbounded

@@ -290,7 +290,7 @@ def test_a_silo_with_another_model_refuses_and_says_why() -> None:
     aborted = house.setup()
     assert aborted is not None
     assert list(aborted.missing) == ["silo-1"]
-    assert aborted.missing["silo-1"].reason is Reason.BAD_INPUT
+    assert aborted.missing["silo-1"].reason is Reason.REFUSED
     assert "the server's model has other tensors than the silo's" in aborted.missing["silo-1"].detail
     assert house.enrolment.cohort == ()
 

@@ -16,9 +16,10 @@ from moretta.data import given
 from moretta.data.alignment.result import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.tables.preparation import ColumnRules
-from moretta.data.tables.rows import rules_of
-from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, RowsError
+
+if TYPE_CHECKING:
+    from moretta.data.tables.schema import Schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +216,8 @@ def rules_of_columns(
         rules.scaled[layout.standardised] = True
         return rules
     if given is None and table is not None and table.features:
+        from moretta.data.tables.rows import rules_of  # it needs pydantic, which an edge client's process has not
+
         given = rules_of(table)
     if given is None:
         return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
