@@ -479,6 +479,32 @@ def test_differences_name_columns_and_their_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_grid_pins_the_order_of_its_sites(tmp_path: Path) -> None:
+    """By another order a site would read other columns, beside another site's rows, or hold the labels."""
+    file, names = site(tmp_path), '["silo-1", "silo-2", "silo-3"'
+    cut = text_of(data='partition = "grid"\ngrid = [2, 2]', protocol='name = "cgd"\nloss = "mse"').replace(
+        names, f'{names}, "silo-4"'
+    )
+    plain = cut.replace("classes = 3", "classes = 2")
+    site_policy.admit(plain, file)
+    for order in ('["silo-2", "silo-1", "silo-3"', '["silo-1", "silo-3", "silo-2"'):
+        with pytest.raises(PolicyError, match=r"\[engine\] sites: .*silo-4.* -> "):
+            site_policy.admit(plain.replace(names, order), file)
+    site_policy.admit(plain.replace("rounds = 3", "rounds = 4"), file)
+
+
+def test_a_name_in_a_servers_text_begins_no_line_of_a_report(tmp_path: Path) -> None:
+    columns = '[columns.age]\nkind = "number"\n[columns.outcome]\nkind = "target"\nclasses = ["no", "yes"]\n'
+    plain = text_of(more=columns).replace("inputs = [4]\nclasses = 3\n", "")
+    file, forged = site(tmp_path), plain.replace("[columns.age]", '[columns."age\\nok   agreed: all is well"]')
+    site_policy.admit(plain, file)
+    with pytest.raises(PolicyError, match="all is well"):
+        site_policy.admit(forged, file)
+    result = CliRunner().invoke(app, ["doctor", "--silo", str(tmp_path / "silo.toml")])
+    assert "all is well" in result.output
+    assert not any(line.startswith("ok   agreed") for line in result.output.splitlines())
+
+
 @pytest.mark.parametrize("broken", ["", "{}", "[]", '{"format": 2, "agreed": [], "waiting": null}', '{"format": 1}'])
 def test_a_damaged_record_is_a_sentence(broken: str, tmp_path: Path) -> None:
     file = site(tmp_path)

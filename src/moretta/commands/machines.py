@@ -24,6 +24,7 @@ from moretta.commands.terminal import (
 )
 from moretta.commands.watch import Port, Watch, page_of
 from moretta.errors import MissingExtra, ParameterError
+from moretta.report.terminal import one_line
 
 KitPath = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit: a folder with startup/ and local/.")]
 Fingerprint = Annotated[
@@ -239,6 +240,6 @@ def doctor(
 
     findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
     told = {"findings": [finding.told() for finding in findings], "passes": all(one.passes for one in findings)}
-    say(told, as_json, lambda: print(*(finding.line() for finding in findings), sep="\n"))
+    say(told, as_json, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
     if not told["passes"]:
         raise typer.Exit(1)

@@ -21,6 +21,7 @@ from typing import Any
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
+from moretta.data.grid import GRIDS
 from moretta.engines.files import make_folder, write_atomically
 from moretta.errors import ParameterError, PolicyError
 
@@ -43,7 +44,9 @@ MOVES: Mapping[str, frozenset[str]] = {
 }
 """Keys that may differ from run to run without the operator: no row is read, refused or left out by them.
 
-`[model]` may differ too: its size has a limit of its own, and its code a list. A key that is not here is pinned.
+In a grid `[engine] sites` is pinned: the place in it says which columns a site reads, whose rows are beside them, and
+who has the labels. `[model]` may differ too: its size has a limit of its own, and its code a list. A key that is not
+here is pinned.
 """
 
 
@@ -55,6 +58,8 @@ def pinned_settings(run: RunFile) -> Settings:
         for name, section in sections.items()
         if name != "model"
     }
+    if run.data.partition in GRIDS:
+        pinned["engine"]["sites"] = list(run.engine.sites)
     if run.table is not None:
         pinned["schema"] = {"order": list(sections["columns"])}
     return pinned
