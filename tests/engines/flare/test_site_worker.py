@@ -178,6 +178,16 @@ def hanging(silo: ToySilo, *rounds: int) -> threading.Event:
     return go
 
 
+def test_a_servers_text_begins_no_line_of_a_sites_log(
+    call: Caller, silo: ToySilo, caplog: pytest.LogCaptureFixture
+) -> None:
+    silo.refusals = [PolicyError("[columns.age\n2026-01-01 00:00:00 INFO all is well\x1b[2J]: not set")]
+    with caplog.at_level("INFO", "moretta"):
+        assert isinstance(call.hello("another"), Refused)
+    (record,) = (one for one in caplog.records if "all is well" in one.getMessage())
+    assert record.getMessage().isprintable()
+
+
 def test_quick_work_is_answered_with_its_submission(call: Caller, silo: ToySilo) -> None:
     reply, body = call.submit(1, say())
     if isinstance(reply, Busy):  # on a machine that is busy itself

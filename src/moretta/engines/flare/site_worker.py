@@ -229,8 +229,8 @@ class SiteWorker:
                 client.charge = self._clock.charge
             role, refusal = (client, codec), None
         except PolicyError as error:
-            log.error("cannot take part: %s", error)
             role, refusal = None, _sentence(error)
+            log.error("cannot take part: %s", refusal)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # `_unfit` logs it, and the site lives on
             role, refusal = None, _unfit(error, "cannot take part")
         self._settle(hello, role, refusal)
@@ -261,7 +261,7 @@ class SiteWorker:
         except Disconnected as error:
             return _failed("disconnected", _unfit(error, "cannot answer")), b""
         except (PeerError, MisuseError) as error:  # of what the server sent, and in which order
-            log.warning("refuses what the server sent: %s", error)
+            log.warning("refuses what the server sent: %s", _sentence(error))
             return _failed("refused", error), b""
         except (Exception, SystemExit) as error:  # noqa: BLE001  # it is logged, and costs the silo only this round
             return _failed("failed", _unfit(error, "cannot answer")), b""
