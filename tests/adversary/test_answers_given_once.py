@@ -14,15 +14,18 @@ from torch import nn
 from moretta import BAFFLE, CGD, PBPFL, Engine, Federation, FedSGD, Silo
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Client, Exchange, Outcome
+from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError
 from moretta.protocols.common import scoring
 from moretta.protocols.common.apart import AskApart
 from moretta.protocols.common.enrolment import Enrolment
+from moretta.protocols.common.statistics import Statistics, without_noise
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation import statistics
-from moretta.secure_aggregation.statistics import ALL
+from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.statistics import ALL, AskHistogram
 
 NAMES = ("north", "east", "south")
 PRIVATE = FedSGD(dp_noise=1.0, dp_clip=1.0)
@@ -187,6 +190,26 @@ def test_what_epsilon_leaves_out_stands_at_each_silo(tmp_path: Path) -> None:
         client: Any = restarted(made, tmp_path / name)
         facts = client.privacy()
         assert ("means and deviations" in str(facts.get("epsilon_leaves_out"))) is standardise
+
+
+def test_what_epsilon_leaves_out_names_histograms_and_counts() -> None:
+    """Of columns with a median, and of columns whose values may be absent."""
+    rules = ColumnRules(np.array([True]), np.array([2], np.int8), np.array([0.0]), np.array([9.0]))
+    listed = Statistics.of(rules, None, classes=0, counts_rows=False, scales=False)
+    said = without_noise(listed.names)
+    assert "histograms of the columns with a median" in said
+    assert "how many values of each column are there" in said
+    answers = Answers()
+    ask = AskHistogram(
+        stamp=Stamp("run", 0, 0),
+        what=statistics.MAY_LACK,
+        columns=np.array([0], np.int64),
+        low=np.array([0.0]),
+        high=np.array([9.0]),
+        encoding={},
+    )
+    listed.check(ask, answers)
+    assert without_noise(answers.names("run")) == "histograms of the columns with a median"
 
 
 def restarted(made: Federation, folder: Path, name: str = "east", **change: Any) -> Client:

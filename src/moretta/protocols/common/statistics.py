@@ -78,7 +78,7 @@ class Statistics:
     @property
     def names(self) -> list[str]:
         """Return the names under which they are recorded as answered."""
-        return [_name(what, order) for what, order, _, _ in self.moments]
+        return [*(_name(what, order) for what, order, _, _ in self.moments), *([_HISTOGRAM] if self.medians else [])]
 
     def check(self, ask: Asked, answers: Answers) -> None:
         """Record that a question is about to be answered.
@@ -93,7 +93,7 @@ class Statistics:
             listed, name = entry in self.moments, _name(ask.what, ask.order)
         else:
             ranges = tuple(zip(*(ends.tolist() for ends in ask.ranges), strict=True))
-            listed, name = ask.what == MAY_LACK and ranges == self.medians != (), f"histogram of {ask.what}"
+            listed, name = ask.what == MAY_LACK and ranges == self.medians != (), _HISTOGRAM
         if not listed:
             raise PeerError(
                 f"expected a statistic that the run's settings ask for, was asked for {name:.100}, or for it of other "
@@ -107,6 +107,7 @@ class Statistics:
 
 
 NOTHING = Statistics()
+_HISTOGRAM = f"histogram of {MAY_LACK}"
 
 
 def _name(what: str, order: int) -> str:
@@ -121,6 +122,8 @@ def without_noise(names: Collection[str]) -> str:
     """
     words = {
         _name(MAY_LACK, 1): "means and deviations of the input columns, summed without noise",
+        _name(MAY_LACK, 0): "how many values of each column are there",
+        _HISTOGRAM: "histograms of the columns with a median",
         _name("rows", 1): "the number of rows of all silos together",
         COMPARISON: "whether rows are about whom the server's test rows are about",
     }
