@@ -214,6 +214,8 @@ def accept(
     if not as_json:
         for line in lines or ["nothing waits"]:
             tell(line)
+    if closed and changes:
+        lines.append("accepting opens no closed settings while others wait; run it again for those")
     if (closed or changes) and not yes:
         if not (sys.stdin.isatty() and screen.is_terminal):
             raise ParameterError("what is shown is to be accepted by a person; run this in a terminal, or add --yes")

@@ -7,7 +7,9 @@ first run are pinned, before a row is read. Others wait for the site's operator 
     <out>/agreed.json    {"format": 1, "agreed": [{"settings", "ready", "closed"}], "waiting": {"settings", "sentence"}}
 
 ready: the site's rows fitted them once. Until then a refusal that depends on rows closes them, and they stay closed
-until the operator acts: a server learns one bit. closed: when that was, as the site's log has it; empty: open.
+until the operator acts: a server learns one bit. Later such a refusal costs a round, and `MOST` of them close the
+settings too: a server that chooses a model finds a value of one site by some 20 refusals. closed: when that was, as the
+site's log has it; empty: open. refusals: how many, since the operator acted.
 """
 
 from __future__ import annotations
@@ -21,32 +23,30 @@ from typing import Any
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.data.grid import GRIDS
 from moretta.engines.files import make_folder, write_atomically
 from moretta.errors import ParameterError, PolicyError
 
 FORMAT = 1
+MOST = 10  # refusals of a round: each tells a server one bit about one site's rows
 FILE = "agreed.json"
 Settings = Mapping[str, Mapping[str, Any]]
 """Of pinned settings: by section, by key, as a run file has them; `columns` is the schema, and `schema` its order."""
 
 MOVES: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"name", "rounds", "seed", "checkpoint-every", "participation", "device"}),
-    "data": frozenset({"silos"}),
+    "run": frozenset({"name", "rounds", "seed", "checkpoint-every", "device"}),
     "protocol": frozenset(
         {"learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"}
-        | {"optimizer", "momentum", "betas", "weight-decay", "clip-norm", "local-epochs", "dp-noise", "dp-delta"}
+        | {"optimizer", "momentum", "betas", "weight-decay", "clip-norm", "local-epochs"}
         | {"partitions", "rho", "mu", "schedule", "k", "k-last", "sigma", "form", "direction", "seed-pool", "ema"}
         | {"ema-each", "orthogonal"}
     ),
-    "secure-aggregation": frozenset({"threshold", "degree", "corrupt-rate", "dropout-rate", "min-survivors"}),
-    "engine": frozenset({"sites", "torch-versions", "deadline", "message-mib", "workers"}),
+    "engine": frozenset({"torch-versions", "deadline", "message-mib", "workers"}),
 }
-"""Keys that may differ from run to run without the operator: no row is read, refused or left out by them.
+"""Keys that may differ from run to run without the operator: no row is read, refused or left out by them, and no sum
+hides less.
 
-In a grid `[engine] sites` is pinned: the place in it says which columns a site reads, whose rows are beside them, and
-who has the labels. `[model]` may differ too: its size has a limit of its own, and its code a list. A key that is not
-here is pinned.
+`[model]` may differ too: its size has a limit of its own, and its code a list. A key that is not here is pinned. So are
+`[engine] sites`: who is in a sum decides what it hides, and in a grid the place says which columns a site reads.
 """
 
 
@@ -58,8 +58,6 @@ def pinned_settings(run: RunFile) -> Settings:
         for name, section in sections.items()
         if name != "model"
     }
-    if run.data.partition in GRIDS:
-        pinned["engine"]["sites"] = list(run.engine.sites)
     if run.table is not None:
         pinned["schema"] = {"order": list(sections["columns"])}
     return pinned
@@ -67,11 +65,12 @@ def pinned_settings(run: RunFile) -> Settings:
 
 @dataclass(frozen=True)
 class AgreedSettings:
-    """Settings that the site plays by. ready, closed: see the opening."""
+    """Settings that the site plays by. ready, closed, refusals: see the opening."""
 
     settings: Settings
     ready: bool = False
     closed: str = ""
+    refusals: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class SiteAgreement:
         Raises:
             PolicyError: other settings are pinned; these wait for the operator.
         """
-        agreed, _ = self._read()
+        agreed, waiting = self._read()
         if not agreed:
             self._write([AgreedSettings(settings)], None)
         elif not any(one.settings == settings for one in agreed):
@@ -117,6 +116,8 @@ class SiteAgreement:
             )
             self._write(agreed, RefusedRun(sentence, settings))
             raise PolicyError(sentence)
+        elif waiting is not None and not waiting.settings:
+            self._write(agreed, None)  # what was refused by its text alone is over
 
     def refuse(self, sentence: str) -> None:
         """Note why a run was refused for another reason, for `moretta doctor`."""
@@ -133,26 +134,36 @@ class SiteAgreement:
         for one in self._read()[0]:
             if one.settings == settings and one.closed:
                 raise ParameterError(
-                    f"this site's rows did not fit these settings at {one.closed} (its log says why), and each try "
-                    "tells the server something about them; correct the rows or silo.toml, then run moretta accept"
+                    f"this site's rows did not fit these settings, last at {one.closed} (its log says why), and each "
+                    "try tells the server something about them; correct the rows or silo.toml, then run moretta accept"
                 )
 
     def close(self, settings: Settings) -> bool:
         """Close settings that no run was ready under, as rows did not fit them. Return whether they were open."""
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        return self._change(settings, lambda one: one if one.ready or one.closed else replace(one, closed=now))
+        return self._change(settings, lambda one: one if one.ready or one.closed else replace(one, closed=_now()))
+
+    def count(self, settings: Settings) -> bool:
+        """Count a refusal of a round that depended on rows. Return whether it closed the settings."""
+
+        def counted(one: AgreedSettings) -> AgreedSettings:
+            closed = _now() if one.refusals + 1 >= MOST else ""
+            return replace(one, refusals=one.refusals + 1, closed=one.closed or closed)
+
+        self._change(settings, counted)
+        return any(one.settings == settings and one.closed for one in self._read()[0])
 
     def proved(self, settings: Settings) -> None:
         """Note that the site's rows fit."""
         self._change(settings, lambda one: replace(one, ready=True))
 
     def accept(self, shown: RefusedRun | None) -> None:
-        """Play by what was shown to the operator too, and open what is closed."""
+        """Play by what was shown to the operator too; where nothing waited, open what is closed."""
         agreed, waiting = self._read()
-        opened = [replace(one, closed="") for one in agreed]
-        if shown is not None and shown.settings and all(one.settings != shown.settings for one in opened):
-            opened.append(AgreedSettings(shown.settings))
-        self._write(opened, waiting if waiting != shown else None)
+        if shown is None or not shown.settings:
+            agreed = [replace(one, closed="", refusals=0) for one in agreed]
+        elif all(one.settings != shown.settings for one in agreed):
+            agreed.append(AgreedSettings(shown.settings))
+        self._write(agreed, waiting if waiting != shown else None)
 
     def _change(self, settings: Settings, change: Callable[[AgreedSettings], AgreedSettings]) -> bool:
         agreed, waiting = self._read()
@@ -186,6 +197,10 @@ class SiteAgreement:
         }
         make_folder(self._path.parent, 0o700)
         write_atomically(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def differences(agreed: Settings, asked: Settings) -> Iterator[str]:

@@ -40,7 +40,7 @@ from moretta.engines.flare.envelope import Hello
 from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
-from moretta.errors import CodecError, MissingExtra, ParameterError, PolicyError
+from moretta.errors import CodecError, MorettaError, ParameterError, RowsError
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 log = logging.getLogger("moretta")
@@ -106,6 +106,7 @@ class Site:
         """
         if self._roster is not None:
             self._roster.check_identity(self.name, self._key)
+        self._agreement.open(self._settings)
         site_policy.greet(hello, self._role.own(self._text))
         helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
         path = self._file.out / hello.run
@@ -123,15 +124,17 @@ class Site:
 
     @contextmanager
     def _reading_rows(self) -> Iterator[None]:
-        """Close the run's settings for what its rows do not fit, but for a file that cannot be read just now."""
+        """Close the run's settings for what its rows do not fit, but not for want of a file or of memory."""
         try:
             yield
-        except (PolicyError, MissingExtra):
-            raise
         except Exception as error:
-            if not _is_of_files(error) and self._agreement.close(self._settings):
+            if _is_of_rows(error) and self._agreement.close(self._settings):
                 log.error("this site's rows do not fit the run, so it takes no part until moretta accept: %s", error)
             raise
+
+    def refused(self, error: BaseException) -> bool:
+        """Count an answer that was refused. Return whether the site now takes no part until its operator acts."""
+        return _is_of_rows(error) and self._agreement.count(self._settings)
 
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
         """Record what was seen, and keep at once what the role must not forget even if it is killed."""
@@ -212,11 +215,14 @@ def _role(run_file: RunFile, file: SiloFile) -> Role:
     return TorchRole(run_file, file)
 
 
-def _is_of_files(error: BaseException | None) -> bool:
-    """Whether an error goes back to a file that the operating system could not read."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _is_of_rows(error: BaseException) -> bool:
+    """Whether an error may follow from what is in rows, and not from a file or memory that is lacking just now."""
+    if isinstance(error, MorettaError) and not isinstance(error, RowsError):
+        return False
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError | MemoryError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is None
 
 
 def log_to(path: Path) -> None:

@@ -73,6 +73,9 @@ class ToySilo:
             raise self.refusals.pop(0)
         return self.client, CODEC  # type: ignore[return-value]  # a toy has no phase
 
+    def refused(self, error: BaseException) -> bool:
+        return False
+
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
         self.noted.append(("answered", asked.stamp.round, None if answer is None else answer.TAG))
 

@@ -109,6 +109,9 @@ class ToySilo:
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         return self.client, self.codec
 
+    def refused(self, error: BaseException) -> bool:
+        return False
+
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None: ...
 
     def keep(self, client: Client, round: int) -> None:

@@ -67,6 +67,9 @@ class HostedSilo(Protocol):
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
 
+    def refused(self, error: BaseException) -> bool:
+        """Count an answer that was refused. Return whether the silo takes no part any more."""
+
     def answered(self, client: Client, asked: Message, answer: Message | None) -> None:
         """Note an answer that is about to be given, or that there is none."""
 
@@ -264,7 +267,12 @@ class SiteWorker:
             log.warning("refuses what the server sent: %s", _sentence(error))
             return _failed("refused", error), b""
         except (Exception, SystemExit) as error:  # noqa: BLE001  # it is logged, and costs the silo only this round
-            return _failed("failed", _unfit(error, "cannot answer")), b""
+            sentence = _unfit(error, "cannot answer")
+            if silo.refused(error):
+                log.error("takes no part until moretta accept: each refusal tells the server something about rows")
+                with self._changed:
+                    self._role, self._entered = None, None  # the next hello is refused
+            return _failed("failed", sentence), b""
 
     def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str) -> tuple[Reply, bytes]:
         try:
