@@ -16,7 +16,8 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Phase, Reason, no_phase
 from moretta.data.alignment.ids import IdRules, ids_digest
 from moretta.data.alignment.result import Alignment
-from moretta.data.silo import Subjects, aligned, in_order
+from moretta.data.silo import aligned, in_order
+from moretta.data.subjects import Subjects
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError, RunFailed
 from moretta.protocols.common import apart

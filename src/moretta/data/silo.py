@@ -15,23 +15,12 @@ from moretta.contract.lazy_rows import blocks, taken
 from moretta.data import given
 from moretta.data.alignment.result import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
+from moretta.data.subjects import Subjects
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
 
 if TYPE_CHECKING:
     from moretta.data.tables.schema import Schema
-
-
-@dataclass(frozen=True, eq=False)
-class Subjects:
-    """Whom rows are about: str[rows], each row's id and group, None where there are none. Never shown or printed."""
-
-    ids: NDArray[np.str_] | None = field(default=None, repr=False)
-    groups: NDArray[np.str_] | None = field(default=None, repr=False)
-
-    def named(self) -> Mapping[str, NDArray[np.str_] | None]:
-        """Return both by what sentences call them."""
-        return {"ids": self.ids, "groups": self.groups}
 
 
 @names_keywords()

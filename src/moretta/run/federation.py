@@ -29,7 +29,8 @@ from moretta.contract.roles import Client
 from moretta.contract.wording import check_choice, kind_of
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
-from moretta.data.silo import Silo, Subjects, digests_by_silo, layout_of, row_shape, rules_of_columns
+from moretta.data.silo import Silo, digests_by_silo, layout_of, row_shape, rules_of_columns
+from moretta.data.subjects import Subjects
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
