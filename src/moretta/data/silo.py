@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,9 @@ from moretta.data.alignment.result import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.subjects import Subjects
 from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import rules_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, RowsError
-
-if TYPE_CHECKING:
-    from moretta.data.tables.schema import Schema
 
 
 @names_keywords()
@@ -205,8 +204,6 @@ def rules_of_columns(
         rules.scaled[layout.standardised] = True
         return rules
     if given is None and table is not None and table.features:
-        from moretta.data.tables.rows import rules_of  # it needs pydantic, which an edge client's process has not
-
         given = rules_of(table)
     if given is None:
         return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
