@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,60 @@ def test_words_alone_name_formats_and_dtypes() -> None:
     assert set(map(type, operations.WORDS.values())) == {torch.dtype, torch.memory_format, torch.layout}
     with pytest.raises(ParameterError, match="is not one of them"):
         operations.operation("aten._embedding_bag.default")
+
+
+def fresh(saved: Path) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
+    """Return a model of the folder, two inputs of equal length, and what is predicted of each."""
+    model = moretta.load(saved)
+    first = rows(2, 40)[0]
+    inputs = [first, first[::-1].copy()]
+    outputs = [model.predict_proba(x) for x in inputs]
+    assert not np.allclose(*outputs)
+    return model, inputs, outputs
+
+
+def test_an_interrupted_request_does_not_answer_the_next(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (first, second), (_, wanted) = fresh(saved)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(confined.framing, "read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.predict_proba(first)
+    np.testing.assert_array_equal(model.predict_proba(second), wanted)
+
+
+def test_threads_get_the_answers_to_their_own_requests(saved: Path) -> None:
+    model, inputs, outputs = fresh(saved)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda turn: model.predict_proba(inputs[turn % 2]), range(16)))
+    for turn, one in enumerate(found):
+        np.testing.assert_array_equal(one, outputs[turn % 2])
+
+
+def test_a_fork_has_a_process_of_its_own_and_leaves_the_first_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "other\nsame\n", "")
+
+
+FORK = """
+import os, sys
+from moretta.engines.confined import ConfinedProcess
+process = ConfinedProcess("moretta.run.foreign")
+def pid():
+    try:
+        process.ask({})
+    except Exception:
+        pass
+    return process._process._popen.pid
+first = pid()
+if os.fork() == 0:
+    print("other" if pid() != first else "the parent's", flush=True)
+    sys.exit(0)
+os.wait()
+print("same" if pid() == first else "ended")
+"""

@@ -257,6 +257,14 @@ class Process:
         """End it at once; `close` is to follow."""
         _kill(self._popen, self._leads)
 
+    def leave(self) -> None:
+        """Leave it to the process that started it, of which this one is a fork."""
+        self._finalizer.detach()
+        self._popen.returncode = 0  # it is not this process's child, so that nobody here waits for it
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                stream.close()
+
     def close(self) -> str:
         """Close its input, and kill it if it does not end. Return how it ended, with its last line of stderr."""
         return self._finalizer() or ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,6 +52,8 @@ def environment(threads: int = 1) -> dict[str, str]:
 class ConfinedProcess:
     """A process that calls `serve`, started with the first request. It ends with this object, or by `close`.
 
+    Threads wait for each other, and a fork of this process starts its own: an answer belongs to the request before it.
+
     Args:
         module: the process's, run by ``python -m``.
         threads: of its computations.
@@ -59,6 +62,7 @@ class ConfinedProcess:
     def __init__(self, module: str, threads: int = 1) -> None:
         self._module, self._threads = module, threads
         self._process: Process | None = None
+        self._lock, self._owner = threading.Lock(), os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfinedProcess, (self._module, self._threads)  # a copy has a process of its own
@@ -69,6 +73,18 @@ class ConfinedProcess:
         Raises:
             ParameterError: what it raised; or it ended, took longer, or sent what is no answer.
         """
+        if self._owner != os.getpid():  # a fork: the process and the lock are the parent's
+            if self._process is not None:
+                self._process.leave()
+            self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
+        with self._lock:
+            found = self._asked(arrays, seconds)
+        if ERROR in found:
+            text = found[ERROR].tobytes()[: 4 * SENTENCE].decode(errors="replace")
+            raise ParameterError("".join(one if one.isprintable() else " " for one in text))
+        return found
+
+    def _asked(self, arrays: Mapping[str, Array], seconds: float) -> dict[str, Array]:
         if self._process is None:
             self._process = Process(command("-m", self._module), environment(self._threads), leads=True)
             seconds += START
@@ -86,9 +102,10 @@ class ConfinedProcess:
             raise self._gone("ended the process that ran it") from None
         except (CodecError, SafetensorError, KeyError, ValueError) as error:
             raise self._gone(f"gave what is no answer ({type(error).__name__})") from None
-        if ERROR in found:
-            text = found[ERROR].tobytes()[: 4 * SENTENCE].decode(errors="replace")
-            raise ParameterError("".join(one if one.isprintable() else " " for one in text))
+        except BaseException:  # such as ctrl-c: its answer must not be the next request's
+            self._process.kill()
+            self.close()
+            raise
         return found
 
     def close(self) -> str:
