@@ -25,6 +25,7 @@ from moretta.engines.confined import ConfinedProcess
 from moretta.engines.confinement import landlock
 from moretta.errors import ParameterError
 from moretta.models import operations
+from moretta.models.graph import Graph, written
 from moretta.run.foreign import ForeignGraph
 
 
@@ -77,6 +78,7 @@ import random, sys, warnings
 import torch
 from moretta.errors import ParameterError
 from moretta.models import operations
+from moretta.models.graph import Graph, written
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 NUMBERS = [-(1 << 63), -(1 << 31), -7, -3, -2, -1, 0, 1, 1, 2, 2, 3, 4, 5, 77, 1 << 31, 1 << 40, (1 << 63) - 1]
@@ -265,6 +267,33 @@ def test_words_alone_name_formats_and_dtypes() -> None:
     assert set(map(type, operations.WORDS.values())) == {torch.dtype, torch.memory_format, torch.layout}
     with pytest.raises(ParameterError, match="is not one of them"):
         operations.operation("aten._embedding_bag.default")
+
+
+def test_a_graph_larger_than_the_free_memory_is_refused_by_name(saved: Path, tmp_path: Path) -> None:
+    """A file without content on the disk may be of any size."""
+    folder = changed(saved, tmp_path / "evil", [])
+    os.truncate(folder / "graph.safetensors", 1 << 42)
+    with pytest.raises(ParameterError, match=r"graph\.safetensors takes .* of memory"):
+        moretta.load(folder)
+
+
+class WithNumbers(torch.nn.Module):
+    """A model that computes with numbers, and with the number of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.bias - x) * 2 + 1 + x / 3 - 0.5 + x.sum(0) / x.shape[0]
+
+
+def test_a_model_that_computes_with_numbers_is_read_again() -> None:
+    """PyTorch exports `x * 2` as a product of tensors, one of which is a number."""
+    found = Graph.read(written(WithNumbers(), (3,), torch.float32), {"bias": np.ones(3, np.float32)})
+    for count in (2, 5):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(found(x), WithNumbers()(x))
 
 
 def fresh(saved: Path) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:

@@ -65,6 +65,7 @@ DIMENSIONS = 16
 DIMS = ("dim", "dims", "dim1", "dim2")
 POSITIVE = ("kernel_size", "stride", "dilation", "groups", "group", "step")
 ENUMERATIONS = {"interpolation_mode": 3, "padding_mode": 3, "compute_mode": 3, "normalization": 3}
+SIDES = ("self", "other")  # of what computes with two tensors
 BOUNDS = ("start", "end")  # of a slice: past the end means the end
 Sym = (torch.SymInt, torch.SymFloat, torch.SymBool)  # sizes while a graph is exported again
 
@@ -93,6 +94,7 @@ class CheckedOperation:
         self._does, self._packet = does, does._schema.name.removeprefix("aten::")
         self._kinds = {one.name: str(one.real_type) for one in does._schema.arguments}
         self._further = FURTHER.get(self._packet)
+        self._numbers = SIDES if self._kinds.keys() >= set(SIDES) else ()
 
     def __call__(self, *given: Any, **by_name: Any) -> Any:
         """Return what the operation gives. Raises `moretta.errors.ParameterError` before it is given anything else."""
@@ -101,7 +103,7 @@ class CheckedOperation:
             raise self._wrong("arguments")
         rank = self._rank(arguments)
         for name, value in arguments.items():
-            if not _fits(self._kinds[name], value, name, rank):
+            if not _fits("number" if self._is_number(name, value) else self._kinds[name], value, name, rank):
                 raise self._wrong(name)
         if self._further is not None and not self._further(**arguments):
             raise self._wrong("shapes")
@@ -110,6 +112,10 @@ class CheckedOperation:
             if isinstance(one, Tensor) and not _small(one):
                 raise self._wrong("sizes")
         return found
+
+    def _is_number(self, name: str, value: Any) -> bool:
+        """Return whether PyTorch makes a tensor of a number here: a graph has `x + 1` as a sum of tensors."""
+        return name in self._numbers and isinstance(value, (int, float, *Sym))
 
     def _rank(self, arguments: Mapping[str, Any]) -> int:
         """Return how many dimensions a dimension is counted in."""

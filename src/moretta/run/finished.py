@@ -26,7 +26,7 @@ from moretta.data.tables.files import Format
 from moretta.data.tables.preparation import Expansion, Preparation
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.engines.files import open_file
+from moretta.engines.files import read_file
 from moretta.engines.run_folder import read_inputs, read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -127,8 +127,7 @@ def _module(
         source, arguments = str(made["source"]), dict(made["arguments"])
         base = Path(os.path.normpath(folder.absolute() / str(made["base"])))
         if not source and (folder / GRAPH).exists():
-            open_file(folder, GRAPH).close()  # a link or a pipe is refused by its name
-            return _graph(folder / GRAPH, tensors, allow_code)
+            return _graph(folder, tensors, allow_code)
         if not source and not (folder / MADE).exists():
             raise ParameterError(f"{folder} has neither run.toml nor {MADE}, one of which a run leaves; restore it")
         if not source:
@@ -158,14 +157,13 @@ def _module(
     return module
 
 
-def _graph(path: Path, tensors: Tensors, trusted: bool) -> nn.Module:
-    """Return the model of a graph's file: run here where the folder is trusted, else in a confined process."""
-    if not path.is_file():  # a pipe would never end
-        raise ParameterError(f"{path}: expected the graph of a model; it is no file")
+def _graph(folder: Path, tensors: Tensors, trusted: bool) -> nn.Module:
+    """Return the model of a folder's graph: run here where the folder is trusted, else in a confined process."""
+    file = read_file(folder, GRAPH, "the graph of a model")
     try:
-        return (Graph if trusted else ForeignGraph).read(path.read_bytes(), tensors)
-    except (OSError, ParameterError) as error:
-        raise ParameterError(f"{path}: {error}") from None
+        return (Graph if trusted else ForeignGraph).read(file, tensors)
+    except ParameterError as error:
+        raise ParameterError(f"{folder / GRAPH}: {error}") from None
 
 
 def of(module: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = None, where: str = "") -> FinishedModel:
