@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -104,6 +106,18 @@ def test_more_than_fits_is_refused_and_a_batch_is_not() -> None:
             load()
     assert made == []
     assert len(rows[:4]) == 4
+
+
+def test_what_a_container_keeps_of_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts the cache of files that were read as used: soon all of it, on a long-lived container."""
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    for name, text in {
+        "memory.max": "1000000\n",
+        "memory.current": "990000\n",
+        "memory.stat": "anon 90000\nfile 900000\ninactive_file 700000\nactive_file 100000\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert memory.free_memory() == 810_000
 
 
 def test_free_memory_is_of_this_machine() -> None:

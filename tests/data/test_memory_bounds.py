@@ -178,3 +178,42 @@ def test_arrays_are_read_as_they_were(tmp_path: Path) -> None:
         for name, read in read_npz(tmp_path / "rows.npz").items():
             assert read.dtype == arrays[name].dtype
             np.testing.assert_array_equal(read, arrays[name])
+
+
+def with_fewer_rows(path: Path) -> None:
+    """A footer says 1 where the row group has 64 million rows, and 1 byte for the group."""
+    rows = 64_000_000
+    parquet.write_table(pa.table({"y": np.zeros(rows)}), path, compression="zstd", row_group_size=rows)
+    group, content = parquet.read_metadata(path).row_group(0), path.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[start:-8]
+    for number, times in ((rows, 1), (group.total_byte_size, -1)):
+        written = _zigzag(number)
+        footer = footer.replace(written, b"\x82" + b"\x80" * (len(written) - 2) + b"\x00", times)
+    path.write_bytes(content[:start] + footer + content[-8:])
+    assert parquet.read_metadata(path).num_rows == parquet.read_metadata(path).row_group(0).total_byte_size == 1
+
+
+def one_long_list(path: Path) -> None:
+    """One row has a list of 64 million equal numbers."""
+    column = pa.ListArray.from_arrays([0, 64_000_000], pa.array(np.zeros(64_000_000, np.int8)))
+    parquet.write_table(pa.table({"y": column}), path, compression="zstd")
+
+
+def _zigzag(number: int) -> bytes:
+    octets, rest = [], number << 1
+    while rest > 127:
+        octets.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*octets, rest])
+
+
+@pytest.mark.parametrize("make", [with_fewer_rows, one_long_list])
+def test_a_footer_is_not_taken_at_its_word_for_rows(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "table.parquet")
+    monkeypatch.setattr(memory, "free_memory", lambda: 200 << 20)
+    monkeypatch.setattr(parquet, "read_table", None)  # refused before anything is read
+    with pytest.raises(ParameterError, match=r"table\.parquet takes .* of memory"):
+        read_columns(tmp_path / "table.parquet")

@@ -9,6 +9,7 @@ from pathlib import Path
 from moretta.errors import ParameterError
 
 CHECKED_BYTES = 1 << 26  # less than this is not checked, as the question would cost more
+CONTAINER = Path("/sys/fs/cgroup")  # as a process in one sees its own
 ADVICE = "use a smaller file, or a machine with more memory"
 
 
@@ -18,8 +19,10 @@ def free_memory() -> int:
 
     found = [int(psutil.virtual_memory().available)]
     with suppress(OSError, ValueError):  # "max" is no number
-        most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(most - used, 0))
+        most, used = (int(Path(CONTAINER, name).read_text()) for name in ("memory.max", "memory.current"))
+        words = Path(CONTAINER, "memory.stat").read_text().split()
+        cached = sum(int(words[words.index(kind) + 1]) for kind in ("active_file", "inactive_file"))
+        found.append(max(most - used + cached, 0))  # what is kept of files goes where memory is needed
     with suppress(ImportError, OSError, ValueError, IndexError):  # another system than Linux
         import resource
 

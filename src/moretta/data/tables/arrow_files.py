@@ -19,9 +19,8 @@ def read_parquet(content: bytes, path: Path) -> Any:
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
-    schema, declared = file.schema_arrow, file.metadata
-    size = sum(declared.row_group(group).total_byte_size for group in range(declared.num_row_groups))
-    check_memory(size + 16 * declared.num_rows * len(schema), f"{path} takes")
+    schema, groups = file.schema_arrow, map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    check_memory(sum(map(_group_size, groups)), f"{path} takes")
     types = pyarrow.types
     words = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
     return pyarrow.parquet.read_table(pyarrow.BufferReader(content), read_dictionary=words)
@@ -38,6 +37,16 @@ def read_arrow(content: bytes, path: Path) -> Any:
     messages = pyarrow.ipc.MessageReader.open_stream(stream)
     check_memory(sum(map(_unpacked_size, messages)), f"{path} takes")
     return pyarrow.ipc.open_stream(stream).read_all()
+
+
+def _group_size(group: Any) -> int:
+    """Return the bytes that a row group declares, and 16 for each number: runs of equal ones take no room in a file.
+
+    The rows are the group's own, by which pyarrow reads; the file's sum of them may be another. A list has many numbers
+    a row.
+    """
+    columns = map(group.column, range(group.num_columns))
+    return int(group.total_byte_size + 16 * sum(max(group.num_rows, column.num_values) for column in columns))
 
 
 def decoded_size(chunks: Any) -> int:
