@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from moretta.data.tables.files import read_columns
 from moretta.data.tables.spreadsheet import escaped, unescaped, written
 
 FORMULAS = ('=HYPERLINK("http://example.org","x")', "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "'=1", "＝1")
+INSIDE = ("a;=1+1", "a;  @SUM(A1)", "a\t=1", 'a;"=1+1"', "a\n=1+1", "a|-1+1", "\ufeff=1+1", "a;'=1")
 PLAIN = ("benign", "", "it's", "'quoted'", "a=b", "-0.5", "+1e-5", "-.5", "1", "nan")
 
 
@@ -23,12 +26,23 @@ def test_a_formula_is_a_quoted_text(cell: str) -> None:
     assert unescaped(escaped(cell)) == cell
 
 
+@pytest.mark.parametrize("cell", INSIDE)
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_no_formula_begins_behind_another_separator(cell: str, separator: str) -> None:
+    """A spreadsheet takes semicolons for separators where a decimal comma is usual, and heeds no quotes then."""
+    line = written(["id", "prediction"], [["p1"], [cell]]).decode().split("\n", 1)[1]
+    cells = [one.strip('" \ufeff') for row in csv.reader(io.StringIO(line), delimiter=separator) for one in row]
+    cells += [one.strip('" \ufeff') for one in re.split(f"[{separator}\r\n]", line)]
+    assert not any(one.startswith(("=", "+", "-", "@")) for one in cells), cells
+    assert unescaped(escaped(cell)) == cell
+
+
 @pytest.mark.parametrize("cell", PLAIN)
 def test_other_cells_and_numbers_stay(cell: str) -> None:
     assert escaped(cell) == unescaped(cell) == cell
 
 
-@given(st.text())
+@given(st.text() | st.text(alphabet="=-+'\";|\t\r\n 1a"))
 def test_every_text_comes_back(cell: str) -> None:
     assert unescaped(escaped(cell)) == cell
 

@@ -1,10 +1,14 @@
 """CSV that a person may open in a spreadsheet, which computes a cell that begins as a formula does.
 
 A class or an id may be called ``=HYPERLINK(...)``. Such a cell gets a single quote before it and stands in double
-quotes, as OWASP's page "CSV Injection" advises, so a spreadsheet shows it as text. Numbers stay as they are.
+quotes, as OWASP's page "CSV Injection" advises, so a spreadsheet shows it as text. Where a decimal comma is usual it
+takes semicolons for separators, and heeds no quotes then but those behind one. So what begins as a formula behind a
+separator, a quote or a line end within a cell gets a single quote too. Numbers stay as they are.
 
     >>> escaped("=1+1"), escaped("-0.5"), escaped("'=1+1"), unescaped(escaped("=1+1"))
     ("'=1+1", '-0.5', "''=1+1", '=1+1')
+    >>> escaped("a;=1+1"), unescaped(escaped("a;=1+1"))
+    ("a;'=1+1", 'a;=1+1')
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import re
 from collections.abc import Sequence
 
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # those of East Asian width too
+# Where a cell may begin, our quotes, and behind them what begins a formula, of East Asian width too.
+_FORMULA = re.compile(r"((?:^|[;\t|\"\r\n])[ \ufeff]*)('*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 
 def written(header: Sequence[str], columns: Sequence[Sequence[str] | Sequence[float]]) -> bytes:
@@ -24,12 +29,13 @@ def written(header: Sequence[str], columns: Sequence[Sequence[str] | Sequence[fl
 
 def escaped(cell: str) -> str:
     """Return a cell that no spreadsheet computes; further quotes before a formula are kept apart from ours."""
-    return f"'{cell}" if _FORMULA.match(cell) and not re.fullmatch(NUMBER, cell) else cell
+    return cell if re.fullmatch(NUMBER, cell) else _FORMULA.sub(r"\1'\2", cell)
 
 
 def unescaped(cell: str) -> str:
     """Return what `escaped` was given."""
-    return cell[1:] if cell.startswith("'") and escaped(cell[1:]) == cell else cell
+    found = _FORMULA.sub(lambda match: match[1] + match[2][1:], cell)
+    return found if escaped(found) == cell else cell
 
 
 def is_predicted(names: Sequence[str]) -> bool:
