@@ -171,7 +171,10 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             if isinstance(arrays, np.ndarray):
                 raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
             with arrays:
-                return {name: arrays[name] for name in arrays.files}
+                found = {name: arrays[name] for name in arrays.files}
+            if not all(isinstance(one, np.ndarray) for one in found.values()):  # numpy returns other files as bytes
+                raise ParameterError(f"{path} holds files that are not arrays; save arrays with numpy.savez")
+            return found
     except FileNotFoundError:
         raise ParameterError(
             f"there is no file {path}; check the path, which in a run file starts at its folder"

@@ -182,7 +182,7 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
         given = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": left_out, "enable_fallback": 0}
         found = ort.InferenceSession(graph, options, **given)  # a fallback would print what failed
         puts = (*found.get_inputs(), *found.get_outputs())
-        _ = found.get_modelmeta().custom_metadata_map, [put.name for put in puts]  # raises for text that is not UTF-8
+        _ = found.get_modelmeta().custom_metadata_map, [(put.name, put.shape) for put in puts]  # raises unless UTF-8
         return found
     except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
         raise cannot_run(error) from None
