@@ -19,13 +19,16 @@ from test_cli import call
 
 from moretta.config import run_files, silo_file
 from moretta.config.silo_file import SiloFile
+from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings, site_policy
-from moretta.deployment.agreed_settings import MOVES, SiteAgreement, differences, pinned_settings
+from moretta.deployment.agreed_settings import MOST, MOVES, SiteAgreement, differences, pinned_settings
 from moretta.deployment.check_result import CheckResult
 from moretta.deployment.doctor import examine
 from moretta.deployment.site import Site
 from moretta.engines.flare.envelope import Hello, digest_of
-from moretta.errors import MorettaError, ParameterError, PolicyError
+from moretta.errors import MorettaError, ParameterError, PolicyError, RangeError, RunFailed
+from moretta.protocols.common import modules
+from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.run import record
 
 RUN = """
@@ -390,7 +393,7 @@ def test_a_refusal_that_depends_on_rows_closes_new_settings_until_the_operator_a
     with pytest.raises(ParameterError, match="label 2 does not fit 2 outputs"):
         Site(site(tmp_path), text, "silo-1")
     file = site(tmp_path, classes=2)  # corrected, and yet the next try would tell the server something
-    with pytest.raises(ParameterError, match="did not fit these settings at"):
+    with pytest.raises(ParameterError, match="did not fit these settings, last at"):
         Site(file, text, "silo-1")
     assert not finding(tmp_path).passes
     assert "moretta accept" in finding(tmp_path).sentence
@@ -404,6 +407,43 @@ def test_under_proved_settings_a_refusal_closes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="label 3 does not fit"):
         Site(site(tmp_path, classes=4), text_of(), "silo-1")
     Site(site(tmp_path), text_of(), "silo-1").enter(hello_of(text_of()))
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_columns_maximum_is_not_found_by_refused_rounds(tmp_path: Path) -> None:
+    """A server that sets the weights had it to six digits by 25 rounds, as a loss overflows only beyond a threshold."""
+    file = site(tmp_path)
+    text = text_of(run="dtype = 'float32'", data="batch-size = 0", model='source = "mlp"\nhidden = [1]', more=PLAIN)
+    one = Site(file, text, "silo-1")
+    client, _ = one.enter(hello_of(text))
+    run = run_files.loads(text, Path("run.toml"))
+    start = modules.arrays(shared_settings._model(run, 0))
+    asks, low, high, closed = 0, -8.0, 8.0, False
+    while high - low > 1e-6 and not closed:
+        asks, middle = asks + 1, (low + high) / 2
+        weights = {name: np.zeros_like(value) for name, value in start.items()}
+        first, second = (name for name, value in start.items() if value.ndim == 2)
+        bias = next(name for name, value in start.items() if value.shape == (1,))
+        weights[first][0, 0], weights[bias][0], weights[second][:, 0] = 1e30, -1e30 * middle, (1e30, -1e30, 0.0)
+        try:
+            client.answer(TrainOn(stamp=Stamp("0123abcd", asks, 0), parameters=weights, encoding={}))
+            high = middle
+        except MorettaError as error:
+            low, closed = middle, one.refused(error)
+    assert closed
+    assert high - low > 0.1
+    with pytest.raises(ParameterError, match="last at"):
+        one.enter(hello_of(text))
+    accept(tmp_path, "--yes")
+    one.enter(hello_of(text))
+
+
+def test_only_refusals_that_follow_from_rows_are_counted(tmp_path: Path) -> None:
+    file = site(tmp_path)
+    one = Site(file, text_of(), "silo-1")
+    for error in (ParameterError("a setting"), MemoryError(), OSError("a disk"), RunFailed("a disk")) * MOST:
+        assert not one.refused(error)
+    assert [one.refused(RangeError("a value")) for _ in range(MOST)] == [False] * (MOST - 1) + [True]
 
 
 def test_a_file_that_cannot_be_read_just_now_closes_nothing(tmp_path: Path) -> None:

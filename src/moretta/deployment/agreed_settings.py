@@ -4,12 +4,13 @@ A server writes each run's text, and sites join every job. Where settings could 
 would be one bit about one site's rows for each: seven runs found the oldest patient of a site. So the settings of the
 first run are pinned, before a row is read. Others wait for the site's operator (`moretta accept`).
 
-    <out>/agreed.json    {"format": 1, "agreed": [{"settings", "ready", "closed"}], "waiting": {"settings", "sentence"}}
+    <out>/agreed.json    {"format": 1, "agreed": [{"settings", "ready", "closed", "refusals"}], "waiting": {..}}
 
 ready: the site's rows fitted them once. Until then a refusal that depends on rows closes them, and they stay closed
 until the operator acts: a server learns one bit. Later such a refusal costs a round, and `MOST` of them close the
-settings too: a server that chooses a model finds a value of one site by some 20 refusals. closed: when that was, as the
-site's log has it; empty: open. refusals: how many, since the operator acted.
+settings too. A server that chooses the model had a value of one site by 20 rounds, half of them refused; by three
+refusals it takes some 300. closed: when that was, as the site's log has it; empty: open. refusals: how many, since the
+operator acted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from moretta.engines.files import make_folder, write_atomically
 from moretta.errors import ParameterError, PolicyError
 
 FORMAT = 1
-MOST = 10  # refusals of a round: each tells a server one bit about one site's rows
+MOST = 3  # refusals of a round: each tells a server one bit about one site's rows
 FILE = "agreed.json"
 Settings = Mapping[str, Mapping[str, Any]]
 """Of pinned settings: by section, by key, as a run file has them; `columns` is the schema, and `schema` its order."""
