@@ -26,7 +26,7 @@ class BAFFLE(PrivateTraining):
     """Training by forward passes alone: Feng et al. 2023.
 
     perturb: "all" moves all parameters at once, along K directions; "blocks" moves one layer after the other and runs
-        only what comes after it (`moretta.protocols.baffle.silo.blocks`), for LeNet at 1/26 to 1/132 of the multiplications.
+        only what comes after it (`moretta.protocols.baffle.silo.blocks`), for LeNet at 1/26 to 1/132 of the work.
     linear: how blocks of linear layers move: "scalars", along K directions of rank one; "activations", each output unit
         by itself, where a silo uploads its estimate of the layer, as long as the layer, as under fedsgd.
     k: K, how many directions a round has (twice as many with form "twice-forward"); None is 100. With blocks, how many
