@@ -144,3 +144,7 @@ def test_a_history_is_what_tensorboard_reads(runs: Path, tmp_path: Path) -> None
         export_history(runs / "pbpfl", tmp_path / "events")
     with pytest.raises(ParameterError, match=r"expected a run folder with its history\.jsonl"):
         export_history(tmp_path, tmp_path / "more")
+    for broken in ("{", "[]", "3", '{"loss": 1}', '{"round": "x"}'):
+        (tmp_path / "history.jsonl").write_text(broken + "\n")
+        with pytest.raises(ParameterError, match=r"history\.jsonl is damaged"):
+            export_history(tmp_path, tmp_path / "more")

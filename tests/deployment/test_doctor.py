@@ -37,7 +37,7 @@ from moretta.deployment import (
     server_connection,
     server_key,
 )
-from moretta.deployment.check_result import CheckResult
+from moretta.deployment.check_result import CheckResult, Warned
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 
@@ -372,3 +372,9 @@ def test_the_name_of_a_server_that_means_nothing_is_told(here: Path) -> None:
 def test_nothing_given_to_the_function() -> None:
     with pytest.raises(ParameterError, match="nothing to look at"):
         doctor.examine(kit=None, silo=None, run=None)
+
+
+def test_a_kernel_that_cannot_confine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(machine_checks.confinement(), str)
+    monkeypatch.setattr(machine_checks, "landlock", lambda: 0)
+    assert isinstance(machine_checks.confinement(), Warned)

@@ -458,3 +458,11 @@ def test_any_bytes_are_a_roster_or_a_parameter_error(tmp_path: Path, data: bytes
     path = tmp_path / "roster.toml"
     path.write_bytes(data)
     assert "\n" not in told(Roster.load, path)
+
+
+def test_a_roster_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    """A run folder names it, and it may be any file: this one has 100 GiB, and takes no disk."""
+    with (tmp_path / "roster.toml").open("wb") as stream:
+        stream.truncate(100 << 30)
+    with pytest.raises(ParameterError, match="is larger than 4 MiB"):
+        Roster.load(tmp_path / "roster.toml")

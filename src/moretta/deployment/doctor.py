@@ -140,6 +140,7 @@ def _of_site(asked: _Asked) -> Iterator[CheckResult]:
         yield look("device", lambda: machine_checks.device_is_there(file.limits.device))
     if file.silo.edge:
         yield look("edge", machine_checks.onnx_runtime)
+        yield look("confinement", machine_checks.confinement)
 
 
 def _of_run(asked: _Asked) -> Iterator[CheckResult]:

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 from moretta.contract.memory import free_memory
+from moretta.deployment.check_result import Warned
+from moretta.engines.confinement import landlock
 from moretta.errors import MissingExtra, ParameterError
 
 PYTHONS = ((3, 11), (3, 13))  # the first and the last
@@ -46,6 +48,13 @@ def flare(extra: str) -> str:
             f"is version {version}, and 2.9 at least is needed; run: pip install -U 'moretta[{extra}]'"
         )
     return f"version {version}"
+
+
+def confinement() -> str:
+    """Check that the kernel can confine a process that runs somebody else's graph."""
+    if not landlock():
+        return Warned("this kernel has no Landlock (Linux 5.13), so a graph's process is not kept from your files")
+    return "Landlock keeps the process of a graph from your files"
 
 
 def onnx_runtime() -> str:

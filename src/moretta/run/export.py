@@ -95,11 +95,15 @@ def export_history(folder: Path, out: Path) -> int:
         raise ParameterError(f"{folder}: expected a run folder with its history.jsonl")
     if out.exists():
         raise ParameterError(f"{out} exists already; TensorBoard would show both together, so name another folder")
-    lines = [json.loads(text) for text in read_text(folder, "history.jsonl").splitlines()]
+    try:
+        lines = [json.loads(text) for text in read_text(folder, "history.jsonl").splitlines()]
+        rounds = [int(line["round"]) for line in lines]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ParameterError(f"{history} is damaged ({type(error).__name__}); restore it from a copy") from None
     with SummaryWriter(str(out)) as writer:
-        for line in lines:
+        for number, line in zip(rounds, lines, strict=True):
             for name, value in _scalars(line):
-                writer.add_scalar(name, value, line["round"])
+                writer.add_scalar(name, value, number)
     return len(lines)
 
 

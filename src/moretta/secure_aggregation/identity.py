@@ -39,6 +39,7 @@ KEY_BYTES = 32
 KEY_FILE, PUBLIC_FILE = "identity.key", "identity.pub"
 _SECRET, _PUBLIC = "moretta-identity-1", "moretta-public-1"
 _ENTRY = ("name", "key", "engine-name")
+MOST_BYTES = 4 << 20  # of a roster or a key's file; a run folder names a roster, and it may be any file
 SERVER_KEYS = 2  # the server's own, and the next one during a change
 _P = 2**255 - 19
 _D = -121665 * pow(121666, -1, _P) % _P
@@ -347,7 +348,10 @@ def _read(path: Path, what: str) -> tuple[str, int]:
     """Return a file's text and mode."""
     try:
         with path.open("rb") as stream:
-            return stream.read().decode(), os.fstat(stream.fileno()).st_mode
+            data = stream.read(MOST_BYTES + 1)
+            if len(data) > MOST_BYTES:
+                raise ParameterError(f"{what} {path} is larger than {MOST_BYTES >> 20} MiB; expected a list of keys")
+            return data.decode(), os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError) as error:  # of a path, or of text
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ParameterError(f"{what} {path} cannot be read ({why}); give the path of one that can") from None
