@@ -44,6 +44,7 @@ MEMORY = 1024  # MiB that one input may reserve above what the process has reser
 LONGEST = 8192  # bytes of an input
 CRASHES = 30  # of a door, until it is given up
 KEPT = 4096  # bytes of a door's corpus
+TAKEN = ("taken", 0)  # among lines
 NAMES = ("crash-", "timeout-", "oom-")  # libFuzzer's, of inputs that ended a process
 
 
@@ -179,9 +180,9 @@ def keep(name: str, out: Path) -> None:
     every = {path.read_bytes() for path in (out / "corpus").iterdir()}
     left = {data for data in every if DOORS[name].find(data) is None}
     covered = {data: lines_of(DOORS[name].opened, data) for data in left}
-    chosen, seen, room = list[bytes](), set[object](), KEPT
+    chosen, seen, room = list[bytes](), set[tuple[str, int]](), KEPT
     while left:
-        best = max(left, key=lambda data: (len(covered[data] - seen), -len(data)))
+        best = max(left, key=lambda data: (TAKEN in covered[data] - seen, len(covered[data] - seen), -len(data)))
         left.discard(best)
         if not covered[best] - seen:
             break
@@ -207,7 +208,7 @@ def lines_of(call: Callable[[bytes], object], data: bytes) -> set[tuple[str, int
     sys.settrace(traced)
     try:
         call(data)
-        found.add(("taken", 0))
+        found.add(TAKEN)
     except MorettaError:
         found.add(("refused", 0))
     finally:
