@@ -20,6 +20,7 @@ from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
+from moretta.deployment.agreed_settings import SiteAgreement
 from moretta.deployment.site import Site, pack_released, unpack_released
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.envelope import Busy, Hello, Refused, Reply, digest_of
@@ -574,7 +575,12 @@ def test_a_server_that_tells_another_noise_under_the_same_run_does_not_cancel_it
     uploads = {}
     for session, noise in enumerate((8.0, 9.0)):
         run_file = load(tmp_path, data=LEAST, protocol=NOISED.format(noise), more=CLEAR)
-        one = made(site(tmp_path), told.shared_text(run_file))
+        file, text = site(tmp_path), told.shared_text(run_file)
+        if session:  # the operator has to be talked into it first
+            with pytest.raises(PolicyError, match=r"\[protocol\] dp-noise: 8.0 -> 9.0"):
+                made(file, text)
+            SiteAgreement(file.out).accept(SiteAgreement(file.out).waiting())
+        one = made(file, text)
         client, _ = enter(one, run_file, session=session)
         model = modules.arrays(told.site_side(run_file, one._file).model)
         ask = TrainOn(stamp=Stamp("0123abcd", 1, 0), parameters=model, encoding={})
