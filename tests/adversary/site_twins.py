@@ -27,7 +27,6 @@ from moretta.config import run_files, silo_file
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.deployment import shared_settings
-from moretta.deployment.agreed_settings import pinned_settings
 from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site
 from moretta.engines.flare.envelope import (
@@ -45,7 +44,6 @@ from moretta.engines.flare.envelope import (
 )
 from moretta.engines.flare.signing import ServerSession
 from moretta.engines.flare.site_worker import UNFIT, SiteWorker
-from moretta.errors import ParameterError
 from moretta.run import record
 from moretta.secure_aggregation import schemes, statistics
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert
@@ -194,15 +192,6 @@ class Twin:
             for path in whole
             if path.is_file() and not kept & set(path.parts)
         }
-
-
-def settings_of(job: Job) -> str:
-    """Return what a site pins of a job's text; of a text that is no run, the text."""
-    text = job.text(Path())
-    try:
-        return json.dumps(pinned_settings(run_files.loads(text, Path("run.toml"))), default=str, sort_keys=True)
-    except ParameterError:
-        return text
 
 
 class Server:
