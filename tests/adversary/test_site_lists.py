@@ -141,7 +141,8 @@ class Adversary:
             sys.modules.pop(name, None)
         played = zip(jobs, *(one.jobs for one in told), strict=True)
         apart = [(job, *each) for job, *each in played if each[0] != each[1]]
-        if len(_who_is_ready(*(one.jobs for one in told))) > 1 or not all(_ready_or_not(*each) for _, *each in apart):
+        plain = [[replies for job, replies in zip(jobs, one.jobs, strict=True) if not job.round] for one in told]
+        if len(_who_is_ready(*plain)) > 1 or not all(_ready_or_not(*each) for _, *each in apart):
             wrong.append(f"told twins apart: {apart}")
         if any(("message", PlainUpload.TAG) in replies for replies in told[0].jobs):
             wrong.append("answered a statistic that the run does not need")
@@ -152,12 +153,16 @@ class Adversary:
 
 
 def _who_is_ready(*twins: list[list[tuple[str, str]]]) -> set[tuple[bool, ...]]:
-    """Return which twins were ready, over all jobs that some twin was ready for: one bit a list, whatever changes.
+    """Return which twins were ready, over all jobs that some twin read rows for: one bit a list, whatever changes.
 
     Nobody accepts anything in a list, so a twin that was ready once is ready for all of them, or for none.
     """
-    ready = (tuple(any(kind == "here" for kind, _ in replies) for replies in each) for each in zip(*twins, strict=True))
-    return {each for each in ready if any(each)}
+    read = [each for each in zip(*twins, strict=True) if any(_read_rows(replies) for replies in each)]
+    return {tuple(any(kind == "here" for kind, _ in replies) for replies in each) for each in read}
+
+
+def _read_rows(replies: list[tuple[str, str]]) -> bool:
+    return any(kind == "here" or sentence.startswith(UNFIT) for kind, sentence in replies)
 
 
 def _ready_or_not(*twins: list[tuple[str, str]]) -> bool:
@@ -186,6 +191,9 @@ ATTACKS: dict[str, tuple[Job, ...]] = {
     "a file of the site": (edited(("protocol", "warm-start", '"secret.txt"')),),
     "a file that may be there": (edited(("protocol", "warm-start", '"HERE/only.txt"')),),
     "the number of rows": tuple(edited(("data", "least-rows", most), noise=True) for most in ("27", "25")),
+    "the number of rows from below": tuple(
+        edited(("data", "least-rows", most), noise=True) for most in ("1", "25", "27")
+    ),
     "a statistic": (edited(moments=True),),
 }
 
