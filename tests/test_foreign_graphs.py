@@ -302,7 +302,7 @@ def fresh(saved: Path) -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
     first = rows(2, 40)[0]
     inputs = [first, first[::-1].copy()]
     outputs = [model.predict_proba(x) for x in inputs]
-    assert not np.allclose(*outputs)
+    assert not np.allclose(outputs[0], outputs[1])
     return model, inputs, outputs
 
 

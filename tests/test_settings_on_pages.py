@@ -102,7 +102,13 @@ def keys_of(model: type[BaseModel]) -> set[str]:
     return {kebab(name) for name in model.model_fields}
 
 
-SECTIONS = {"run": Run, "data": Data, "model": Model, "secure-aggregation": SecureAggregation, "engine": Engine}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "run": Run,
+    "data": Data,
+    "model": Model,
+    "secure-aggregation": SecureAggregation,
+    "engine": Engine,
+}
 OF_RUN_FILE = {name: keys_of(section) for name, section in SECTIONS.items()}
 OF_RUN_FILE["data"].add("schema")  # taken out before the section is read
 OF_RUN_FILE["model"].add("output-bias")  # other keys go to the function that builds the model

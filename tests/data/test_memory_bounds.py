@@ -172,7 +172,11 @@ def test_a_bound_refuses_what_is_above_it_and_nothing_below(
 
 
 def test_arrays_are_read_as_they_were(tmp_path: Path) -> None:
-    arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([1, 2]), "id": np.array(["a", "b"])}
+    arrays: dict[str, Any] = {
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "y": np.array([1, 2]),
+        "id": np.array(["a", "b"]),
+    }
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "rows.npz", **arrays)
         for name, read in read_npz(tmp_path / "rows.npz").items():

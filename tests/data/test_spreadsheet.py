@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,7 +51,7 @@ def test_every_text_comes_back(cell: str) -> None:
 def test_predictions_are_read_back_unchanged(tmp_path: Path) -> None:
     names = [cell for cell in FORMULAS if cell == cell.strip()]
     header = ["=id", "prediction", *(f"probability_{name}" for name in names)]
-    columns = [names, names, *([-0.25] * len(names) for _ in names)]
+    columns: list[Any] = [names, names, *([-0.25] * len(names) for _ in names)]
     (tmp_path / "predictions.csv").write_bytes(written(header, columns))
     with (tmp_path / "predictions.csv").open(encoding="utf-8", newline="") as stream:
         cells = list(csv.reader(stream))

@@ -320,7 +320,8 @@ def test_another_site_asks_a_site_s_client_of_flare(tmp_path: Path) -> None:
 def _curious(place: Path) -> list[tuple[str, str, dict[str, str]]]:
     shell = [f"cat {place / 'silo.toml'}", f"ls -a {place}", f"grep -n name {place / 'silo.toml'}"]
     rest = [("sys.report_env", ""), ("sys.info", ""), ("train.configure_job_log", "DEBUG")]
-    return [("sys.shell", words, {}) for words in shell] + [(topic, body, {}) for topic, body in rest]
+    asked: list[tuple[str, str, dict[str, str]]] = [("sys.shell", words, {}) for words in shell]
+    return asked + [(topic, body, {}) for topic, body in rest]
 
 
 def _starting_a_job(hospital: Hospitals, folder: Path) -> list[tuple[str, object, dict[str, object]]]:

@@ -87,7 +87,11 @@ def greeting(**changed: Any) -> Callable[[ModuleType, Path], None]:
         run = policy.permitted(text, site(folder))
         model = None if "outputs" in changed else "m"
         own = policy.OwnSide(text, run, None if model is None else "2.6.0", model)
-        fields = {"job": digest_of(text), "model": "m", "versions": {**record.versions(), "torch": "2.6.0"}} | changed
+        fields: dict[str, Any] = {
+            "job": digest_of(text),
+            "model": "m",
+            "versions": {**record.versions(), "torch": "2.6.0"},
+        } | changed
         policy.greet(Hello(run="r", round=0, session=0, torch=(), **fields), own)
 
     return attack
@@ -98,7 +102,7 @@ def regression(outputs: int) -> Callable[[ModuleType, Path], None]:
         text = text_of(data="outputs = 2").replace("classes = 3", "")
         own = policy.OwnSide(text, policy.permitted(text, site(folder)))
         versions = record.versions()
-        given = {"job": digest_of(text), "model": "m", "versions": versions, "outputs": outputs}
+        given: dict[str, Any] = {"job": digest_of(text), "model": "m", "versions": versions, "outputs": outputs}
         policy.greet(Hello(run="r", round=0, session=0, torch=(), **given), own)
 
     return attack
@@ -378,7 +382,7 @@ def test_a_sites_number_of_rows_is_not_found_by_jobs(first: bool, tmp_path: Path
 def hello_of(text: str) -> Hello:
     run = run_files.loads(text, Path("run.toml"))
     model = shared_settings.model_digest(shared_settings.server_side(run, Path("out")), run)
-    given = {"job": digest_of(text), "model": model, "versions": record.versions(), "outputs": 3}
+    given: dict[str, Any] = {"job": digest_of(text), "model": model, "versions": record.versions(), "outputs": 3}
     return Hello(run="0123abcd", round=0, session=0, torch=(), **given)
 
 

@@ -110,7 +110,7 @@ def play(
     ]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    chosen = {"batch_size": 4, "standardise": True, "aggregation": TWO_OF} | settings
+    chosen: dict[str, Any] = {"batch_size": 4, "standardise": True, "aggregation": TWO_OF} | settings
     Federation(model, held, protocol or FedSGD(), out=out, **chosen).train(3, seed=1)
     return read_run(out)
 

@@ -322,7 +322,9 @@ def test_an_error_of_the_role_has_its_reason_and_costs_one_exchange(
     silo.client.faults["toy/say", 1] = fault
     with caplog.at_level(logging.CRITICAL, "moretta"):
         call.submit(1, say(1))
-        assert without_ticket(call.done(1)[0]) == Failed.model_validate({"reason": reason, "sentence": sentence})
+        reply = call.done(1)[0]
+        assert isinstance(reply, Failed)
+        assert without_ticket(reply) == Failed.model_validate({"reason": reason, "sentence": sentence})
         assert ("answered", 1, None) in silo.noted  # what it was asked is noted all the same
         call.submit(2, say(2))
         assert said(call.done(2)[1]) == (2, 5)

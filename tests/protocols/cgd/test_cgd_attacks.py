@@ -456,7 +456,7 @@ def restarted(folder: Path, states: Mapping[str, State] | None = None, rounds: i
     return clients
 
 
-def nothing(now: Stamp) -> Iterator[Any]:
+def nothing(now: Stamp) -> Any:
     yield from ()
 
 
