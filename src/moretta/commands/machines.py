@@ -211,11 +211,11 @@ def accept(
     lines = [f"closed since {moment}, as this site's rows did not fit" for moment in closed] + changes
     if waiting is not None and not waiting.settings:
         lines.append(f"refused by this site's silo.toml, which accepting does not change: {waiting.sentence}")
+    if closed and changes:
+        lines.append("accepting opens no closed settings while others wait; run it again for those")
     if not as_json:
         for line in lines or ["nothing waits"]:
             tell(line)
-    if closed and changes:
-        lines.append("accepting opens no closed settings while others wait; run it again for those")
     if (closed or changes) and not yes:
         if not (sys.stdin.isatty() and screen.is_terminal):
             raise ParameterError("what is shown is to be accepted by a person; run this in a terminal, or add --yes")
