@@ -11,7 +11,7 @@ from test_cli import call
 
 from moretta.config import run_files, silo_file
 from moretta.run.assembly import federation_of
-from moretta.run.looking import opening_of
+from moretta.run.preview import opening_of
 
 FILES = [
     "README.md", "data/east.csv", "data/north.csv", "data/south.csv", "model.py", "run.toml", "schema.toml",

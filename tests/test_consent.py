@@ -15,7 +15,7 @@ import pytest
 from moretta.commands import main as cli
 from moretta.commands import terminal as shell
 from moretta.errors import ParameterError
-from moretta.run import finished
+from moretta.run import trained_model
 
 RUN = """
 [run]
@@ -144,5 +144,5 @@ def test_a_state_dict_and_a_report_need_no_code(theirs: Path, monkeypatch: pytes
 
 def test_from_python_it_is_refused_too(theirs: Path) -> None:
     with pytest.raises(ParameterError, match="give --allow-code"):
-        finished.load(theirs / "run")
+        trained_model.load(theirs / "run")
     assert not (theirs / "ran").exists()

@@ -22,7 +22,7 @@ import moretta
 from moretta import BAFFLE, CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Schema, Silo, read_table
 from moretta.errors import ParameterError
 from moretta.models import graph
-from moretta.run.loaded import RawModel
+from moretta.run.raw_model import RawModel
 
 Rows = tuple[np.ndarray, np.ndarray]
 SETTINGS: dict[str, Any] = {"loss": "cross-entropy", "learning_rate": 0.3}

@@ -35,7 +35,7 @@ from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedSGD
-from moretta.run import finished
+from moretta.run import trained_model
 from moretta.run.evaluation import evaluate, outputs_of
 from moretta.run.federation import Federation
 
@@ -109,7 +109,7 @@ def measure(given: argparse.Namespace) -> Record:
     shape, arguments = dataset.x_train.shape[1:], dict[str, Any](run_file.model.arguments)
     model = catalogue.build(run_file.model.source, inputs=shape, outputs=dataset.outputs, seed=SEED, **arguments)
     start = HERE / "domains.safetensors"
-    warm_start(finished.load(given.backbone).module, model, start)
+    warm_start(trained_model.load(given.backbone).module, model, start)
     modules.load(model, modules.read_state_dict(start))
     trunk, head = split(model)
     silos, tests = dealt(run_file, dataset, trunk.eval())

@@ -18,7 +18,7 @@ from torch import nn
 from moretta.data.images.sets import load_images, read_npz, scaled
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import prepared
-from moretta.run import finished
+from moretta.run import trained_model
 from moretta.run.evaluation import outputs_of
 
 CACHE = Path(__file__).with_name("features.npz")
@@ -42,7 +42,7 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
 
     Raises `moretta.errors.ParameterError` where the run has no model, or one that does not end in a linear layer.
     """
-    network = finished.load(backbone)
+    network = trained_model.load(backbone)
     layers = list(network.module.children())
     if not isinstance(network.module, nn.Sequential) or not isinstance(layers[-1], nn.Linear):
         raise ParameterError(f"{backbone}: expected a network that ends in a linear layer, such as a resnet")

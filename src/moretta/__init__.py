@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedProx, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
     from moretta.run.federation import Federation, Result
-    from moretta.run.loaded import load
+    from moretta.run.raw_model import load
     from moretta.run.rounds import FinishedRound, StopTraining
     from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -75,7 +75,7 @@ _HOMES = {
     "Silo": "moretta.data.silo",
     "StopTraining": "moretta.run.rounds",
     "align": "moretta.data.alignment.exchange",
-    "load": "moretta.run.loaded",
+    "load": "moretta.run.raw_model",
     "read_table": "moretta.data.tables.rows",
 }
 

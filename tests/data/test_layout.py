@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moretta.data import sources
 from moretta.data.layout import LARGEST, InputArray, SampleLayout, gather, is_mask, pack
-from moretta.data.own_rows import ExpectedRows, read_rows
 from moretta.data.partition import distribute
+from moretta.data.reading import ExpectedRows, read_rows
 from moretta.data.silo import Silo, layout_of
 from moretta.errors import ParameterError
 

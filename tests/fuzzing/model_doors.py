@@ -24,7 +24,7 @@ from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.run import saving
 from moretta.run.given import Made
-from moretta.run.loaded import load
+from moretta.run.raw_model import load
 
 
 def open_onnx(data: bytes) -> None:

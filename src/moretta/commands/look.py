@@ -35,7 +35,7 @@ def look(
     from moretta.config import run_files
     from moretta.data.look import lines_of
     from moretta.data.tables.inference import Hints
-    from moretta.run.looking import look_of_file, look_of_run
+    from moretta.run.preview import look_of_file, look_of_run
 
     if not 0 <= withhold <= MOST_WITHHELD:
         raise ParameterError(f"--withhold {withhold}: expected 0 to {MOST_WITHHELD:,}")

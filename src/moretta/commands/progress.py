@@ -21,7 +21,7 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
     opening: whether to say first what it trains on.
     """
     from moretta.run.assembly import federation_of
-    from moretta.run.looking import opening_of
+    from moretta.run.preview import opening_of
 
     federation = federation_of(run_file, folder)
 

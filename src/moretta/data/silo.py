@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import blocks, taken
-from moretta.data import given
+from moretta.data import python_rows
 from moretta.data.alignment.result import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.subjects import Subjects
@@ -28,7 +28,7 @@ class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
     Both may be arrays, lists, tensors or frames of columns (`names` are then x's), or x a Dataset of samples with their
-    targets and y left out (`moretta.data.given`); they are held as arrays. x may be given as a mapping of arrays,
+    targets and y left out (`moretta.data.python_rows`); they are held as arrays. x may be given as a mapping of arrays,
     [rows, ...] each, which a model takes by keyword; it is then held packed, and `layout` says how
     (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
     row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
@@ -80,9 +80,9 @@ class Silo:
 
     def __post_init__(self) -> None:
         where = f"silo `{self.name}`"
-        if given.is_frame(self.x):
-            object.__setattr__(self, "names", given.names_of(self.x))
-        x, y = given.rows_and_targets(self.x, self.y, where)
+        if python_rows.is_frame(self.x):
+            object.__setattr__(self, "names", python_rows.names_of(self.x))
+        x, y = python_rows.rows_and_targets(self.x, self.y, where)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y)
         if isinstance(self.x, Mapping):
@@ -91,9 +91,11 @@ class Silo:
             object.__setattr__(self, "layout", layout)
         for name in ("ids", "groups"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, given.subjects(getattr(self, name), len(self.x), f"{where}: {name}"))
+                object.__setattr__(
+                    self, name, python_rows.subjects(getattr(self, name), len(self.x), f"{where}: {name}")
+                )
         if self.held_out is not None:
-            x, y = given.pair(self.held_out, f"{where}: held_out", self.names, "the silo")
+            x, y = python_rows.pair(self.held_out, f"{where}: held_out", self.names, "the silo")
             object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))
 
     @property

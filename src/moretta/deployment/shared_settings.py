@@ -25,7 +25,7 @@ from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.result import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
-from moretta.data.own_rows import ExpectedRows, read_rows
+from moretta.data.reading import ExpectedRows, read_rows
 from moretta.data.silo import Silo, aligned, in_order, layout_of, rules_of_columns
 from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split

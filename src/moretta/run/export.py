@@ -21,7 +21,7 @@ from moretta.engines.files import check_ending, check_replaced, read_text, write
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
-from moretta.run import finished
+from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph, model_of
 from moretta.run.raw_rows import Prepared
 
@@ -46,7 +46,7 @@ def export(
     list that the schema in inputs.json has; the graph's metadata holds the same. A row's outputs are NaN where a value
     is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
     graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
-    model, allow_code: as of `moretta.run.finished.load`; a state_dict needs no code. Raises
+    model, allow_code: as of `moretta.run.trained_model.load`; a state_dict needs no code. Raises
     `moretta.errors.ParameterError` for another file name, weights that are there and no export, such as a run's own, or
     a model that ONNX cannot express.
     """
@@ -55,10 +55,10 @@ def export(
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix.lower() == ".safetensors":
-        tensors = finished.weights(folder, true_model=true_model, silo=silo)
+        tensors = trained_model.weights(folder, true_model=true_model, silo=silo)
         write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))
         return
-    found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     inputs = json.dumps(read_inputs(folder))
     if isinstance(found.module, ForeignGraph):
         _check_extras()
@@ -125,7 +125,7 @@ def _check_extras() -> None:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
 
 
-def _onnx(model: finished.FinishedModel, inputs: str) -> bytes:
+def _onnx(model: trained_model.FinishedModel, inputs: str) -> bytes:
     _check_extras()
     module: nn.Module = Prepared(model.module, model.preparation, model.may_lack, model.expansion)
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
@@ -168,7 +168,7 @@ def main() -> None:
 
     def answer(request: dict[str, Array]) -> Mapping[str, Array]:
         inputs = request[INPUTS].tobytes().decode()
-        found = finished.of(model_of(request), json.loads(inputs))
+        found = trained_model.of(model_of(request), json.loads(inputs))
         return {ONNX: np.frombuffer(_onnx(found, inputs), np.uint8)}
 
     serve(answer)

@@ -17,7 +17,7 @@ from moretta.config.sections import Data, Run
 from moretta.config.specification import Specification
 from moretta.contract.keywords import path_of
 from moretta.contract.wording import check_choice, kind_of, nearest, shown
-from moretta.data import given
+from moretta.data import python_rows
 from moretta.data.checks import class_of
 from moretta.data.references import OWN_CODE
 from moretta.data.silo import Silo, layout_of, row_shape
@@ -240,7 +240,7 @@ def _ordered(silo: Silo, wanted: Sequence[str], owner: str) -> Silo:
 
 def rows_of(part: str, rows: Any, names: Sequence[str]) -> Any:
     """Return test or validation rows as arrays: of a pair (x, y) or of a Dataset. names: of the silos' columns."""
-    return None if rows is None else given.pair(rows, part, names, "the silos'")
+    return None if rows is None else python_rows.pair(rows, part, names, "the silos'")
 
 
 def built(

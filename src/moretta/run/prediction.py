@@ -28,9 +28,9 @@ from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.predicted import probabilities
-from moretta.run import finished
-from moretta.run.finished import FinishedModel
+from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph
+from moretta.run.trained_model import FinishedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
 
@@ -63,14 +63,14 @@ def predict(
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
     fields of `Format` in which a .csv file is written otherwise than the run's own. model: of a run made from Python,
-    the "module:function" that builds its architecture. allow_code: as of `moretta.run.finished.load`.
+    the "module:function" that builds its architecture. allow_code: as of `moretta.run.trained_model.load`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
     `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
     check_ending(out, ".csv", ".npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    found = finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     given = _rows(rows, found, replace(found.form, **(form or {})))

@@ -23,7 +23,7 @@ from moretta.run.raw_rows import Prepared
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
     from moretta.audit.evidence.trained import Trained
-    from moretta.run.loaded import RawModel
+    from moretta.run.raw_model import RawModel
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Result:
 
     @names_keywords()
     def raw_model(self, *, silo: str | None = None, true_model: bool = False) -> RawModel:
-        """Return a copy of a model that takes rows as the data has them, and predicts (`moretta.run.loaded.RawModel`).
+        """Return a copy of a model that takes rows as the data has them (`moretta.run.raw_model.RawModel`).
 
         silo: whose, where each silo has its own. true_model: the server's, not the released one, which silos hold too
         and which gives exact predictions. Raises `moretta.errors.ParameterError` where the run has no such model.
         """
-        from moretta.run.finished import of
-        from moretta.run.loaded import RawModel
+        from moretta.run.raw_model import RawModel
+        from moretta.run.trained_model import of
 
         module = copy.deepcopy(self._architecture())
         modules.load(module, self._tensors(silo, true_model))

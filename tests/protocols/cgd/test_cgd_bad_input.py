@@ -19,7 +19,7 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.cgd.messages import Descend, DescribeRows
 from moretta.protocols.common.training import Training
 from moretta.run.assembly import federation_of
-from moretta.run.finished import model_file
+from moretta.run.trained_model import model_file
 
 JOINT = grid([6, 4, 7], [3, 2], holders=1)
 ENGINES = ("in-process", "fused", "exact-ring")

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array
 from moretta.contract.wording import kind_of
-from moretta.data import given
+from moretta.data import python_rows
 from moretta.data.checks import as_features
 from moretta.data.tables.files import as_columns
 from moretta.data.tables.rows import encode
 from moretta.errors import ParameterError
 from moretta.protocols.common.predicted import probabilities
-from moretta.run import finished
-from moretta.run.finished import FinishedModel
+from moretta.run import trained_model
 from moretta.run.prediction import checked, classes_of, outputs_of_rows
 from moretta.run.raw_rows import Expanded, Prepared
+from moretta.run.trained_model import FinishedModel
 
 
 @names_keywords()
@@ -49,7 +49,7 @@ def load(
         raise ParameterError(f'model: expected a name or "module:function"; got {kind_of(model)}')
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder, or one of Result.save; there is no such directory")
-    return RawModel(finished.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code))
+    return RawModel(trained_model.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code))
 
 
 class RawModel(nn.Module):
@@ -122,21 +122,23 @@ class RawModel(nn.Module):
     def _rows(self, x: Any) -> Array:
         """Return rows as a silo's own are: numbers, NaN where a value is absent."""
         found = self._found
-        if given.is_dataset(x):
+        if python_rows.is_dataset(x):
             raise ParameterError("x: got a Dataset; give its samples alone, as an array")
         if found.layout is not None:
             if not isinstance(x, Mapping):
                 raise ParameterError(f"x: expected {found.layout}, as a mapping of arrays")
-            return found.layout.pack({name: given.samples({name: one}, "x")[name] for name, one in x.items()}, "x")
-        named = isinstance(x, Mapping) or given.is_frame(x)
+            return found.layout.pack(
+                {name: python_rows.samples({name: one}, "x")[name] for name, one in x.items()}, "x"
+            )
+        named = isinstance(x, Mapping) or python_rows.is_frame(x)
         if found.table is not None and found.table.features and named:
             return encode(as_columns(x, "x"), found.table, "x", labelled=False, training=False).x
         if isinstance(x, Mapping):
             x = np.stack([np.asarray(x[name]) for name in self._wanted(tuple(x))], axis=1) if x else np.empty((0, 0))
-        elif given.is_frame(x):
-            self._wanted(given.names_of(x))
-            x = given.in_order(x, self.columns, "x", "the run")
-        plain: Any = given.samples(x, "x")
+        elif python_rows.is_frame(x):
+            self._wanted(python_rows.names_of(x))
+            x = python_rows.in_order(x, self.columns, "x", "the run")
+        plain: Any = python_rows.samples(x, "x")
         rows = as_features(plain, "x")
         if rows.dtype.kind == "i" and not found.integers:  # numbers that have no fraction, by chance
             rows = rows.astype(np.float32)

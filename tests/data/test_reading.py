@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data.own_rows import ExpectedRows, OwnRows, read_rows
+from moretta.data.reading import ExpectedRows, OwnRows, read_rows
 from moretta.data.tables.schema import Category, Id, Number, Schema, Target
 from moretta.errors import ParameterError
 
