@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             ["engine.py", "--repeats", "1"],
             {"overhead_ms_per_silo_and_ask", "overhead_ms_per_silo_and_ask_pairwise"},
         ),
+        (["walk.py"], {"fedsgd_functions", "fedsgd_files", "pbpfl_functions", "pbpfl_files"}),
         (["pbpfl.py", "--pairs", "1", "--only", "mlp4"], {"mlp4_mse_m1_ratio", "mlp4_mse_m1_server_ratio"}),
         pytest.param(
             ["peers.py", "--repeats", "1", "--silos", "3", "--rounds", "40", "--masks", "off,on"],
