@@ -50,7 +50,7 @@ from moretta.engines.clock import Clock
 from moretta.engines.delivery import replies_of, valid
 from moretta.engines.driver import Driver
 from moretta.models import catalogue
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedSGD

@@ -26,7 +26,7 @@ from moretta.contract.roles import Client, State
 from moretta.engines import silos_here
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.common.entry import Entry
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Ready
 from moretta.protocols.common.training import Training

@@ -38,8 +38,8 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.role_parts import bound_to
 from moretta.protocols.common.training import Training
-from moretta.protocols.common.wiring import bound_to
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.assembly import federation_of
 from moretta.run.export import export

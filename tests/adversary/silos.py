@@ -24,7 +24,7 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD

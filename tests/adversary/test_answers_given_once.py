@@ -19,8 +19,8 @@ from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError
 from moretta.protocols.common import scoring
-from moretta.protocols.common.apart import AskApart
 from moretta.protocols.common.enrolment import Enrolment
+from moretta.protocols.common.overlap import AskApart
 from moretta.protocols.common.statistics import Statistics, without_noise
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation import statistics

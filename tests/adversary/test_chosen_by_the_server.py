@@ -19,7 +19,7 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Exchange, Replies, answered
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.secure_aggregation.agreement import AdvertiseKey
 from moretta.secure_aggregation.encoding import MOST_WEIGHT

@@ -23,7 +23,7 @@ from moretta.protocols.baffle.onnx_export import graph_of
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.run import saving
-from moretta.run.given import Made
+from moretta.run.python_arguments import Made
 from moretta.run.raw_model import load
 
 

@@ -21,7 +21,7 @@ from moretta.engines import pipe
 from moretta.engines.flare import envelope
 from moretta.engines.flare.signing import Gate, ServerSession, Trust, _request
 from moretta.errors import CodecError, PeerError
-from moretta.protocols.common import apart, scoring, silo_rows
+from moretta.protocols.common import overlap, scoring, silo_rows
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation import schemes
 from moretta.secure_aggregation.identity import Identity
@@ -30,7 +30,7 @@ from moretta.secure_aggregation.identity import Identity
 @cache
 def every_message() -> Codec:
     """Return the codec of all messages that the package declares; each is in one of these."""
-    shared = (schemes, silo_rows, apart, scoring, pipe)
+    shared = (schemes, silo_rows, overlap, scoring, pipe)
     own = [kind for entry in ENTRIES.values() for kind in entry.own_messages()]
     return Codec(dict.fromkeys([Spent, *steps.FILES, *own, *(kind for one in shared for kind in one.MESSAGES)]))
 

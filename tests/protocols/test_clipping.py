@@ -12,7 +12,7 @@ from torch import nn
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo
 from moretta.contract.messages import Message, Stamp
 from moretta.protocols.common.clipping import GROWTH, MULTIPLE, SETTLED, Clip, RunningMedian, SummedStep
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build

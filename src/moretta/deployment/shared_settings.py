@@ -34,8 +34,8 @@ from moretta.data.tables.rows import rules_of
 from moretta.deployment import site_policy
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.own_loss import named
+from moretta.protocols.common.row_counts import counted_classes
 from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.cohort import Participation

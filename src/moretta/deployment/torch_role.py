@@ -19,7 +19,7 @@ from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.protocols.common import modules
 from moretta.protocols.common.entry import load
-from moretta.protocols.common.players import Left
+from moretta.protocols.common.roles import Left
 from moretta.protocols.registry import entry_of
 from moretta.run import record
 from moretta.run.loop import SMALL
@@ -53,7 +53,7 @@ class TorchRole:
         return self._federation.client(self._name, run.rounds, run.seed, place, helped)
 
     def leave(self, client: Client, folder: RunFolder) -> None:
-        """Write what the run leaves at the site alone (`moretta.protocols.common.players.Left`)."""
+        """Write what the run leaves at the site alone (`moretta.protocols.common.roles.Left`)."""
         leaves = entry_of(self._run_file.protocol).leaves
         left = load(leaves)(client) if leaves else Left()
         if left.privacy:

@@ -14,7 +14,7 @@ from moretta.protocols.common.entry import Entry, load
 
 if TYPE_CHECKING:
     from moretta.protocols.common.claims import Claim
-    from moretta.protocols.common.players import Roles
+    from moretta.protocols.common.roles import Roles
     from moretta.protocols.common.setting import Setting
     from moretta.protocols.common.training import Training
 

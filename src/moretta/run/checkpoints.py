@@ -10,8 +10,8 @@ from moretta.contract.roles import State
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.journal import Journal
 from moretta.engines.takes import AskedTakes
-from moretta.protocols.common.players import Roles
 from moretta.protocols.common.releases import Releases
+from moretta.protocols.common.roles import Roles
 from moretta.run.early_stopping import BestRound
 
 RELEASES, TAKES = "releases.txt", "takes.txt"  # in checkpoint/

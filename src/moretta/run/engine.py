@@ -17,7 +17,7 @@ from moretta.engines.settings import FaultPhase
 from moretta.engines.views import Recorder
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.registry import entry_of
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS

@@ -42,15 +42,15 @@ from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules
-from moretta.protocols.common.counted import counted_classes
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.own_loss import found
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.row_counts import counted_classes
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
-from moretta.run import checks, given, inputs, resuming, saving
+from moretta.run import checks, inputs, python_arguments, resuming, saving
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
 from moretta.run.loop import Session, Transport
@@ -99,7 +99,7 @@ class Federation:
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
 
-    @names_keywords(given.elsewhere())
+    @names_keywords(python_arguments.elsewhere())
     def __init__(
         self,
         model: nn.Module | str | Mapping[str, Any],
@@ -135,11 +135,11 @@ class Federation:
         look: bool = False,
         model_source: str = "",
     ) -> None:
-        given.check_protocol(protocol)
+        python_arguments.check_protocol(protocol)
         if isinstance(own_loss := getattr(protocol, "own_loss", None), str):
             protocol = protocol.model_copy(update={"own_loss": found(own_loss, Path(), OWN_CODE)})
-        given.check_kinds(aggregation, engine, metrics, out, record_views, table)
-        given.check_settings(
+        python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
+        python_arguments.check_settings(
             {
                 **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
                 **{"batch_size": batch_size, "missing": missing, "checkpoint_every": checkpoint_every},
@@ -147,17 +147,18 @@ class Federation:
                 **{"insecure_secret_seed": insecure_secret_seed, "participation": participation},
             }
         )
-        class_names = given.names_in("class_names", class_names)
-        feature_names = given.names_in("feature_names", feature_names)
-        silos, feature_names = given.columns_agreed(given.listed(silos), feature_names)
+        class_names = python_arguments.names_in("class_names", class_names)
+        feature_names = python_arguments.names_in("feature_names", feature_names)
+        silos, feature_names = python_arguments.columns_agreed(python_arguments.listed(silos), feature_names)
         test, validation = (
-            given.rows_of(part, rows, feature_names) for part, rows in (("test", test), ("validation", validation))
+            python_arguments.rows_of(part, rows, feature_names)
+            for part, rows in (("test", test), ("validation", validation))
         )
         if task:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:
-            task = given.task_of(silos, getattr(protocol, "loss", ""))
-        model, self.made = given.built(model, silos, protocol, task or "", class_names)
+            task = python_arguments.task_of(silos, getattr(protocol, "loss", ""))
+        model, self.made = python_arguments.built(model, silos, protocol, task or "", class_names)
         spec = Specification(
             protocol=protocol,
             task=task or "",
@@ -209,10 +210,10 @@ class Federation:
         """Return the federation of a given specification; the other arguments are those of the class.
 
         column_rules: what is filled in where a value is absent; None takes the table's, or the specification's. tested:
-        whom the test rows are about, which silos' rows are then compared with (`protocols.common.apart`).
+        whom the test rows are about, which silos' rows are then compared with (`protocols.common.overlap`).
         """
         made = cls.__new__(cls)
-        made._tested, made.made = tested, given.Made.of(spec)
+        made._tested, made.made = tested, python_arguments.Made.of(spec)
         made._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, column_rules)
         return made
 
@@ -288,7 +289,7 @@ class Federation:
     def __repr__(self) -> str:
         return f"Federation({self.spec.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
 
-    @names_keywords({name: given.OF_PROTOCOL.format(name) for name in Training.model_fields})
+    @names_keywords({name: python_arguments.OF_PROTOCOL.format(name) for name in Training.model_fields})
     def train(
         self,
         rounds: int,
@@ -312,8 +313,8 @@ class Federation:
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole, and
         `moretta.errors.ParameterError` where another process writes the folder.
         """
-        rounds, seed = given.whole("rounds", rounds, 1), given.whole("seed", seed, 0)
-        given.check_watchers(progress, on_round)
+        rounds, seed = python_arguments.whole("rounds", rounds, 1), python_arguments.whole("seed", seed, 0)
+        python_arguments.check_watchers(progress, on_round)
         checks.check_recorded(self.spec.record_views, rounds)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:

@@ -23,7 +23,7 @@ from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
 from moretta.run.checkpoints import restore_states, states_of
 from moretta.run.classification import metrics_of_counts, tables_of_counts

@@ -18,7 +18,7 @@ from moretta.data.silo import Silo
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive

@@ -16,7 +16,7 @@ from moretta.engines.delivery import Delivery
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.takes import AskedTakes
 from moretta.engines.views import Recorder
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.run.checkpoints import Checkpoints, states_of
 from moretta.run.early_stopping import BestRound
 from moretta.run.evaluation import MANY

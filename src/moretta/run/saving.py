@@ -16,7 +16,7 @@ from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError
 from moretta.models import graph
-from moretta.run.given import Made
+from moretta.run.python_arguments import Made
 
 MADE = "model.json"
 GRAPH = "graph.safetensors"

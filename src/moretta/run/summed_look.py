@@ -11,7 +11,7 @@ from moretta.data.look import Look, Spread
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Category, Number, Ordered, Schema
-from moretta.protocols.common.counted import Counted
+from moretta.protocols.common.row_counts import Counted
 
 
 def told_of_sums(

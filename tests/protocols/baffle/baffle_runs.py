@@ -17,7 +17,7 @@ from moretta.contract.messages import Message
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.common import modules
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.registry import build
 from moretta.run import federation

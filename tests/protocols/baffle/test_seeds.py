@@ -18,7 +18,7 @@ from moretta.errors import PeerError
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, commitment, parameter_hash
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.registry import build
 from moretta.run import federation

@@ -20,7 +20,7 @@ from moretta.contract.roles import Client
 from moretta.protocols.cgd.client import Client as Participant
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.registry import build
 from moretta.run import federation

@@ -36,7 +36,7 @@ from moretta.protocols.cgd import client as client_module
 from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 
 DELTA = (0.1, 0.3)
 JOINT = grid([9, 5, 12], [4, 1, 3], holders=[1, 0, 2], order=[3, 0, 7, 5, 2, 6, 1, 4])

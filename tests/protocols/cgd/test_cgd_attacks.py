@@ -40,7 +40,7 @@ from moretta.protocols.cgd.messages import (
     TakeKey,
 )
 from moretta.protocols.cgd.takes import Takes
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.masks import add_masks

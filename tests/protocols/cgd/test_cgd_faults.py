@@ -52,7 +52,7 @@ from moretta.protocols.cgd.messages import (
     Where,
 )
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.silo_rows import Begin
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import AdvertiseKey, PeerKeys

@@ -37,7 +37,7 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import CatchUp, Displacement, ShowDisplacement
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.registry import build
 
 JOINT = grid([6, 4, 7, 5], [3, 2], holders=[0, 1, 0, 0])

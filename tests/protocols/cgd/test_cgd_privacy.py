@@ -20,7 +20,7 @@ from moretta.engines import views
 from moretta.errors import MorettaError, PeerError
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Forward, Join
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 
 ROUNDS = 3
 JOINT = grid([6, 4, 7, 5], [3, 2, 2], holders=[0, 1, 0, 2], ids=True)

@@ -16,7 +16,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd import ideal

@@ -14,7 +14,7 @@ from torch import nn
 from moretta import PBPFL, Federation, Silo
 from moretta.contract.messages import Message
 from moretta.contract.roles import Reason
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.pbpfl.messages import Predictions

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.role_parts import contributor_of, enrolment_of, roles_of, rows_of
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
-from moretta.protocols.common.wiring import contributor_of, enrolment_of, roles_of, rows_of
 
 from .client import Client
 from .messages import MESSAGES

@@ -11,7 +11,7 @@ from moretta.config.specification import Specification
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 
 
 class Trained(Protocol):

@@ -29,7 +29,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, prepared, targets
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.silo_rows import Begin
 
 PUBLIC = ("batch-size", "standardise", "augment")  # of [data]

@@ -27,8 +27,8 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.messages import MESSAGES
 from moretta.protocols.baffle.silo.private import PrivateScalars
-from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
 from moretta.protocols.common.statistics import NOTHING, Statistics

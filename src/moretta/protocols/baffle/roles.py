@@ -33,11 +33,8 @@ from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.crops import CROPS
-from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.silo_rows import Rows
-from moretta.protocols.common.wiring import (
+from moretta.protocols.common.role_parts import (
     answers_of,
     bound_to,
     contributor_of,
@@ -48,6 +45,9 @@ from moretta.protocols.common.wiring import (
     roles_of,
     without_noise,
 )
+from moretta.protocols.common.roles import Left, Roles
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.silo_rows import Rows
 
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:

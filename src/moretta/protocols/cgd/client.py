@@ -45,9 +45,9 @@ from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.apart import AskApart, compared
 from moretta.protocols.common.clipping import Clip, scaled
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.statistics import Statistics

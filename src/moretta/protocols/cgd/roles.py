@@ -31,11 +31,7 @@ from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
-from moretta.protocols.common.players import Left, Roles
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.silo_rows import schema_of
-from moretta.protocols.common.statistics import Statistics
-from moretta.protocols.common.wiring import (
+from moretta.protocols.common.role_parts import (
     answers_of,
     comparison_of,
     contributor_of,
@@ -44,6 +40,10 @@ from moretta.protocols.common.wiring import (
     held_out_of,
     whole_rows,
 )
+from moretta.protocols.common.roles import Left, Roles
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import complete

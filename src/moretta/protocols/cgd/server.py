@@ -48,8 +48,8 @@ from moretta.protocols.cgd.messages import (
 )
 from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
-from moretta.protocols.common.apart import Comparison
 from moretta.protocols.common.enrolment import Enrolment, refused_by_all
+from moretta.protocols.common.overlap import Comparison
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.cohort import Rules

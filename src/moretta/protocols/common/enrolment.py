@@ -1,7 +1,7 @@
 """The set-up that all protocols with a server share: keys, common statistics, and agreement on the model.
 
     server                                          silo
-      test rows are not trained on           <->      (`moretta.protocols.common.apart`), where their ids are known
+      test rows are not trained on           <->      (`moretta.protocols.common.overlap`), where their ids are known
       keys of the secure sum                 <->      (`moretta.secure_aggregation`)
       mean and deviation by column           <->      through the secure sum, once a run; where values are absent how
                                                       many are there, and histograms of columns with a median
@@ -39,11 +39,11 @@ from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.apart import AskApart, Comparison, compared
 from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import Batches, UnionBatches
-from moretta.protocols.common.counted import CLASSES, Counted, restored
 from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
+from moretta.protocols.common.overlap import AskApart, Comparison, compared
+from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.statistics import NOTHING, Statistics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moretta.contract.messages import Message
-    from moretta.protocols.common.players import Roles
+    from moretta.protocols.common.roles import Roles
     from moretta.protocols.common.setting import Setting
     from moretta.protocols.common.training import Training
 
@@ -23,7 +23,7 @@ class Entry:
     all others as uploads. claims: the module whose CLAIMS say who learns what. commands: adds its own commands to the
     shell. edge: the module that plays a silo in a process that only runs the model forward
     (`moretta.protocols.baffle.edge_client`), if any. leaves: says what a silo's role leaves at its site alone
-    (`moretta.protocols.common.players.Left`).
+    (`moretta.protocols.common.roles.Left`).
     baseline: other protocols are compared with it. pooled: one party has all rows, and nothing is summed.
     summed: uploads go through the secure sum. grids: silos may hold different columns of the same rows.
     simulations: the engines that play all its silos in one process, without messages.

@@ -13,10 +13,10 @@ from moretta.contract.roles import unexpected
 from moretta.data.subjects import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import PeerError, RowsError
-from moretta.protocols.common import apart, scoring
-from moretta.protocols.common.apart import AskApart, compared
+from moretta.protocols.common import overlap, scoring
 from moretta.protocols.common.batches import Batches, UnionBatches
-from moretta.protocols.common.counted import class_columns
+from moretta.protocols.common.overlap import AskApart, compared
+from moretta.protocols.common.row_counts import class_columns
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.answers import Answers
@@ -72,7 +72,7 @@ MESSAGES = (Begin, Ready)
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (Spent, *SUM_MESSAGES, *MESSAGES, *apart.MESSAGES, *scoring.MESSAGES, *messages)
+    return (Spent, *SUM_MESSAGES, *MESSAGES, *overlap.MESSAGES, *scoring.MESSAGES, *messages)
 
 
 def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:

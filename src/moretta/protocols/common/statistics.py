@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import ColumnRules, MedianRanges
 from moretta.errors import PeerError
-from moretta.protocols.common.apart import COMPARISON
-from moretta.protocols.common.counted import CLASSES
+from moretta.protocols.common.overlap import COMPARISON
+from moretta.protocols.common.row_counts import CLASSES
 from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments
 

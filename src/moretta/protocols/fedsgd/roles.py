@@ -6,12 +6,8 @@ import hashlib
 
 from moretta.contract.roles import Client as Role
 from moretta.protocols.common.accountant import Accountant
-from moretta.protocols.common.players import Left, Roles
 from moretta.protocols.common.releases import Releases
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.stacked import Stacked
-from moretta.protocols.common.training import Training
-from moretta.protocols.common.wiring import (
+from moretta.protocols.common.role_parts import (
     POOL,
     bound_to,
     contributor_of,
@@ -22,6 +18,10 @@ from moretta.protocols.common.wiring import (
     rows_of,
     without_noise,
 )
+from moretta.protocols.common.roles import Left, Roles
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.stacked import Stacked
+from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.client import Client, LoneClient
 from moretta.protocols.fedsgd.messages import MESSAGES
 from moretta.protocols.fedsgd.params import FedSGD

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.role_parts import contributor_of, enrolment_of, roles_of, rows_of
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.wiring import contributor_of, enrolment_of, roles_of, rows_of
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import MESSAGES
 from moretta.protocols.pbpfl.params import PBPFL

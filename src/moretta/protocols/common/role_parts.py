@@ -18,12 +18,12 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
-from moretta.protocols.common.apart import COMPARISON, Comparison
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.lots import Lots
-from moretta.protocols.common.players import Roles
+from moretta.protocols.common.overlap import COMPARISON, Comparison
 from moretta.protocols.common.releases import Releases
+from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting, settings_digest
 from moretta.protocols.common.silo_rows import schema_of

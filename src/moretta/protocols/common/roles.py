@@ -9,8 +9,8 @@ from typing import Protocol
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server, State
 from moretta.data.tables.preparation import Preparation
-from moretta.protocols.common.counted import Counted
 from moretta.protocols.common.releases import Releases
+from moretta.protocols.common.row_counts import Counted
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from moretta.data.silo import aligned, in_order
 from moretta.data.subjects import Subjects
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError, RunFailed
-from moretta.protocols.common import apart
-from moretta.protocols.common.apart import AskApart, Comparison, compared
+from moretta.protocols.common import overlap
+from moretta.protocols.common.overlap import AskApart, Comparison, compared
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.answers import Answers
 
@@ -46,7 +46,7 @@ class Comparing:
 
 
 def compare(comparison: Comparison, silos: dict[str, Subjects]) -> tuple[Aborted | None, list[Ask]]:
-    engine = InProcess({name: Comparing(own) for name, own in silos.items()}, Codec(apart.MESSAGES), strict=True)
+    engine = InProcess({name: Comparing(own) for name, own in silos.items()}, Codec(overlap.MESSAGES), strict=True)
     exchange, replies, asked = comparison.run(Stamp("run", 1, 0), list(silos)), None, list[Ask]()
     while True:
         try:
