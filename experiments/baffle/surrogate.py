@@ -20,7 +20,7 @@ from records import SEED, Record, Row, images, name_of, parser, run
 from torch import nn
 
 from moretta.audit.attacks.baffle.moves import Moves
-from moretta.models.lenet import lenet
+from moretta.models.architectures import lenet
 from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.forward import Layout

@@ -208,7 +208,7 @@ RULES: tuple[Callable[[RunFile, SiloFile], None], ...] = (
 
 def fitting_model(site: SiloFile, build: Callable[[], nn.Module]) -> nn.Module:
     """Build the model of a run, of at most `[limits] parameters` numbers."""
-    from moretta.models.size import build_within
+    from moretta.models.checks import build_within
 
     with _refusing():
         return build_within(site.limits.parameters, build)

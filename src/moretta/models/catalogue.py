@@ -93,7 +93,7 @@ def build(
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
     from moretta.models.by_keyword import takes_packed  # these need torch
-    from moretta.models.weights import check_weights
+    from moretta.models.checks import check_weights
 
     check_weights(model)
     return takes_packed(model, layout)
@@ -102,8 +102,8 @@ def build(
 def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any]) -> nn.Module:
     if not inputs or any(size < 1 for size in inputs) or outputs < 1:
         raise ParameterError(f"expected sizes of 1 or more, got inputs {inputs} and outputs {outputs}")
-    # a built-in's file has its name, and is imported only now because it defines torch modules
-    constructor: Callable[..., nn.Module] = getattr(importlib.import_module(f"moretta.models.{source}"), source)
+    # imported only now, because it defines torch modules
+    constructor: Callable[..., nn.Module] = getattr(importlib.import_module("moretta.models.architectures"), source)
     known = list(inspect.signature(constructor).parameters)[2:]
     for name in arguments:
         if name not in known:

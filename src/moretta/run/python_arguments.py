@@ -25,7 +25,7 @@ from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.models.weights import check_weights
+from moretta.models.checks import check_weights
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.settings import SecureAggregation
 

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.models.lenet import lenet
-from moretta.models.mlp import mlp
+from moretta.models.architectures import lenet, mlp
 from moretta.protocols.baffle.torch_forward import SMALL, TorchForward, layout_of
 from moretta.protocols.common import modules
 

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from moretta import BAFFLE
 from moretta.errors import ParameterError
-from moretta.models.lenet import lenet
-from moretta.models.wrn import wrn
+from moretta.models.architectures import lenet, wrn
 from moretta.protocols.baffle.cut import Cut, blocks_of, constants_of, cut_of
 from moretta.protocols.baffle.silo.block_differences import differences
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient

@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.models.weights import check_traceable
+from moretta.models.checks import check_traceable
 from moretta.protocols.baffle import batch_statistics, on_device
 from moretta.protocols.baffle.batched import Batched
 from moretta.protocols.baffle.silo.directions import Directions

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError, UnsupportedModel
-from moretta.models.weights import check_traceable
+from moretta.models.checks import check_traceable
 from moretta.protocols.pbpfl import patterns, selfcheck
 from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_structures
 from moretta.protocols.pbpfl.layers import LAYERS

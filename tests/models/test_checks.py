@@ -11,7 +11,7 @@ from torch import nn
 
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.models.size import build_within
+from moretta.models.checks import build_within
 
 
 def mlp(hidden: list[int]) -> nn.Module:
