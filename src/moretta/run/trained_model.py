@@ -30,8 +30,8 @@ from moretta.engines.files import read_file
 from moretta.engines.run_folder import read_inputs, read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.models.graph import Graph
 from moretta.models.checks import build_within
+from moretta.models.graph import Graph
 from moretta.protocols.common import modules
 from moretta.run import consent
 from moretta.run.foreign import ForeignGraph
