@@ -22,12 +22,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from moretta.config import silo_file
-from moretta.config.sections import Data, FileOfRows, Model, Run
 from moretta.contract.settings import SERVER, SITE, Spelled, Unit, kebab, mark_of
+from moretta.data.settings import Data, FileOfRows
 from moretta.deployment import site_policy
 from moretta.deployment.agreed_settings import MOVES
-from moretta.engines.settings import Delay, Engine, Fault, Faults
+from moretta.engines.settings import Delay, Engine, Fault, Faults, Run
 from moretta.errors import ParameterError
+from moretta.models.catalogue import Model
 from moretta.protocols.common.entry import Entry
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES

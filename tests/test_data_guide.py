@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from moretta.config.sections import Data, FileOfRows
 from moretta.config.silo_file import RowsSection
 from moretta.contract.settings import kebab
+from moretta.data.settings import Data, FileOfRows
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.files import ABSENT, ENDINGS
 from moretta.data.tables.inference import MOST_CATEGORIES

@@ -17,10 +17,10 @@ from test_contract import ADDITIVE, LOSSY, MORE, OPEN, ROWS, dropping, federatio
 
 from moretta import Engine, Federation, FedSGD, SecureAggregation, Silo
 from moretta.config import run_files
-from moretta.config.sections import Data
 from moretta.config.silo_file import load
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome
+from moretta.data.settings import Data
 from moretta.deployment import shared_settings as told
 from moretta.engines.in_process import InProcess
 from moretta.engines.journal import HelpedFile

@@ -20,11 +20,12 @@ from pydantic import BaseModel
 from reproduction import Experiment
 
 from moretta.config import run_files, silo_file
-from moretta.config.sections import Data, Model, Run
 from moretta.contract.settings import kebab
+from moretta.data.settings import Data
 from moretta.data.tables import schema
-from moretta.engines.settings import Engine
+from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError
+from moretta.models.catalogue import Model
 from moretta.protocols.registry import ENTRIES
 from moretta.report.dossier.questions import read_answers
 from moretta.secure_aggregation.identity import Identity, Roster, public_line

@@ -11,11 +11,12 @@ from pydantic import BaseModel
 from moretta import FedSGD
 from moretta.config import run_files
 from moretta.config.run_files import PROTOCOLS
-from moretta.config.sections import Data, Model, Run
 from moretta.config.specification import Specification, of_run_file, shared
 from moretta.contract.settings import SERVER, SITE, kebab, mark_of
-from moretta.engines.settings import Engine
+from moretta.data.settings import Data
+from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError
+from moretta.models.catalogue import Model
 from moretta.secure_aggregation.settings import SecureAggregation
 
 TEXT = """

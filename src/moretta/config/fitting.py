@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from moretta.config.sections import Data, Run
 from moretta.contract.settings import kebab
 from moretta.contract.wording import either, shown
+from moretta.data.settings import Data
 from moretta.data.tables.schema import Schema
-from moretta.engines.settings import Engine
+from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES, entry_of

@@ -12,7 +12,8 @@
 
 Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one with every default, and
 `digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError` of one sentence, worded in
-`moretta.config.wording`. The sections are in `moretta.config.sections`.
+`moretta.config.wording`. The sections stand with what they set: `settings.py` of `data/`, `engines/` and
+`secure_aggregation/`, `moretta.models.catalogue`, and each protocol's `params.py`.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_valida
 
 from moretta.config import wording
 from moretta.config.fitting import check_fit
-from moretta.config.sections import Data, FileOfRows, Model, Run
 from moretta.config.toml_files import override, parse_toml, read_toml
 from moretta.contract.settings import Section, kebab
 from moretta.contract.wording import either, shown, unfit
 from moretta.data.references import OWN_CODE
+from moretta.data.settings import Data, FileOfRows
 from moretta.data.tables import schema
 from moretta.data.tables.schema import Schema
 from moretta.engines.files import read_text
-from moretta.engines.settings import Delay, Engine, Fault, Faults
+from moretta.engines.settings import Delay, Engine, Fault, Faults, Run
 from moretta.errors import ParameterError
 from moretta.models import catalogue
+from moretta.models.catalogue import Model
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation.settings import SecureAggregation

@@ -1,15 +1,71 @@
-"""Settings of where silos run, and of the faults to inject."""
+"""Settings of a run: how long and how exact it is, where silos live, and the faults to inject."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from moretta.contract.settings import Fraction, Positive, Section, Seed, Unit, Words, kebab
+from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Spelled, Unit, Words, kebab
 from moretta.contract.wording import shown
 from moretta.errors import ParameterError
+
+ROUNDS = Unit("rounds")
+
+
+class Run(Section):
+    """How long, how exact, and where the results go.
+
+    name: what the run is called; left out, it is the file's name without its ending.
+    rounds: how many rounds are played; in each of them the model steps once.
+    seed: what follows from it is random in training and not secret: initial weights, splits, batches.
+    out: the run folder; left out, the shell takes that of --out, or runs/NAME.
+    dtype: what the model and the silos compute in.
+    device: where the model is trained and evaluated.
+    checkpoint_every: how many rounds there are from one checkpoint to the next.
+    evaluate_every: how many rounds there are from one evaluation on the test rows to the next, and with early stopping
+        on the validation rows too; the last round is always evaluated. None: about 50 evaluations in a run.
+    metrics: functions of the model's outputs and the targets, as "module:function", whose figures on test rows stand
+        beside the built-in ones under the functions' names (`moretta.run.metrics`).
+    record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
+    early_stopping: how many rounds may pass without a lower validation loss before the run stops and goes back to its
+        best round; None: never stop. Rounds are counted, and judged only at evaluations.
+    participation: the part of the silos that takes part in a round, drawn from the seed.
+    insecure_secret_seed: for tests only: every secret of the run follows from it.
+    """
+
+    name: Annotated[str, Spelled("text of 1 to 100 characters without slashes")] = "run"
+    rounds: PositiveInt
+    seed: Seed = 0
+    out: Annotated[Path | None, SERVER] = None
+    dtype: Literal["float32", "float64"] = "float32"
+    device: Device = "cpu"
+    checkpoint_every: Annotated[PositiveInt, ROUNDS] = 10
+    evaluate_every: Annotated[PositiveInt | None, SERVER, ROUNDS] = None
+    metrics: Annotated[tuple[Words, ...], SERVER] = ()
+    record_views: Annotated[bool | tuple[int, ...], SERVER, Spelled("true, false or list of rounds")] = False
+    early_stopping: Annotated[PositiveInt | None, ROUNDS] = None
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    insecure_secret_seed: Annotated[Seed | None, Field(repr=False), SERVER] = None
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[^/\\\x00-\x1f\x7f]{1,100}", name) or name in (".", ".."):
+            raise ValueError("a name of 1 to 100 characters without slashes")  # it may name a folder
+        return name
+
+    @field_validator("record_views", mode="before")
+    @classmethod
+    def _are_rounds(cls, value: object) -> bool | tuple[int, ...]:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, list | tuple) and all(type(number) is int and number >= 1 for number in value):
+            return tuple(sorted(set(value)))
+        raise ValueError("true, false or a list of round numbers from 1 on")
+
 
 FaultPhase = Literal["set-up", "upload", "unmasking"]
 

@@ -1,4 +1,4 @@
-"""The built-in models by their names, and how any model is built and identified."""
+"""The built-in models by their names, the settings `[model]`, and how any model is built and identified."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import hashlib
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moretta.contract.wording import did_you_mean
+from pydantic import JsonValue, field_validator
+
+from moretta.contract.settings import Section, Words, kebab
+from moretta.contract.wording import did_you_mean, shown, unfit
 from moretta.data.layout import SampleLayout
 from moretta.data.references import beside, is_reference, resolve, said
 from moretta.errors import MissingExtra, ParameterError
@@ -20,6 +24,34 @@ if TYPE_CHECKING:
     from torch import nn
 
 BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
+
+TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")  # by `build` itself
+
+
+class Model(Section):
+    """The model: what builds it, and the keyword arguments that it is built with.
+
+    source: a built-in name, or "module:function" of a module beside the run file or installed.
+    arguments: in a file these are the section's further keys, their dashes made underscores.
+    """
+
+    source: Words
+    arguments: dict[str, JsonValue] = {}  # noqa: RUF012  # pydantic copies it
+
+    @field_validator("arguments")
+    @classmethod
+    def _are_arguments(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name, value in arguments.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in TAKEN:
+                raise ParameterError(f"[model] {name} cannot be the name of a constructor's argument; rename it")
+            expected = "a number, a string, true, false or a list" if _has_table(value) else unfit(value)
+            if expected:
+                raise ParameterError(f"[model] {kebab(name)}: expected {expected}, got {shown(value)}")
+        return arguments
+
+
+def _has_table(value: object) -> bool:
+    return isinstance(value, dict) or value is None or (isinstance(value, list) and any(map(_has_table, value)))
 
 
 def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:

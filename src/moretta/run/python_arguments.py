@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config.sections import Data, Run
 from moretta.config.specification import Specification
 from moretta.contract.keywords import path_of
 from moretta.contract.wording import check_choice, kind_of, nearest, shown
 from moretta.data import python_rows
 from moretta.data.checks import class_of
 from moretta.data.references import OWN_CODE
+from moretta.data.settings import Data
 from moretta.data.silo import Silo, layout_of, row_shape
 from moretta.data.tables.schema import Schema
-from moretta.engines.settings import Engine
+from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.models.checks import check_weights

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.config.run_files import RunFile
-from moretta.config.sections import Data
 from moretta.data import domains, partition, silo_files, sources
 from moretta.data.assemble import Wish, check_apart
 from moretta.data.dataset import Dataset
 from moretta.data.grid import check_grid
 from moretta.data.partition import Distributed
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.silo_files import TableFile
 from moretta.data.subjects import Subjects

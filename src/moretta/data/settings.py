@@ -1,92 +1,23 @@
-"""The sections of a run file as classes, each validated by itself: `moretta.config.run_files` reads a file into them.
-
-Keys have dashes in a file and underscores in Python. A class built directly from Python raises `ParameterError`
-too, with the class and the key as Python has them (`moretta.contract.settings.Section`).
-"""
+"""Settings of where rows come from and who holds which: `[data]` of a run file, and a silo's file."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from moretta.contract.settings import (
-    SERVER,
-    Device,
-    Fraction,
-    Positive,
-    Section,
-    Seed,
-    Spelled,
-    Unit,
-    Words,
-    kebab,
-)
-from moretta.contract.wording import shown, unfit
+from moretta.contract.settings import SERVER, Fraction, Positive, Section, Spelled, Unit, Words, kebab
+from moretta.contract.wording import shown
 from moretta.data.domains import check_domains
 from moretta.data.grid import GRIDS, check_grid
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
-ROUNDS, ROWS = Unit("rounds"), Unit("rows")
-
-
-class Run(Section):
-    """How long, how exact, and where the results go.
-
-    name: what the run is called; left out, it is the file's name without its ending.
-    rounds: how many rounds are played; in each of them the model steps once.
-    seed: what follows from it is random in training and not secret: initial weights, splits, batches.
-    out: the run folder; left out, the shell takes that of --out, or runs/NAME.
-    dtype: what the model and the silos compute in.
-    device: where the model is trained and evaluated.
-    checkpoint_every: how many rounds there are from one checkpoint to the next.
-    evaluate_every: how many rounds there are from one evaluation on the test rows to the next, and with early stopping
-        on the validation rows too; the last round is always evaluated. None: about 50 evaluations in a run.
-    metrics: functions of the model's outputs and the targets, as "module:function", whose figures on test rows stand
-        beside the built-in ones under the functions' names (`moretta.run.metrics`).
-    record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
-    early_stopping: how many rounds may pass without a lower validation loss before the run stops and goes back to its
-        best round; None: never stop. Rounds are counted, and judged only at evaluations.
-    participation: the part of the silos that takes part in a round, drawn from the seed.
-    insecure_secret_seed: for tests only: every secret of the run follows from it.
-    """
-
-    name: Annotated[str, Spelled("text of 1 to 100 characters without slashes")] = "run"
-    rounds: PositiveInt
-    seed: Seed = 0
-    out: Annotated[Path | None, SERVER] = None
-    dtype: Literal["float32", "float64"] = "float32"
-    device: Device = "cpu"
-    checkpoint_every: Annotated[PositiveInt, ROUNDS] = 10
-    evaluate_every: Annotated[PositiveInt | None, SERVER, ROUNDS] = None
-    metrics: Annotated[tuple[Words, ...], SERVER] = ()
-    record_views: Annotated[bool | tuple[int, ...], SERVER, Spelled("true, false or list of rounds")] = False
-    early_stopping: Annotated[PositiveInt | None, ROUNDS] = None
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    insecure_secret_seed: Annotated[Seed | None, Field(repr=False), SERVER] = None
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[^/\\\x00-\x1f\x7f]{1,100}", name) or name in (".", ".."):
-            raise ValueError("a name of 1 to 100 characters without slashes")  # it may name a folder
-        return name
-
-    @field_validator("record_views", mode="before")
-    @classmethod
-    def _are_rounds(cls, value: object) -> bool | tuple[int, ...]:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, list | tuple) and all(type(number) is int and number >= 1 for number in value):
-            return tuple(sorted(set(value)))
-        raise ValueError("true, false or a list of round numbers from 1 on")
-
+ROWS = Unit("rows")
 
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
@@ -446,33 +377,3 @@ class Data(Section):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and files have theirs; remove it'
             )
-
-
-# By `moretta.models.catalogue.build` itself.
-TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")
-
-
-class Model(Section):
-    """The model: what builds it, and the keyword arguments that it is built with.
-
-    source: a built-in name, or "module:function" of a module beside the run file or installed.
-    arguments: in a file these are the section's further keys, their dashes made underscores.
-    """
-
-    source: Words
-    arguments: dict[str, JsonValue] = {}  # noqa: RUF012  # pydantic copies it
-
-    @field_validator("arguments")
-    @classmethod
-    def _are_arguments(cls, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        for name, value in arguments.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in TAKEN:
-                raise ParameterError(f"[model] {name} cannot be the name of a constructor's argument; rename it")
-            expected = "a number, a string, true, false or a list" if _has_table(value) else unfit(value)
-            if expected:
-                raise ParameterError(f"[model] {kebab(name)}: expected {expected}, got {shown(value)}")
-        return arguments
-
-
-def _has_table(value: object) -> bool:
-    return isinstance(value, dict) or value is None or (isinstance(value, list) and any(map(_has_table, value)))
