@@ -22,9 +22,9 @@ TOPIC, BYTES, SIZE = "bare", "bytes", "size"
 
 def _patched() -> None:
     """Let jobs be made of the classes below. Before Moretta's own job module is imported, which copies these names."""
-    from moretta.deployment import patching
+    from moretta.deployment import provisioning
 
-    patching.CONTROLLER, patching.EXECUTOR = "bare_exchange.Controller", "bare_exchange.Executor"
+    provisioning.CONTROLLER, provisioning.EXECUTOR = "bare_exchange.Controller", "bare_exchange.Executor"
 
 
 if __name__ == "__main__":

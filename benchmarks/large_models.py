@@ -46,9 +46,9 @@ from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines import mapped, memory
 from moretta.engines.checkpoint import CheckpointId, save_checkpoint
-from moretta.engines.clock import Clock
 from moretta.engines.delivery import replies_of, valid
 from moretta.engines.driver import Driver
+from moretta.engines.usage import Clock
 from moretta.models import catalogue
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting

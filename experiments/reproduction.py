@@ -37,7 +37,7 @@ from moretta.contract.settings import Section, Seed
 from moretta.contract.wording import did_you_mean
 from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import write_atomically
-from moretta.engines.held import held
+from moretta.engines.folder_lock import held
 from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:

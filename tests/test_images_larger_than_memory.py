@@ -23,7 +23,7 @@ from moretta.contract import lazy_rows
 from moretta.data.images import folder
 from moretta.data.images.pixels import ImageForm
 from moretta.data.tables import schema
-from moretta.engines.memory import status
+from moretta.engines.usage import status
 from moretta.protocols.common import lazy_tensor
 
 folder.IN_MEMORY = 0

@@ -11,7 +11,7 @@ import reproduction
 from reproduction import Reproduction, choose, find, listing
 
 from moretta.commands import main as cli
-from moretta.engines.held import held
+from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

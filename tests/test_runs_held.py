@@ -13,7 +13,7 @@ import pytest
 from test_cli import call, here  # noqa: F401  # a fixture
 from test_contract import federation_of
 
-from moretta.engines.held import LOCK
+from moretta.engines.folder_lock import LOCK
 from moretta.errors import ParameterError
 
 TRAIN = ["train", "run.toml", "--out", "mine", "--set", "run.checkpoint-every=1"]

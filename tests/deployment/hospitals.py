@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from moretta import Federation, Silo
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.deployment import kits, patching, processes, provisioning
+from moretta.deployment import kits, processes, provisioning
 from moretta.engines import views
 from moretta.engines.settings import Engine
 from moretta.models import catalogue
@@ -202,7 +202,7 @@ class Hospitals:
     def serve_flare(self) -> tuple[kits.Kits, processes.Parent]:
         """Start a server of FLARE that waits for jobs of others, as a hospital may have."""
         made = provisioning.provision(self.server / "run-kits", self.host, self.port, self.sites)
-        patching.patch(made.server)
+        provisioning.patch(made.server)
         given = {**os.environ, "OMP_NUM_THREADS": "1", WHOSE: f"{self._token}-server"}
         parent = processes.start(made.server, self.folder / "server.out", given)
         self._started.setdefault("server", []).append(parent)

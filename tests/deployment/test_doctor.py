@@ -26,18 +26,8 @@ import grpc
 from test_cli import call
 from test_runs_with_a_roster import enrol
 
-from moretta.deployment import (
-    certificates,
-    doctor,
-    kit_checks,
-    kits,
-    machine_checks,
-    patching,
-    provisioning,
-    server_connection,
-    server_key,
-)
-from moretta.deployment.check_result import CheckResult, Warned
+from moretta.deployment import checks, doctor, kits, provisioning, server_connection, server_key
+from moretta.deployment.checks import CheckResult, Warned
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 
@@ -77,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit_checks, "WAIT", 0.15)
+    monkeypatch.setattr(checks, "WAIT", 0.15)
     monkeypatch.setattr(server_connection, "APART", 0.0)
 
 
@@ -139,7 +129,7 @@ def edit(path: Path, before: str, after: str) -> None:
 
 def test_a_site_that_can_take_part_passes(here: Path) -> None:
     edit(here / "silo.toml", 'name = "north"', 'name = "north"\nidentity = "keys/north"\nroster = "roster.toml"')
-    patching.patch(here / "kits/north", here / "silo.toml")
+    provisioning.patch(here / "kits/north", here / "silo.toml")
     assert "made by the server, for trials" in looked("--kit", "kits/north")["private key"]["sentence"]
     (here / "kits/north" / kits.TRIAL).unlink()  # as of a kit whose key was made here
     with answering(here / "kits/server") as port:
@@ -245,7 +235,7 @@ def test_what_says_no_time_tells_nothing(here: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_certificate_that_ends_soon_is_a_warning_and_one_that_ended_is_not(here: Path) -> None:
     kit = here / "kits/server"
-    ends = certificates.validity_of(kit)[1]
+    ends = kits.validity_of(kit)[1]
     (soon,) = [one for one in examine(kit, ends - timedelta(days=29)) if one.what == "certificate"]
     assert (soon.passes, soon.warns) == (True, True)
     assert soon.line().startswith("warn certificate: ends in 29 days")
@@ -344,8 +334,8 @@ def test_what_is_wrong_with_a_servers_run(here: Path) -> None:
 
 
 def test_memory_and_disk_are_compared_with_the_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "free_memory", lambda: 100)
-    monkeypatch.setattr(machine_checks, "LEAST_DISK", 2**80)
+    monkeypatch.setattr(checks, "free_memory", lambda: 100)
+    monkeypatch.setattr(checks, "LEAST_DISK", 2**80)
     sentences = failed("--run", "run.toml")
     assert "this model takes" in sentences["memory"]
     assert "make room" in sentences["disk"]
@@ -354,11 +344,11 @@ def test_memory_and_disk_are_compared_with_the_model(here: Path, monkeypatch: py
 def test_what_is_not_installed_is_a_finding(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     assert "pip install 'moretta[flare]'" in failed("--silo", "silo.toml")["nvflare"]
-    monkeypatch.setattr(machine_checks, "PYTHONS", ((3, 5), (3, 6)))
-    monkeypatch.setattr(machine_checks, "FLARE", (99, 0))
+    monkeypatch.setattr(checks, "PYTHONS", ((3, 5), (3, 6)))
+    monkeypatch.setattr(checks, "FLARE", (99, 0))
     assert "make an environment" in failed("--silo", "silo.toml")["python"]
     monkeypatch.undo()
-    monkeypatch.setattr(machine_checks, "FLARE", (99, 0))
+    monkeypatch.setattr(checks, "FLARE", (99, 0))
     os.chdir(here)
     assert "pip install -U" in failed("--silo", "silo.toml")["nvflare"]
 
@@ -375,6 +365,6 @@ def test_nothing_given_to_the_function() -> None:
 
 
 def test_a_kernel_that_cannot_confine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(machine_checks.confinement(), str)
-    monkeypatch.setattr(machine_checks, "landlock", lambda: 0)
-    assert isinstance(machine_checks.confinement(), Warned)
+    assert isinstance(checks.confinement(), str)
+    monkeypatch.setattr(checks, "landlock", lambda: 0)
+    assert isinstance(checks.confinement(), Warned)

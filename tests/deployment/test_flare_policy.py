@@ -35,16 +35,16 @@ from nvflare.lighter.utils import generate_cert, serialize_cert, serialize_pri_k
 from test_site_keys import OwnKeys
 
 from moretta.deployment import (
-    administration,
+    certificate_requests,
+    checks,
     job,
-    kit_checks,
     kits,
     processes,
     provisioning,
+    server_connection,
     shared_settings,
-    site_requests,
 )
-from moretta.deployment.patching import CONTROLLER, EXECUTOR
+from moretta.deployment.provisioning import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
 from moretta.secure_aggregation.identity import Identity
 
@@ -83,7 +83,7 @@ class Shared(OwnKeys):
         shutil.copytree(self.made.admin, kit)
         root, key = (
             load_pem_private_key((authority / provisioning.ROOT_KEY).read_bytes(), None),
-            site_requests.new_key(),
+            certificate_requests.new_key(),
         )
         certificate = generate_cert(
             Party(name, organisation, role), Party(provisioning.PROJECT), root, key.public_key()
@@ -103,11 +103,11 @@ class Shared(OwnKeys):
         with suppress(FileNotFoundError):
             shutil.rmtree(admin / "transfer")
         (admin / "transfer").mkdir()
-        return administration.submit(admin, folder)
+        return server_connection.submit(admin, folder)
 
     def outcome(self, number: str) -> Mapping[str, Any]:
         """Wait for a job's end, and return what FLARE says of it."""
-        with administration.logged_in(self.made.admin) as administrator:
+        with server_connection.logged_in(self.made.admin) as administrator:
 
             def ended() -> bool:
                 with administrator.asked() as session:
@@ -132,7 +132,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
             (made.kit("south") / "local" / file).unlink()
         made.join("north")
         made.join("south")
-        wait_for(lambda: len(administration.connected(made.made.admin)) == 2, "north and south are there", made.said)
+        wait_for(lambda: len(server_connection.connected(made.made.admin)) == 2, "north and south are there", made.said)
         yield made
         processes.stop(made.flare)
     finally:
@@ -188,8 +188,8 @@ def test_code_that_a_job_brings(shared: Shared, tmp_path: Path) -> None:
 
 def test_known_limit_flares_own_policy_lets_a_lead_bring_code(shared: Shared, tmp_path: Path) -> None:
     """Which `moretta doctor` says of such a kit."""
-    assert "may bring code" in str(kit_checks.policy(shared.kit("south")))
-    assert "may bring code" not in str(kit_checks.policy(shared.kit("north")))
+    assert "may bring code" in str(checks.policy(shared.kit("south")))
+    assert "may bring code" not in str(checks.policy(shared.kit("north")))
     code = MARKS.format(mark=str(shared.mark("lead")))
     brought = {"path": "brought.mark", "args": {}}
     shared.outcome(shared.submit(shared.lead, write_job(tmp_path / "lead", ["south"], brought, WAITS, custom=code)))

@@ -27,17 +27,7 @@ import grpc
 from test_cli import Called, call
 from test_runs_with_a_roster import enrol
 
-from moretta.deployment import (
-    administration,
-    certificates,
-    holding,
-    kits,
-    patching,
-    processes,
-    provisioning,
-    server_connection,
-    server_key,
-)
+from moretta.deployment import holding, kits, processes, provisioning, server_connection, server_key
 from moretta.deployment import join as joining
 from moretta.errors import ParameterError
 
@@ -124,7 +114,7 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return moment
 
-    monkeypatch.setattr(certificates, "datetime", Clock)
+    monkeypatch.setattr(kits, "datetime", Clock)
 
 
 def join(kit: str = "kits/north", silo: str = "silo.toml") -> Called:
@@ -184,7 +174,7 @@ def test_certificates_that_are_not_the_kits(here: Path) -> None:
 
 
 def test_a_clock_that_is_a_day_off_and_an_expired_certificate(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begins, ends = certificates.validity_of(here / "kits/north")
+    begins, ends = kits.validity_of(here / "kits/north")
     at(monkeypatch, datetime.now(UTC) - DAY)
     sentence = refused(join())
     assert f"valid from {begins:%Y-%m-%d %H:%M} UTC, and not now" in sentence
@@ -270,7 +260,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(here: Path, monkeypatch: p
     assert [line for line in said if line.startswith("waiting")] == [f"{waiting}{host}:{port}"]
     assert said[-1].startswith(f"joining {host}:{port} as north")
     assert json.loads((kit / "local/moretta.json").read_text()) == {"silo": str(here / "silo.toml")}
-    assert patching.lacks(kit, here / "silo.toml") == []
+    assert provisioning.lacks(kit, here / "silo.toml") == []
     assert not (kit / "local/join.json").exists()
 
 
@@ -386,7 +376,7 @@ def test_a_servers_kit_that_has_expired(here: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(here)
     monkeypatch.setattr(processes.subprocess.Popen, "__init__", lambda *given, **more: pytest.fail("started"))
     provisioning.provision(here / "mine", "localhost", free := free_port(), ["north", "south"])
-    at(monkeypatch, certificates.validity_of(here / "mine/server")[1] + DAY)
+    at(monkeypatch, kits.validity_of(here / "mine/server")[1] + DAY)
     called = call("serve", "run.toml", "--out", "out", "--kits", "mine", "--port", free)
     assert called.code == 2
     assert "get a new kit" in called.err.splitlines()[-1]
@@ -412,7 +402,7 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
     monkeypatch.chdir(here)
     port = free_port()
     made = provisioning.provision(here / "mine", "localhost", port, ["north"])
-    patching.patch(made.server)
+    provisioning.patch(made.server)
     server = processes.start(made.server, here / "server.log")
     words = [
         sys.executable,
@@ -443,9 +433,9 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
         assert processes._marked(families[0]) == []
         assert processes._marked(families[1])
         until = time.monotonic() + 60
-        while administration.connected(made.admin) != ["north"] and time.monotonic() < until:
+        while server_connection.connected(made.admin) != ["north"] and time.monotonic() < until:
             time.sleep(0.5)
-        administration.shut_down(made.admin)
+        server_connection.shut_down(made.admin)
         _, told = joins[1].communicate(timeout=60)
         assert joins[1].returncode == 0
         assert b"ended what an earlier join" in told

@@ -19,7 +19,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from cryptography import x509
 
-from moretta.deployment import certificates, kit_checks, kits, patching, provisioning, server_connection, server_key
+from moretta.deployment import checks, kits, provisioning, server_connection, server_key
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -171,7 +171,7 @@ def test_the_server_keeps_its_jobs_in_its_kit(own: kits.Kits, made: kits.Kits) -
     resources = own.server / "local" / "resources.json"
     resources.write_text(text.replace(str(made.server.resolve()), str(old)))
     own.server.rename(moved)
-    assert any("kept in the kit" in sentence for sentence in patching.patch(moved))
+    assert any("kept in the kit" in sentence for sentence in provisioning.patch(moved))
     patched = (moved / "local" / "resources.json").read_text()
     assert str(moved.resolve() / "jobs-storage") in patched
     assert str(moved.resolve() / "snapshot-storage") in patched
@@ -180,13 +180,15 @@ def test_the_server_keeps_its_jobs_in_its_kit(own: kits.Kits, made: kits.Kits) -
 def test_a_patch_changes_once_what_we_need(own: kits.Kits) -> None:
     for kit in [own.server, *own.sites.values()]:
         startup = files(kit / "startup")
-        assert len(patching.patch(kit)) == (2 if kit == own.server else 3)
+        assert len(provisioning.patch(kit)) == (2 if kit == own.server else 3)
         before = files(kit)
-        assert patching.patch(kit) == []
+        assert provisioning.patch(kit) == []
         assert files(kit) == before
         assert files(kit / "startup") == startup  # which alone a signature of FLARE's may cover
         resources = json.loads((kit / "local" / "resources.json").read_text())
-        assert resources["class_allow_list"][-1] == (patching.CONTROLLER if kit == own.server else patching.EXECUTOR)
+        assert resources["class_allow_list"][-1] == (
+            provisioning.CONTROLLER if kit == own.server else provisioning.EXECUTOR
+        )
         comm = json.loads((kit / "local" / "comm_config.json").read_text())
         assert comm == {"streaming_retry_timeout": 3, "streaming_retry_wait": 1}
         launchers = [each["path"] for each in resources["components"] if each["id"] == "process_launcher"]
@@ -200,9 +202,9 @@ def test_a_patch_changes_once_what_we_need(own: kits.Kits) -> None:
 
 def test_jobs_may_make_one_class_at_a_site_of_ours_and_bring_no_code(own: kits.Kits) -> None:
     for kit in own.sites.values():
-        patching.patch(kit)
+        provisioning.patch(kit)
         allowed = json.loads((kit / "local" / "resources.json").read_text())["class_allow_list"]
-        assert allowed == [patching.EXECUTOR]
+        assert allowed == [provisioning.EXECUTOR]
         rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
         assert {role: (given["byoc"], given["shell_commands"]) for role, given in rights.items()} == {
             "project_admin": ("none", "none")
@@ -216,10 +218,10 @@ def test_a_patch_keeps_what_it_does_not_know(own: kits.Kits) -> None:
     default["theirs"] = {"a": 1}
     (kit / "local" / "resources.json").write_text(json.dumps(default))
     (kit / "local" / "comm_config.json").write_text('{"internal": {"port": 1}, "streaming_retry_timeout": 60}')
-    patching.patch(kit)
+    provisioning.patch(kit)
     resources = json.loads((kit / "local" / "resources.json").read_text())
     assert resources["theirs"] == {"a": 1}
-    assert resources["class_allow_list"][-2:] == ["theirs.", patching.EXECUTOR]
+    assert resources["class_allow_list"][-2:] == ["theirs.", provisioning.EXECUTOR]
     assert json.loads((kit / "local" / "comm_config.json").read_text()) == {
         "internal": {"port": 1},
         "streaming_retry_timeout": 3,
@@ -231,19 +233,19 @@ def test_a_patch_keeps_what_it_does_not_know(own: kits.Kits) -> None:
 def test_a_patch_takes_back_what_else_of_ours_jobs_could_name(own: kits.Kits, wide: str) -> None:
     """A job names any callable below a prefix, with arguments; `moretta doctor` says so of a kit with one."""
     kit = own.sites["Clinic_B"]
-    patching.patch(kit)
+    provisioning.patch(kit)
     resources = json.loads((kit / "local" / "resources.json").read_text())
-    resources["class_allow_list"] = ["theirs.", wide, patching.EXECUTOR, "morettas.own"]
+    resources["class_allow_list"] = ["theirs.", wide, provisioning.EXECUTOR, "morettas.own"]
     (kit / "local" / "resources.json").write_text(json.dumps(resources))
-    assert "1 changes are missing" in str(kit_checks.patched(kit, None))
-    assert len(patching.patch(kit)) == 1
+    assert "1 changes are missing" in str(checks.patched(kit, None))
+    assert len(provisioning.patch(kit)) == 1
     resources = json.loads((kit / "local" / "resources.json").read_text())
-    assert resources["class_allow_list"] == ["theirs.", patching.EXECUTOR, "morettas.own"]
+    assert resources["class_allow_list"] == ["theirs.", provisioning.EXECUTOR, "morettas.own"]
 
 
 def test_a_kit_in_which_a_job_may_bring_code_or_name_any_class_is_told(own: kits.Kits) -> None:
     kit = own.sites["Clinic_B"]
-    local, policy = kit / "local", kit_checks.policy
+    local, policy = kit / "local", checks.policy
     assert policy(kit) == "lets nobody bring code"
     resources = json.loads((local / "resources.json").read_text())
     for opened in ({"class_allow_list": ["*"]}, {"class_list_enforcement_mode": "warn"}):
@@ -262,29 +264,29 @@ def test_a_site_that_allows_everything_is_left_so(own: kits.Kits) -> None:
     kit = own.sites["Clinic_B"]
     resources = json.loads((kit / "local" / "resources.json.default").read_text()) | {"class_allow_list": ["*"]}
     (kit / "local" / "resources.json").write_text(json.dumps(resources))
-    patching.patch(kit)
+    provisioning.patch(kit)
     assert json.loads((kit / "local" / "resources.json").read_text())["class_allow_list"] == ["*"]
 
 
 def test_a_launcher_of_another_kind_is_refused(own: kits.Kits) -> None:
     kit = own.sites["Clinic_B"]
     text = (kit / "local" / "resources.json.default").read_text()
-    (kit / "local" / "resources.json").write_text(text.replace(patching.STOCK_LAUNCHER, "theirs.Docker"))
+    (kit / "local" / "resources.json").write_text(text.replace(provisioning.STOCK_LAUNCHER, "theirs.Docker"))
     before = files(kit)
     with pytest.raises(ParameterError, match=r"theirs\.Docker"):
-        patching.patch(kit)
+        provisioning.patch(kit)
     assert files(kit) == before
 
 
 def test_the_silo_is_written_down_for_job_processes(own: kits.Kits, tmp_path: Path) -> None:
     kit = own.sites["hospital-1"]
-    patching.patch(kit)
-    assert len(patching.patch(kit, tmp_path / "x" / ".." / "silo")) == 1
+    provisioning.patch(kit)
+    assert len(provisioning.patch(kit, tmp_path / "x" / ".." / "silo")) == 1
     assert json.loads((kit / "local" / "moretta.json").read_text()) == {"silo": str(tmp_path.resolve() / "silo")}
-    assert patching.patch(kit, tmp_path / "silo") == []
-    assert len(patching.patch(kit, tmp_path / "other")) == 1
+    assert provisioning.patch(kit, tmp_path / "silo") == []
+    assert len(provisioning.patch(kit, tmp_path / "other")) == 1
     with pytest.raises(ParameterError, match="has no silo"):
-        patching.patch(own.server, tmp_path / "silo")
+        provisioning.patch(own.server, tmp_path / "silo")
 
 
 def test_the_servers_key_is_beside_the_kits_and_its_public_half_in_those_of_sites(made: kits.Kits) -> None:
@@ -321,10 +323,10 @@ def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> No
     kit, first, second = own.sites["hospital-1"], Identity.fresh(), Identity.fresh()
     first.save(tmp_path / "first")
     second.save(tmp_path / "second")
-    patching.patch(kit)
+    provisioning.patch(kit)
     lines = [public_line(first.public_key), str(tmp_path / "second" / "identity.pub")]
-    assert len(patching.patch(kit, None, lines)) == 1
-    assert patching.patch(kit, None, lines) == patching.patch(kit) == []
+    assert len(provisioning.patch(kit, None, lines)) == 1
+    assert provisioning.patch(kit, None, lines) == provisioning.patch(kit) == []
     assert server_key.server_keys(kit / "local") == (first.public_key, second.public_key)
     for bad, sentence in (
         ([*lines, public_line(Identity.fresh().public_key)], "expected one public key of the server, or two"),
@@ -332,33 +334,33 @@ def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> No
         (["moretta-public-1 x"], "expected `moretta-public-1` and 32 bytes of Ed25519"),
     ):
         with pytest.raises(ParameterError, match=sentence):
-            patching.patch(kit, None, bad)
-    patching.patch(own.server)
-    assert len(patching.patch(own.server, None, [str(tmp_path / "second")])) == 1
+            provisioning.patch(kit, None, bad)
+    provisioning.patch(own.server)
+    assert len(provisioning.patch(own.server, None, [str(tmp_path / "second")])) == 1
     assert server_key.identity_of(own.server / "local").public_key == second.public_key
-    assert patching.patch(own.server, None, [str(tmp_path / "second")]) == []
+    assert provisioning.patch(own.server, None, [str(tmp_path / "second")]) == []
     for bad, sentence in ((["x", "y"], "a server signs by one key"), (["none"], "cannot be read")):
         with pytest.raises(ParameterError, match=sentence):
-            patching.patch(own.server, None, bad)
+            provisioning.patch(own.server, None, bad)
     (kit / "local" / server_key.SERVER_KEY).write_text("moretta-public-1 damaged\n")
     with pytest.raises(ParameterError, match="was expected to hold the server's public key"):
         server_key.server_keys(kit / "local")
 
 
 def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:
-    for read in (patching.patch, kits.is_server, kits.name_of, kits.address_of, kits.certificates_of):
+    for read in (provisioning.patch, kits.is_server, kits.name_of, kits.address_of, kits.certificates_of):
         with pytest.raises(ParameterError, match="no startup kit of FLARE"):
             read(tmp_path / "nothing")
-    for read in (patching.patch, kits.is_server):
+    for read in (provisioning.patch, kits.is_server):
         with pytest.raises(ParameterError, match="administrator's"):
             read(own.admin)
     (own.server / "local" / "resources.json").write_text("{")
     with pytest.raises(ParameterError, match="readable JSON"):
-        patching.patch(own.server)
+        provisioning.patch(own.server)
     for file in ("resources.json", "resources.json.default"):
         (own.server / "local" / file).unlink()
     with pytest.raises(ParameterError, match="there is neither"):
-        patching.patch(own.server)
+        provisioning.patch(own.server)
 
 
 @pytest.fixture(scope="module")
@@ -373,34 +375,34 @@ def put(source: Path, target: Path, *names: str) -> None:
 
 def test_a_good_kit_is_found_good(made: kits.Kits) -> None:
     for kit in all_of(made):
-        certificates.check(kit)
+        kits.check_certificates(kit)
 
 
 @pytest.mark.parametrize("days", [-2, 361])
 def test_a_certificate_of_another_time_is_found(made: kits.Kits, days: int) -> None:
     with pytest.raises(ParameterError, match="and not now"):
-        certificates.check(made.sites["Clinic_B"], datetime.now(UTC) + timedelta(days=days))
+        kits.check_certificates(made.sites["Clinic_B"], datetime.now(UTC) + timedelta(days=days))
 
 
 def test_what_does_not_belong_together_is_found(own: kits.Kits, others: kits.Kits) -> None:
     kit, theirs, neighbour = own.sites["Clinic_B"], others.sites["Clinic_B"], own.sites["hospital-1"]
     put(theirs, kit, "rootCA.pem")
     with pytest.raises(ParameterError, match="not issued by the root"):
-        certificates.check(kit)
+        kits.check_certificates(kit)
     put(own.server, kit, "rootCA.pem")
     put(theirs, kit, "client.key")
     with pytest.raises(ParameterError, match="not the key of the certificate"):
-        certificates.check(kit)
+        kits.check_certificates(kit)
     put(neighbour, kit, "client.key", "client.crt")
     with pytest.raises(ParameterError, match="is for Clinic_B, and its certificate for hospital-1"):
-        certificates.check(kit)
+        kits.check_certificates(kit)
     (kit / "startup" / "client.key").write_text("nothing")
     with pytest.raises(ParameterError, match="private key without a password") as caught:
-        certificates.check(kit)
+        kits.check_certificates(kit)
     assert "nothing" not in str(caught.value)
     (kit / "startup" / "client.crt").write_text("nothing")
     with pytest.raises(ParameterError, match="expected to be a certificate"):
-        certificates.check(kit)
+        kits.check_certificates(kit)
 
 
 @pytest.fixture

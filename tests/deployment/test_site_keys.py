@@ -27,17 +27,8 @@ from test_cli import call
 from test_join import aim, answering
 
 from moretta.config import silo_file
-from moretta.deployment import (
-    authority,
-    certificates,
-    kit_checks,
-    kits,
-    own_kit,
-    provisioning,
-    server_connection,
-    site_requests,
-)
-from moretta.deployment.site_requests import read_request
+from moretta.deployment import certificate_requests, checks, kits, provisioning, server_connection
+from moretta.deployment.certificate_requests import read_request
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, public_line
 
@@ -63,7 +54,7 @@ def here(founded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture(scope="module")
 def key() -> rsa.RSAPrivateKey:
-    return site_requests.new_key()
+    return certificate_requests.new_key()
 
 
 def silo(name: str = "north", more: str = "") -> Path:
@@ -73,16 +64,16 @@ def silo(name: str = "north", more: str = "") -> Path:
 
 
 def ask(name: str = "north", kit: str = "", now: datetime = NOW) -> Path:
-    return own_kit.request(Path(kit or name), silo_file.load(silo(name)), now)[1]
+    return certificate_requests.request(Path(kit or name), silo_file.load(silo(name)), now)[1]
 
 
 def sign(request: Path, folder: str = "kits", renew: bool = False, now: datetime = NOW) -> Path:
-    return authority.sign(request, Path(folder), lambda found: True, now, renew=renew)[1]
+    return certificate_requests.sign(request, Path(folder), lambda found: True, now, renew=renew)[1]
 
 
 def complete(reply: Path, name: str = "north", kit: str = "") -> Path:
     folder = Path(kit or name)
-    own_kit.complete(folder, silo_file.load(Path(f"{name}.toml")), reply, lambda found: True)
+    certificate_requests.complete(folder, silo_file.load(Path(f"{name}.toml")), reply, lambda found: True)
     return folder
 
 
@@ -124,7 +115,7 @@ def test_a_key_is_made_at_the_site_and_stays_there(here: Path) -> None:
     holders = [path for path, data in contents(here).items() if secret in data]
     assert holders == ["north/startup/client.key"]
     assert stat.S_IMODE((kit / "startup/client.key").stat().st_mode) == 0o600
-    certificates.check(kit)
+    kits.check_certificates(kit)
     assert (kits.kind_of(kit), kits.name_of(kit), kits.address_of(kit)) == ("client", "north", ("localhost", 8102))
     assert kits.organisation_of(kit) == "moretta"
     assert not kits.for_trials(kit)
@@ -194,7 +185,7 @@ def test_the_commands_lead_through_it(here: Path) -> None:
     assert "holds no request of north" in call(*join, "--fingerprint", made["server-key"]).sentence
     assert "a key is never overwritten" in call("join", "north", "--silo", silo(), "--request").sentence
     assert "give one of them" in call(*join, "--request").sentence
-    assert kit_checks.private_key(Path("north")) == "is closed to others"
+    assert checks.private_key(Path("north")) == "is closed to others"
 
 
 def test_kits_for_trials_have_no_authority(here: Path) -> None:
@@ -295,7 +286,7 @@ def test_bytes_that_are_no_request(here: Path, key: rsa.RSAPrivateKey) -> None:
         Path("bad.request").write_bytes(data)
         with refused("expected to be a site's request", here / "kits"):
             sign(Path("bad.request"))
-    Path("long.request").write_bytes(good + b"\n" * site_requests.LARGEST)
+    Path("long.request").write_bytes(good + b"\n" * certificate_requests.LARGEST)
     with refused("is longer than 65536 bytes", here / "kits"):
         sign(Path("long.request"))
 
@@ -321,7 +312,7 @@ def test_a_name_is_given_once_and_a_request_is_signed_once(here: Path) -> None:
     old = json.loads(Path("kits/north.reply").read_text())
     renewed = sign(Path("again-north/north.request"), renew=True)
     assert json.loads(renewed.read_text())["certificate"] != old["certificate"]
-    certificates.check(complete(renewed, "north", "again-north"))
+    kits.check_certificates(complete(renewed, "north", "again-north"))
     with refused("to another request", here / "north"):
         complete(renewed)
 
@@ -345,12 +336,12 @@ def test_nothing_is_issued_that_was_not_compared(here: Path) -> None:
     request = ask()
     seen: list[str] = []
 
-    def disagrees(found: site_requests.Request) -> bool:
+    def disagrees(found: certificate_requests.Request) -> bool:
         seen.append(found.fingerprint)
         return False
 
     with refused("not signed: the fingerprint", here / "kits"):
-        authority.sign(request, Path("kits"), disagrees, NOW)
+        certificate_requests.sign(request, Path("kits"), disagrees, NOW)
     assert seen == [read_request(request.read_bytes(), NOW).fingerprint]
     sign(request)  # which has not spent it
 
@@ -376,13 +367,15 @@ def test_the_roots_key_is_looked_at(here: Path) -> None:
     with refused("bring it back from where it is kept"):
         sign(request)
     with refused("the root ended on"):
-        Path("late").write_bytes(site_requests.write_request(site_requests.new_key(), "late", NOW + timedelta(4000)))
+        Path("late").write_bytes(
+            certificate_requests.write_request(certificate_requests.new_key(), "late", NOW + timedelta(4000))
+        )
         sign(Path("late"), now=NOW + timedelta(days=4000))
 
 
 def test_a_name_that_flare_cannot_take_is_told_at_the_site(here: Path) -> None:
     with refused("rename the silo, or give it an engine-name"):
-        own_kit.request(Path("kit"), silo_file.load(silo("st.mary")), NOW)
+        certificate_requests.request(Path("kit"), silo_file.load(silo("st.mary")), NOW)
     assert not Path("kit").exists()
     mine = Identity.fresh()
     mine.save("keys")
@@ -391,7 +384,7 @@ def test_a_name_that_flare_cannot_take_is_told_at_the_site(here: Path) -> None:
     )
     assert Roster.load("roster.toml").engine_name("st.mary") == "site-1"
     file = silo_file.load(silo("st.mary", 'identity = "keys"\nroster = "roster.toml"'))
-    made, path = own_kit.request(Path("kit"), file, NOW)
+    made, path = certificate_requests.request(Path("kit"), file, NOW)
     assert (made.name, path) == ("site-1", Path("kit/site-1.request"))
 
 
@@ -447,21 +440,25 @@ def test_a_reply_of_another_server_is_found_by_its_key(here: Path) -> None:
         return False
 
     with refused("not completed: the fingerprint", here / "north"):
-        own_kit.complete(Path("north"), silo_file.load(silo()), reply, denied)
+        certificate_requests.complete(Path("north"), silo_file.load(silo()), reply, denied)
     assert seen == [theirs]
     line = public_line(Identity.load(here / "kits").public_key)
     pins = silo_file.load(silo(more=f'server-key = "{line}"'))
     with refused("silo.toml pins", here / "north"):
-        own_kit.complete(Path("north"), pins, reply, lambda found: pytest.fail("nobody is asked where one is pinned"))
+        certificate_requests.complete(
+            Path("north"), pins, reply, lambda found: pytest.fail("nobody is asked where one is pinned")
+        )
     shutil.copytree("north", "kept")
-    own_kit.complete(Path("north"), pins, sign(Path("kept/north.request")), lambda found: pytest.fail("asked"))
-    certificates.check(Path("north"))
+    certificate_requests.complete(
+        Path("north"), pins, sign(Path("kept/north.request")), lambda found: pytest.fail("asked")
+    )
+    kits.check_certificates(Path("north"))
 
 
 def test_a_server_that_signs_what_is_no_certificate_of_its_own(here: Path) -> None:
     request = ask()
-    reply = site_requests.read_reply(sign(request).read_bytes())
-    other = site_requests.read_reply(sign(ask("north", "theirs"), "others").read_bytes())
+    reply = certificate_requests.read_reply(sign(request).read_bytes())
+    other = certificate_requests.read_reply(sign(ask("north", "theirs"), "others").read_bytes())
     digest = read_request(request.read_bytes(), NOW).digest
     mine = Identity.load(here / "kits")
     for change, sentence in (
@@ -478,11 +475,13 @@ def test_a_server_that_signs_what_is_no_certificate_of_its_own(here: Path) -> No
 def test_a_crash_half_way_is_made_good_by_the_same_command(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reply = sign(ask())
     with monkeypatch.context() as patched:
-        patched.setattr(own_kit, "rename", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patched.setattr(
+            certificate_requests, "rename", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
         with pytest.raises(ParameterError, match="cannot be written to north: No space left"):
             complete(reply)
     assert not Path("north/startup").exists()
-    certificates.check(complete(reply))
+    kits.check_certificates(complete(reply))
     assert sorted(path.name for path in Path("north").iterdir()) == ["local", "readme.txt", "startup", "transfer"]
 
 

@@ -22,7 +22,7 @@ from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings, site_policy
 from moretta.deployment.agreed_settings import MOST, MOVES, SiteAgreement, differences, pinned_settings
-from moretta.deployment.check_result import CheckResult
+from moretta.deployment.checks import CheckResult
 from moretta.deployment.doctor import examine
 from moretta.deployment.site import Site
 from moretta.engines.flare.envelope import Hello, digest_of

@@ -178,7 +178,7 @@ def test_fields_are_what_was_written() -> None:
 
 GIVEN_BACK = """
 import numpy as np, onnxruntime
-from moretta.engines.memory import give_back_code, status
+from moretta.engines.usage import give_back_code, status
 before = status("RssFile")
 give_back_code()
 after = status("RssFile")

@@ -26,7 +26,7 @@ from moretta.contract.roles import Aborted, Replies
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.child import ChildClient
 from moretta.engines.confinement import landlock
-from moretta.engines.memory import HEADROOM
+from moretta.engines.usage import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_graphs as edge_casting
 from moretta.protocols.baffle import onnx_export
@@ -418,7 +418,7 @@ def test_a_limit_that_suffices_stops_nothing() -> None:
 import sys, numpy, onnx
 from onnx import helper, TensorProto
 from moretta.protocols.baffle.edge import metadata
-from moretta.engines.memory import cap, peak_mib
+from moretta.engines.usage import cap, peak_mib
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.silo.forward import Layout

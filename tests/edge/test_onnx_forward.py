@@ -225,7 +225,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 import numpy as np
-from moretta.engines.memory import peak_mib
+from moretta.engines.usage import peak_mib
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 

@@ -14,7 +14,7 @@ from toy import SCHEMA, Hello, Said, Say, ToyClient
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Ask, Missing, Reason, Replies
-from moretta.engines import clock, views
+from moretta.engines import usage, views
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, MisuseError, ParameterError, PeerError
@@ -189,15 +189,15 @@ def test_silos_mark_their_work_on_the_engines_clock(clients: Clients) -> None:
 
 def test_every_second_of_a_delivery_is_in_one_phase(clients: Clients) -> None:
     ticks = iter(range(1000))
-    with mock.patch.object(clock, "time", mock.Mock(perf_counter=lambda: float(next(ticks)))):
+    with mock.patch.object(usage, "time", mock.Mock(perf_counter=lambda: float(next(ticks)))):
         engine = InProcess(clients, Codec(SCHEMA))
         engine.deliver(Ask.all(list(clients), Say(stamp=NOW), Said))
     assert sum(engine.clock.take().values()) == next(ticks) - 2  # all but the clock's own making, and this look
 
 
 def test_seconds_of_another_process_are_not_counted_twice() -> None:
-    with mock.patch.object(clock, "time", mock.Mock(perf_counter=mock.Mock(side_effect=[0.0, 0.0, 9.0, 10.0]))):
-        ours = clock.Clock()
+    with mock.patch.object(usage, "time", mock.Mock(perf_counter=mock.Mock(side_effect=[0.0, 0.0, 9.0, 10.0]))):
+        ours = usage.Clock()
         with ours.phase("delivery"):
             ours.charge("local_forward", 7.0)
     assert ours.take() == {"delivery": 3.0, "local_forward": 7.0}

@@ -20,7 +20,7 @@ from toy import SCHEMA, Hello, Said, Say, ToyClient
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Answering, Ask, InSteps, Reason, Replies
-from moretta.engines import child, clock, frames
+from moretta.engines import child, frames, usage
 from moretta.engines.child import ChildClient
 from moretta.engines.in_process import InProcess
 from moretta.engines.silos_here import SilosHere
@@ -235,7 +235,7 @@ def test_phases_are_charged_by_the_busiest_worker_and_what_passes_between_proces
     told = [{"busy": 6.0, "phases": {"thought": 4.0, "preparation": 1.0}}, {"busy": 2.0, "phases": {"thought": 2.0}}]
     times = mock.Mock(perf_counter=mock.Mock(side_effect=[0.0, *[10.0] * 4]))
     engine.clock.take()
-    with mock.patch.object(clock, "time", times), engine.clock.phase("delivery"):
+    with mock.patch.object(usage, "time", times), engine.clock.phase("delivery"):
         engine._silos._charge(told)
     assert engine.clock.take() == {"delivery": 4.75, "thought": 4.5, "preparation": 0.75}
 

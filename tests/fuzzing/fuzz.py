@@ -59,9 +59,9 @@ def play(name: str, out: Path, inputs: int, seed: int) -> None:
     (out / "files").mkdir()
     tempfile.tempdir = str(out / "files")
     with atheris.instrument_imports(include=["moretta", "tomllib", "zipfile", "numpy.lib"]):
-        from moretta.engines import memory
+        from moretta.engines import usage
 
-        memory.give_back_code = lambda: None  # it would be most of the time of a graph, and changes no result
+        usage.give_back_code = lambda: None  # it would be most of the time of a graph, and changes no result
         from doors import DOORS
 
     door, counted = DOORS[name], Count(out / "count")
@@ -104,7 +104,7 @@ class Count:
 
 def bound_memory() -> None:
     """Have the system refuse memory beyond `MEMORY`, so that what asks for it raises here."""
-    from moretta.engines.memory import status
+    from moretta.engines.usage import status
 
     reserved = status("VmData")
     if reserved is not None:

@@ -60,7 +60,7 @@ def test_a_job_that_reserves_more_than_its_limit_is_stopped_by_the_system() -> N
     """Without ONNX Runtime, which a site with PyTorch may not have."""
     script = (
         "import sys; sys.modules['onnxruntime'] = None\n"
-        "import numpy as np\nfrom moretta.engines.memory import cap\n"
+        "import numpy as np\nfrom moretta.engines.usage import cap\n"
         "cap(1.0)\n"
         "try:\n    np.ones(1 << 29, np.uint8)\nexcept MemoryError:\n    print('stopped')\n"
     )

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from moretta.engines.growing_file import CHUNK, GrowingFile, Rewritten
+from moretta.engines.journal import CHUNK, GrowingFile, Rewritten
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.report import living

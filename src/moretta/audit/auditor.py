@@ -25,7 +25,7 @@ from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.confinement import landlock
 from moretta.engines.files import check_plain, write_atomically
-from moretta.engines.held import held
+from moretta.engines.folder_lock import held
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
 

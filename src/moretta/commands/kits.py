@@ -32,9 +32,9 @@ def patch(
 ) -> None:
     """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
     with needs_flare():
-        from moretta.deployment import patching
+        from moretta.deployment import provisioning
 
-        changes = patching.patch(kit, silo, server_key)
+        changes = provisioning.patch(kit, silo, server_key)
     say({"kit": str(kit), "changes": changes}, as_json, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
 
 
@@ -71,9 +71,9 @@ def sign(
 ) -> None:
     """Certify a site's own key, once its fingerprint was compared with what the site has read out."""
     with needs_flare():
-        from moretta.deployment import authority
+        from moretta.deployment import certificate_requests
 
-        signed, reply = authority.sign(
+        signed, reply = certificate_requests.sign(
             request,
             kits,
             lambda found: compared(f"the request of {found.name}", found.fingerprint, fingerprint),

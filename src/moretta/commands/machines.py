@@ -131,9 +131,9 @@ def join(
 
 def _ask_for_certificate(kit: Path, silo: Path, as_json: bool) -> None:
     from moretta.config import silo_file
-    from moretta.deployment import own_kit
+    from moretta.deployment import certificate_requests
 
-    made, path = own_kit.request(kit, silo_file.load(silo), datetime.now(UTC))
+    made, path = certificate_requests.request(kit, silo_file.load(silo), datetime.now(UTC))
     told = {"request": str(path), "name": made.name, "fingerprint": made.fingerprint}
     lines = [
         f"request: {path}   (send it to the server's operator; the key beside it stays here)",
@@ -147,10 +147,10 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None, as_js
     from moretta.config import silo_file
 
     with needs_flare():
-        from moretta.deployment import own_kit
+        from moretta.deployment import certificate_requests
         from moretta.secure_aggregation.identity import fingerprint as of_key
 
-        found = own_kit.complete(
+        found = certificate_requests.complete(
             kit, silo_file.load(silo), reply, lambda key: compared("the server's key", of_key(key), fingerprint)
         )
     told = {"kit": str(kit), "server-key": found}
@@ -159,7 +159,7 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None, as_js
 
 def compared(whose: str, own: str, given: str | None) -> bool:
     """Return whether a fingerprint is what the other side has read out, by what was given or asked in a terminal."""
-    from moretta.deployment.site_requests import same_fingerprint
+    from moretta.deployment.certificate_requests import same_fingerprint
 
     if given is not None:
         return same_fingerprint(given, own)

@@ -142,7 +142,7 @@ class Limits(Section):
     message_mib: the most MiB of a message that the site takes from the server; a longer one is refused unread.
     parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
     memory_limit_mib: the most memory of an edge client's process, or without edge of a job's process, by what it
-    reserves (`moretta.engines.memory.cap`), PyTorch included; None: no limit.
+    reserves (`moretta.engines.usage.cap`), PyTorch included; None: no limit.
     micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
     edge_precision: what an edge client computes in; "float16" and "int8-activations" round to what such hardware has.
     threads: the most that PyTorch may use; None: its own choice.

@@ -5,8 +5,8 @@ site.py             a site's place in a run: its state on disk, what it is relea
 torch_role.py  edge_role.py   what a site plays, with PyTorch and without
 controller.py       the server's job in FLARE; executor.py a site's
 job.py  serve.py  join.py  doctor.py   what the commands of these names do
-check_result.py  machine_checks.py  kit_checks.py  site_checks.py  run_checks.py   the doctor's checks
-kits.py  provisioning.py  patching.py  certificates.py   startup kits: what is in one, made, changed, checked
-processes.py  server_connection.py  administration.py    FLARE's processes, the way to its server, what it is asked
+checks.py  checks.py  checks.py  checks.py  checks.py   the doctor's checks
+kits.py  provisioning.py  provisioning.py  certificates.py   startup kits: what is in one, made, changed, checked
+processes.py  server_connection.py  server_connection.py    FLARE's processes, the way to its server, what it is asked
 holding.py  server_key.py   who may use a folder; whom a site takes for the server
 """

@@ -16,8 +16,8 @@ from moretta import __version__
 from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
-from moretta.deployment import kit_checks, kits, machine_checks, run_checks, server_connection, site_checks
-from moretta.deployment.check_result import CheckResult, loaded, look
+from moretta.deployment import checks, kits, server_connection
+from moretta.deployment.checks import CheckResult, loaded, look
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _results(
         kit = _kit_beside(run_file)
     if kit is not None:
         named = kit
-        kind, result = loaded("kit", kit, lambda: kit_checks.kind_of(named, silo is not None))
+        kind, result = loaded("kit", kit, lambda: checks.kind_of(named, silo is not None))
         yield result
     server = alone if kind is None else kind == "server"
     asked = _Asked(kit if kind else None, silo, run_file, file, server, port, now)
@@ -91,39 +91,39 @@ def _kit_beside(run_file: RunFile) -> Path | None:
 
 
 def _of_machine(edge: bool) -> Iterator[CheckResult]:
-    yield look("python", machine_checks.python)
+    yield look("python", checks.python)
     yield look("moretta", lambda: f"version {__version__}; server and sites run the same")
-    yield look("torch", lambda: machine_checks.pytorch(edge))
-    yield look("nvflare", lambda: machine_checks.flare("edge-flare" if edge else "flare"))
+    yield look("torch", lambda: checks.pytorch(edge))
+    yield look("nvflare", lambda: checks.flare("edge-flare" if edge else "flare"))
 
 
 def _of_kit(asked: _Asked) -> Iterator[CheckResult]:
     kit = asked.kit
     if kit is not None:
-        certificate = look("certificate", lambda: kit_checks.certificate(kit, asked.now))
+        certificate = look("certificate", lambda: checks.certificate(kit, asked.now))
         yield certificate
-        yield look("private key", lambda: kit_checks.private_key(kit))
-        yield look("patched", lambda: kit_checks.patched(kit, asked.silo))
-        yield look("kit writable", lambda: machine_checks.writable(kit / "local"))
+        yield look("private key", lambda: checks.private_key(kit))
+        yield look("patched", lambda: checks.patched(kit, asked.silo))
+        yield look("kit writable", lambda: checks.writable(kit / "local"))
         if asked.server:
-            yield look("clock", lambda: kit_checks.servers_clock(asked.now))
+            yield look("clock", lambda: checks.servers_clock(asked.now))
         else:
-            yield look("policy", lambda: kit_checks.policy(kit))
+            yield look("policy", lambda: checks.policy(kit))
             yield from _of_connection(kit, certificate.passes, asked.now)
     if asked.server:
-        yield look("port", lambda: kit_checks.free_port(kit, asked.port))
+        yield look("port", lambda: checks.free_port(kit, asked.port))
         if kit is not None:
-            yield look("server's key", lambda: kit_checks.own_key(kit / "local"))
+            yield look("server's key", lambda: checks.own_key(kit / "local"))
 
 
 def _of_connection(kit: Path, certified: bool, now: datetime) -> Iterator[CheckResult]:
     named = look("server's name", lambda: f"is at {', '.join(server_connection.resolve(kit))}")
     yield named
     if named.passes and certified:
-        yield look("server", lambda: kit_checks.server_answers(kit))
+        yield look("server", lambda: checks.server_answers(kit))
     else:
         yield CheckResult("server", False, "cannot be told until the name and the certificate pass; mend those first")
-    yield look("clock", lambda: kit_checks.clock(kit, now, named.passes))
+    yield look("clock", lambda: checks.clock(kit, now, named.passes))
 
 
 def _of_site(asked: _Asked) -> Iterator[CheckResult]:
@@ -131,16 +131,16 @@ def _of_site(asked: _Asked) -> Iterator[CheckResult]:
     if file is None:
         return
     if kit is not None and silo is not None:
-        yield look("name", lambda: site_checks.belongs(kit, silo, file))
-    yield look("identity", lambda: site_checks.identified(file))
+        yield look("name", lambda: checks.belongs(kit, silo, file))
+    yield look("identity", lambda: checks.identified(file))
     if kit is not None:
-        yield look("server's key", lambda: site_checks.pinned(kit, file))
-    yield look("agreed", lambda: run_checks.agreed(asked.run_file, file))
+        yield look("server's key", lambda: checks.pinned(kit, file))
+    yield look("agreed", lambda: checks.agreed(asked.run_file, file))
     if file.limits.device != "cpu" and not file.silo.edge:
-        yield look("device", lambda: machine_checks.device_is_there(file.limits.device))
+        yield look("device", lambda: checks.device_is_there(file.limits.device))
     if file.silo.edge:
-        yield look("edge", machine_checks.onnx_runtime)
-        yield look("confinement", machine_checks.confinement)
+        yield look("edge", checks.onnx_runtime)
+        yield look("confinement", checks.confinement)
 
 
 def _of_run(asked: _Asked) -> Iterator[CheckResult]:
@@ -149,27 +149,27 @@ def _of_run(asked: _Asked) -> Iterator[CheckResult]:
     if run_file is not None:
         yield from _of_run_file(run_file, file, server, built)
     elif file is not None:
-        yield look("data", lambda: site_checks.openable(file))
-    size = run_checks.bytes_of(built[0]) if built else 0
+        yield look("data", lambda: checks.openable(file))
+    size = checks.bytes_of(built[0]) if built else 0
     holders = len(built[0].silos) if built and server else 0
-    yield look("memory", lambda: machine_checks.memory(size, holders))
+    yield look("memory", lambda: checks.memory(size, holders))
     out = file.out if file is not None else run_file.folder if run_file is not None and server else None
     if out is not None:
-        yield look("out", lambda: run_checks.run_folder(out, server))
-        yield look("disk", lambda: machine_checks.disk(out, size))
+        yield look("out", lambda: checks.run_folder(out, server))
+        yield look("disk", lambda: checks.disk(out, size))
 
 
 def _of_run_file(
     run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]
 ) -> Iterator[CheckResult]:
-    """Look at a run file. built: as of `moretta.deployment.run_checks.model`."""
-    played = look("many machines", lambda: run_checks.for_many_machines(run_file))
+    """Look at a run file. built: as of `moretta.deployment.checksmodel`."""
+    played = look("many machines", lambda: checks.for_many_machines(run_file))
     yield played
     if not played.passes:
         return
-    yield look("model", lambda: run_checks.model(run_file, file, server, built))
+    yield look("model", lambda: checks.model(run_file, file, server, built))
     if server and run_file.secure_aggregation.roster is not None:
-        yield look("roster", lambda: run_checks.roster_lists_all(run_file))
+        yield look("roster", lambda: checks.roster_lists_all(run_file))
     if file is not None:
-        yield look("data", lambda: run_checks.rows_fit(run_file, file))
-        yield look("sums", lambda: run_checks.same_sums(run_file, file))
+        yield look("data", lambda: checks.rows_fit(run_file, file))
+        yield look("sums", lambda: checks.same_sums(run_file, file))

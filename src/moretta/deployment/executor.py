@@ -24,7 +24,7 @@ from moretta.deployment.site import Site, log_to
 from moretta.deployment.site_policy import check_job
 from moretta.engines.flare.cells import receive
 from moretta.engines.flare.site_worker import SiteWorker
-from moretta.engines.memory import cap
+from moretta.engines.usage import cap
 from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")

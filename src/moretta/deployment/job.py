@@ -12,7 +12,7 @@ from typing import Any
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.deployment import shared_settings
-from moretta.deployment.patching import CONTROLLER, EXECUTOR
+from moretta.deployment.provisioning import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, verify

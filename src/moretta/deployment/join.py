@@ -12,9 +12,9 @@ from pathlib import Path
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
-from moretta.deployment import certificates, kits, patching, processes, server_connection, site_checks
+from moretta.deployment import checks, kits, processes, provisioning, server_connection
+from moretta.deployment.checks import writable
 from moretta.deployment.holding import only_one
-from moretta.deployment.machine_checks import writable
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
 from moretta.errors import ParameterError, RunFailed
@@ -54,11 +54,11 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
 
 def _check(kit: Path, silo: Path, file: SiloFile) -> None:
     """Look, before anything is started, at what `moretta doctor` looks at."""
-    site_checks.belongs(kit, silo, file)
-    certificates.check(kit)
-    site_checks.identified(file)
-    site_checks.pinned(kit, file)
-    site_checks.openable(file)
+    checks.belongs(kit, silo, file)
+    kits.check_certificates(kit)
+    checks.identified(file)
+    checks.pinned(kit, file)
+    checks.openable(file)
     writable(file.out)
 
 
@@ -68,7 +68,7 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Pat
     remembered = kit / "local" / "join.json"
     if processes.end_left_over(remembered):
         say("ended what an earlier join of this kit, which was killed, had left running")
-    for change in patching.patch(kit):
+    for change in provisioning.patch(kit):
         say(change)
     write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
     _wait_for_server(kit, say)

@@ -1,19 +1,23 @@
-"""Startup kits of NVIDIA FLARE: what is in one, whoever made it.
+"""Startup kits of NVIDIA FLARE: what is in one, whoever made it, and whether FLARE would take its certificates.
 
 A kit is a folder with `startup/` (who the party is, whom it trusts, where the server is) and `local/` (what it allows
 on its own machine). FLARE signs neither in a plain kit: its trust is mutual TLS, and `local/` is the party's to edit.
-`provisioning` makes kits, `patching` changes them for us, `certificates` checks that FLARE would take them.
+It fails at a wrong certificate without a word, so that we look first. `provisioning` makes and patches
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from moretta.deployment.server_key import load_json
@@ -143,3 +147,57 @@ def chain_in(path: Path) -> list[x509.Certificate]:
 def _named_in(certificate: x509.Certificate, attribute: x509.ObjectIdentifier) -> str:
     found = certificate.subject.get_attributes_for_oid(attribute)
     return str(found[0].value) if found else ""
+
+
+def check_certificates(kit: Path, now: datetime | None = None) -> None:
+    """Raise ParameterError where FLARE would fail at a kit's certificate.
+
+    The certificate is valid at `now` (with a time zone; else the clock's), issued by the kit's root, for the kit's key
+    and, at a site, for the kit's name.
+    """
+    files, now = certificates_of(kit), now or datetime.now(UTC)
+    chain = [*chain_in(files.certificate), chain_in(files.root)[0]]
+    _check_dates(kit, chain, now)
+    try:
+        for each, issuer in pairwise(chain):
+            each.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ParameterError(
+            f"{files.certificate} was not issued by the root beside it: get both from one federation"
+        ) from error
+    _check_key(files.key, chain[0])
+    if kind_of(kit) != "server" and subject(kit) != name_of(kit):
+        raise ParameterError(
+            f"{kit} is for {name_of(kit)}, and its certificate for {subject(kit)}: get both from one kit"
+        )
+
+
+def _check_dates(kit: Path, chain: Sequence[x509.Certificate], now: datetime) -> None:
+    for each in chain:
+        begins, ends = each.not_valid_before_utc, each.not_valid_after_utc
+        if now < begins:
+            raise ParameterError(
+                f"a certificate of {kit} is valid from {begins:%Y-%m-%d %H:%M} UTC, and not now, as this machine's "
+                f"clock says {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC: set the clock"
+            )
+        if now > ends:
+            raise ParameterError(
+                f"a certificate of {kit} was valid until {ends:%Y-%m-%d}, and not now ({now:%Y-%m-%d}): get a new kit, "
+                "or set this machine's clock if it is wrong"
+            )
+
+
+def _check_key(path: Path, certificate: x509.Certificate) -> None:
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ParameterError(f"{path} was expected to be a private key without a password: get a new kit") from error
+    if key.public_key() != certificate.public_key():
+        raise ParameterError(f"{path} is not the key of the certificate beside it: get both from one kit")
+
+
+def validity_of(kit: Path) -> tuple[datetime, datetime]:
+    """Return from when until when all of a kit's certificates are valid."""
+    files = certificates_of(kit)
+    chain = [*chain_in(files.certificate), *chain_in(files.root)[:1]]
+    return max(each.not_valid_before_utc for each in chain), min(each.not_valid_after_utc for each in chain)

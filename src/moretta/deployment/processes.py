@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from moretta.deployment import certificates, kits
+from moretta.deployment import kits
 from moretta.engines.files import write_atomically
 from moretta.errors import MissingExtra
 
@@ -43,10 +43,10 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
     """Start the server or the site of a kit; what it and its job processes print goes to the end of `log`.
 
     env: instead of this process's own. The process leads a session of its own, so that ^C here does not reach it.
-    Raises ParameterError where FLARE would fail at the kit's certificate (`certificates.check`), or is not installed.
+    Raises ParameterError as `kits.check_certificates`, and where FLARE is not installed.
     """
     require()
-    certificates.check(kit)
+    kits.check_certificates(kit)
     kind = "server" if kits.is_server(kit) else "client"
     kit = kit.resolve()
     words = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit)]

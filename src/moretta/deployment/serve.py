@@ -18,21 +18,19 @@ from typing import Any
 
 from moretta.config.run_files import RunFile
 from moretta.deployment import (
-    administration,
     job,
     kits,
-    patching,
     processes,
     provisioning,
     server_connection,
     server_key,
     shared_settings,
 )
-from moretta.deployment.administration import Administrator
+from moretta.deployment.server_connection import Administrator
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import new_lines
-from moretta.engines.held import held
+from moretta.engines.folder_lock import held
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, public_line
 
@@ -119,7 +117,7 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
     kit = provisioning.provision(places.kits, host, port, names)
     server_connection.check_port(port)
-    patching.patch(kit.server)
+    provisioning.patch(kit.server)
     identity = _key(kit.server / "local", run_file)
     if made:
         say(
@@ -152,7 +150,7 @@ def _shut_down(admin: Path, say: Say) -> None:
     until = time.monotonic() + ENDING
     while True:
         try:
-            administration.shut_down(admin)
+            server_connection.shut_down(admin)
             return
         except MorettaError as error:
             if time.monotonic() > until:
@@ -174,13 +172,13 @@ def _play(
     history = _History(places.out / "history.jsonl", run_file.run.rounds, progress)
     for attempt in range(TRIES + 1):
         if attempt > 0:
-            with administration.logged_in(kit.admin) as administrator:
+            with server_connection.logged_in(kit.admin) as administrator:
                 number = _submit(run_file, places, kit, administrator, resume=True)
         try:
             ended = _follow(places, server, history, say)
         except BaseException:
             with suppress(MorettaError):
-                administration.abort(kit.admin, number)
+                server_connection.abort(kit.admin, number)
             raise
         if ended is not None:
             if ended["state"] == "failed":
@@ -317,7 +315,7 @@ def _logged_in(admin: Path, work: Path, server: processes.Parent) -> Iterator[Ad
     with stack:
         while True:
             try:
-                administrator = stack.enter_context(administration.logged_in(admin, wait=2.0))
+                administrator = stack.enter_context(server_connection.logged_in(admin, wait=2.0))
                 administrator.connected()
                 break
             except MorettaError:

@@ -12,7 +12,7 @@ from moretta.contract.messages import Message, Spent
 from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId
-from moretta.engines.clock import Clock
+from moretta.engines.usage import Clock
 from moretta.errors import PeerError
 
 log = logging.getLogger("moretta")

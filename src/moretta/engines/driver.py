@@ -31,8 +31,7 @@ from moretta.contract.roles import (
     Server,
 )
 from moretta.engines.delivery import Delivery
-from moretta.engines.opened_sums import OpenedSum, opened_by
-from moretta.engines.takes import AskedTakes, RoundTakes, can_play
+from moretta.engines.takes import AskedTakes, OpenedSum, RoundTakes, can_play, opened_by
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")

@@ -9,11 +9,11 @@ from moretta.contract.codec import Codec, size
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, State
 from moretta.engines.checkpoint import CheckpointId
-from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector, Mishap
 from moretta.engines.mapped import laid_down
 from moretta.engines.silos_here import Answered, SilosHere
+from moretta.engines.usage import Clock
 from moretta.engines.views import Recorder
 from moretta.engines.workers import Workers
 from moretta.errors import CodecError

@@ -17,7 +17,7 @@ graph.safetensors      of such a run, if asked for: its model as a graph (models
 inputs.json            what inputs and outputs mean: columns, what is filled in, scales, classes
 rows.json              a digest of each silo's rows, by which a resumed run sees that they are the same; secret
 best/                  under early stopping, checkpoints of the best rounds, secrets included
-held.json              while a process writes here: which, on which host, since when (engines.held)
+held.json              while a process writes here: which, on which host, since when (engines.folder_lock)
 helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
 """
 
@@ -39,7 +39,7 @@ from safetensors.numpy import load, save
 
 from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import check_plain, read_file, read_text, write_atomically
-from moretta.engines.held import LOCK, held, refuse_held
+from moretta.engines.folder_lock import LOCK, held, refuse_held
 from moretta.engines.journal import HelpedFile
 from moretta.errors import MorettaError, ParameterError
 

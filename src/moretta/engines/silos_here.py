@@ -33,7 +33,7 @@ from moretta.contract.roles import (
     answering,
 )
 from moretta.engines.child import ChildClient, Waiting
-from moretta.engines.clock import Clock
+from moretta.engines.usage import Clock
 from moretta.errors import Disconnected, MorettaError, ParameterError, with_notes
 
 log = logging.getLogger("moretta")

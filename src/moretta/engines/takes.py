@@ -1,4 +1,4 @@
-"""Which take of a round is played next, and by whom, where silos have helped to open a sum of it before.
+"""Which take of a round is played next, by whom, where silos have helped to open a sum of it before; which they opened.
 
 A silo says so by `moretta.contract.messages.Spent`, and nobody else can see whether it is true. So what it says costs
 others little:
@@ -9,18 +9,24 @@ others little:
 - A set of silos that alone may play the round again is believed where it is all that are to play, or where most of
   those who are there name it: without these the round could not be played anyway. Else whoever names it sits the round
   out.
+
+`OpenedSum` is what the messages of an attempt show. What a run's report says of who takes part follows from these, as a
+silo that was missing for a moment may be in the round's sum all the same, and one that was lost before the sum is not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from moretta.contract.messages import Spent, Stamp
-from moretta.contract.roles import Aborted, Missing, Reason
+from moretta.contract.roles import Aborted, Ask, Missing, Reason, Replies
 from moretta.engines.journal import Journal
 from moretta.errors import ParameterError
+from moretta.secure_aggregation.additive import AddShares
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.unmasking import Unmask
 
 SAYS = 3  # times in a round that a silo may say that a take is spent; an honest silo says it less often
 
@@ -151,3 +157,39 @@ def can_play(spent: Spent, silo: str, wanted: Sequence[str], least: int) -> bool
     named = set(spent.survivors)
     least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
     return not (spent.whole and named) or (silo in named and named <= set(wanted) and len(named) >= least)
+
+
+@dataclass(frozen=True)
+class OpenedSum:
+    """A sum that silos helped to open; under the scheme ``none`` the server sees each part of it.
+
+    round, take: as its messages are stamped. silos: those in the sum, sorted. group: a group of CGD's, else empty.
+    set_up: whether it belongs to a set-up, as statistics do. used: whether a result is made of it; otherwise its
+    attempt was aborted, and the server alone may know it.
+    """
+
+    round: int
+    take: int
+    silos: tuple[str, ...]
+    group: str = ""
+    set_up: bool = False
+    used: bool = True
+
+    @classmethod
+    def of(cls, now: Stamp, silos: tuple[str, ...], *, set_up: bool, used: bool) -> OpenedSum:
+        """Return the sum of a stamp, whose run id begins with the name of a group where there is one."""
+        return cls(now.round, now.take, silos, now.run.rpartition("/")[0], set_up, used)
+
+
+def opened_by(ask: Ask, replies: Replies) -> Iterator[tuple[Stamp, tuple[str, ...]]]:
+    """Yield the stamp and the silos of each sum that these replies help to open; the same sum perhaps repeatedly."""
+    plain = dict[Stamp, list[str]]()
+    for silo, answer in replies.answers.items():
+        match ask.messages[silo]:
+            case Unmask() as message:
+                yield message.stamp, tuple(sorted(message.survivors))
+            case AddShares() as message:
+                yield message.stamp, tuple(sorted({silo, *message.shares}))
+            case message if isinstance(answer, PlainUpload):
+                plain.setdefault(message.stamp, []).append(silo)
+    yield from ((stamp, tuple(sorted(silos))) for stamp, silos in plain.items())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.engines.files import open_file, read_file, read_text
-from moretta.engines.growing_file import GrowingFile, Rewritten, last_lines
+from moretta.engines.journal import GrowingFile, Rewritten, last_lines
 from moretta.errors import ParameterError
 
 FORMAT = 1  # of the run folder

@@ -36,9 +36,9 @@ from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.journal import HelpedFile
-from moretta.engines.memory import give_back_heap
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine
+from moretta.engines.usage import give_back_heap
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import takes_packed
 from moretta.protocols.common import modules

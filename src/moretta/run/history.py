@@ -10,7 +10,7 @@ import numpy as np
 
 from moretta.contract.messages import Message
 from moretta.engines.driver import RoundEnd
-from moretta.engines.opened_sums import OpenedSum
+from moretta.engines.takes import OpenedSum
 from moretta.protocols.common import silo_rows
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation import agreement, statistics, unmasking

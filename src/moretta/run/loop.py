@@ -18,8 +18,8 @@ from moretta.contract.roles import Outcome
 from moretta.engines.checkpoint import CheckpointId, begin_session
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
-from moretta.engines.opened_sums import OpenedSum
 from moretta.engines.run_folder import RunFolder
+from moretta.engines.takes import OpenedSum
 from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules

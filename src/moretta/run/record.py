@@ -16,7 +16,7 @@ from moretta.config.specification import Specification
 from moretta.contract.messages import Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.driver import DroppedSilo
-from moretta.engines.opened_sums import OpenedSum
+from moretta.engines.takes import OpenedSum
 from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import claims_of

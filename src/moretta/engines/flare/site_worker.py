@@ -19,7 +19,6 @@ from moretta.contract.codec import LARGEST, Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, answered
 from moretta.engines.child import ChildClient
-from moretta.engines.clock import Clock
 from moretta.engines.flare.envelope import (
     Awake,
     Busy,
@@ -40,6 +39,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import Gate, OtherProcess, Trust
+from moretta.engines.usage import Clock
 from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError, PeerError, PolicyError, with_notes
 
 log = logging.getLogger("moretta")

@@ -16,7 +16,6 @@ from moretta.contract.codec import LARGEST, Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines.checkpoint import CheckpointId
-from moretta.engines.clock import Clock
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.flare.envelope import (
     Awake,
@@ -38,6 +37,7 @@ from moretta.engines.flare.envelope import (
     reply_of,
 )
 from moretta.engines.flare.signing import Bytes, ServerSession
+from moretta.engines.usage import Clock
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity

@@ -17,10 +17,9 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
 from moretta.engines import pipe as wire
-from moretta.engines.clock import Clock
 from moretta.engines.confinement import confine, readable
-from moretta.engines.memory import cap, give_back_code, peak_mib
 from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
+from moretta.engines.usage import Clock, cap, give_back_code, peak_mib
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError, RowsError
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.engines.memory import peak_mib, peak_of, status
+from moretta.engines.usage import peak_mib, peak_of, status
 from moretta.errors import RowsError
 
 if TYPE_CHECKING:

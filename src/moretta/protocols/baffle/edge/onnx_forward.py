@@ -5,7 +5,7 @@ metadata, and a silo refuses a round whose parameters do not have that layout. B
 is the graph's own claim, since ONNX Runtime shows no constants. The operations and their order are the server's word
 alone, as for whoever is sent a model to run. So a graph can make a silo's losses say other things about its rows than
 the model's would. It cannot read files, run foreign code or take more memory than the silo was given:
-`moretta.protocols.baffle.edge.strict` and `moretta.engines.memory.cap`.
+`moretta.protocols.baffle.edge.strict` and `moretta.engines.usage.cap`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.engines.memory import give_back_code
+from moretta.engines.usage import give_back_code
 from moretta.errors import MissingExtra, ParameterError, RowsError
 from moretta.protocols.baffle.edge import metadata, strict
 from moretta.protocols.baffle.edge.blocked_convolutions import LEFT_OUT, InBlocks, in_blocks, same

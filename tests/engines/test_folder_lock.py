@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from moretta.engines.held import LOCK, held, refuse_held
+from moretta.engines.folder_lock import LOCK, held, refuse_held
 from moretta.errors import ParameterError
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from moretta.engines.held import held
+from moretta.engines.folder_lock import held
 with held(Path(sys.argv[1])):
     if len(sys.argv) > 2:
         ours, theirs = os.pipe()

@@ -1,4 +1,4 @@
-"""How much memory this process takes, and a cap that stops it far above a limit. In MiB, 2^20 bytes."""
+"""Time and memory that a process takes: seconds by phase, and MiB (2^20 bytes) with a cap far above a limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import ctypes
 import resource
 import sys
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 DONT_NEED = 4  # MADV_DONTNEED
@@ -91,3 +94,42 @@ def status(field: str) -> float | None:
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+class Clock:
+    """Charges time to the innermost open phase, so that phases never count a second twice."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a stretch of work."""
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    def charge(self, name: str, seconds: float) -> None:
+        """Count seconds that another process spent in a phase, where this one waited for it, as that phase's."""
+        self._charge()
+        self._seconds[name] += seconds
+        if self._open:
+            waiting = self._open[-1]
+            self._seconds[waiting] -= min(seconds, self._seconds[waiting])  # what it says need not be true
+
+    def take(self) -> Mapping[str, float]:
+        """Return the seconds by phase since the last call, and begin again."""
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds

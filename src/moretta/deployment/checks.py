@@ -1,0 +1,487 @@
+"""What `moretta doctor` looks at: a machine, a kit, a site and a run. `moretta join` begins with those of its site.
+
+A check is a function that returns a sentence, `Warned` where it passes and should be heeded, or raises one of
+`moretta.errors` with what to do; it changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from moretta.config import run_files
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.contract.memory import free_memory
+from moretta.data.tables.files import ENDINGS
+from moretta.deployment import kits, provisioning, server_connection, server_key, site_policy
+from moretta.deployment.agreed_settings import SiteAgreement, differences, pinned_settings
+from moretta.deployment.server_key import identity_of, load_json, server_keys
+from moretta.engines.confinement import landlock
+from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
+from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
+
+T = TypeVar("T")
+
+
+class Warned(str):
+    """A sentence about what passes and should be heeded."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One thing that was looked at. sentence: what was found, and where it does not pass what to do.
+
+    warns: it passes, and should be heeded all the same.
+    """
+
+    what: str
+    passes: bool
+    sentence: str
+    warns: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {"what": self.what, "passes": self.passes, "warns": self.warns, "sentence": self.sentence}
+
+    def line(self) -> str:
+        """Return it as a line."""
+        return f"{'FAIL' if not self.passes else 'warn' if self.warns else 'ok  '} {self.what}: {self.sentence}"
+
+
+def look(what: str, check: Callable[[], str]) -> CheckResult:
+    """Make a result of what a check returns or raises."""
+    try:
+        said = check()
+    except MorettaError as error:
+        return CheckResult(what, False, str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "nvflare", "sklearn"):
+            raise
+        return CheckResult(
+            what, False, f"cannot be told without {package}; install it by: pip install 'moretta[flare]'"
+        )
+    except OSError as error:
+        return CheckResult(what, False, f"{error.filename or what}: {error.strerror or error}; give the right to it")
+    return CheckResult(what, True, str(said), isinstance(said, Warned))
+
+
+def loaded(what: str, path: Path, load: Callable[[], T]) -> tuple[T | None, CheckResult]:
+    """Return what a file holds, or None, and the result of reading it."""
+    found: list[T] = []
+
+    def check() -> str:
+        found.append(load())
+        return f"{path} is right"
+
+    result = look(what, check)
+    return (found[0] if found else None), result
+
+
+PYTHONS = ((3, 11), (3, 13))  # the first and the last
+FLARE = (2, 9)
+COPIES = 4  # of a model's parameters that a round takes at least: themselves, gradients, what is sent, what came
+LEAST_DISK, KEPT = 100 * 2**20, 20  # bytes; or so many times the parameters: checkpoints, views, released models
+
+
+def python() -> str:
+    """Check that FLARE runs on this Python."""
+    here, (first, last) = sys.version_info[:2], PYTHONS
+    if not first <= here <= last:
+        raise ParameterError(f"is {here[0]}.{here[1]}, and FLARE runs on 3.11 to 3.13; make an environment with one")
+    return f"version {here[0]}.{here[1]}"
+
+
+def pytorch(edge: bool) -> str:
+    """Check that PyTorch is installed, where the silo is no edge client."""
+    if edge:
+        return "an edge site runs none, whether it is there or not"
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("is not installed; install it by: pip install 'moretta[torch]'")
+    return f"version {metadata.version('torch')}; sites run the server's, or one of [engine] torch-versions"
+
+
+def flare(extra: str) -> str:
+    """Check that FLARE is installed. extra: of this package, with which it comes."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise MissingExtra(f"is not installed; install it by: pip install 'moretta[{extra}]'")
+    version = metadata.version("nvflare")
+    found = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
+    if found < FLARE:
+        raise ParameterError(
+            f"is version {version}, and 2.9 at least is needed; run: pip install -U 'moretta[{extra}]'"
+        )
+    return f"version {version}"
+
+
+def confinement() -> str:
+    """Check that the kernel can confine a process that runs somebody else's graph."""
+    if not landlock():
+        return Warned("this kernel has no Landlock (Linux 5.13), so a graph's process is not kept from your files")
+    return "Landlock keeps the process of a graph from your files"
+
+
+def onnx_runtime() -> str:
+    """Check that ONNX Runtime is installed."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise MissingExtra("an edge client needs onnxruntime; install it by: pip install 'moretta[edge]'")
+    return f"onnxruntime {metadata.version('onnxruntime')}"
+
+
+def device_is_there(device: str) -> str:
+    """Check that PyTorch finds a GPU."""
+    import torch
+
+    number = int(device.partition(":")[2] or 0)
+    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
+        raise ParameterError(f'PyTorch finds no {device} here; correct [limits] device, for example to "cpu"')
+    return f"{device} is there"
+
+
+def memory(size: int, holders: int) -> str:
+    """Check that a round fits. size: bytes of the parameters. holders: silos whose uploads are held at once."""
+    free, needed = free_memory(), size * (COPIES + 2 * holders)  # what is sent has 8 bytes a number
+    if not size:
+        return f"{_shown(free)} free; give --run to compare with what a model takes"
+    if free < needed:
+        raise ParameterError(
+            f"{_shown(free)} free, and this model takes {_shown(needed)} at least; end other programs, or use another "
+            "machine"
+        )
+    return f"{_shown(free)} free; parameters are {_shown(size)}, and a round takes {_shown(needed)} at least"
+
+
+def disk(out: Path, size: int) -> str:
+    """Check that a run fits at a folder. size: bytes of the parameters."""
+    free, needed = shutil.disk_usage(_nearest(out)).free, max(LEAST_DISK, KEPT * size)
+    if free < needed:
+        raise ParameterError(f"{_shown(free)} free, and {_shown(needed)} should be; make room, or name another folder")
+    return f"{_shown(free)} free at {_nearest(out)}"
+
+
+def writable(folder: Path) -> str:
+    """Check that a folder can be written to, or made. Raises `moretta.errors.ParameterError`."""
+    folder, there = folder.absolute(), _nearest(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as stream:
+            stream.write(b"1")
+    except OSError as error:
+        raise ParameterError(
+            f"{folder} cannot be written to ({error.strerror}); give the right to it, or name another folder"
+        ) from None
+    return f"{folder} can be {'written to' if there == folder else 'made'}"
+
+
+def _nearest(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next((one for one in (folder, *folder.parents) if one.exists()), folder)
+
+
+def _shown(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+SOON = timedelta(days=30)  # in which a certificate should be renewed
+WAIT = 5.0  # seconds in which a server is to answer
+APART, FAR = 30.0, 600.0  # seconds between two clocks that should be heeded, and that do not pass
+POLICIES = ("authorization.json", "authorization.json.default")  # in local/; the first that is there counts
+PORT = 8002  # of `moretta serve` where no other is named
+
+
+def kind_of(kit: Path, with_silo: bool) -> str:
+    """Return "server" or "site". with_silo: whether a silo.toml was given too, which only a site has."""
+    kind = "server" if kits.is_server(kit) else "site"
+    if with_silo and kind == "server":
+        raise ParameterError(f"{kit} is the server's kit, and silo.toml a site's; give the site's own kit")
+    return kind
+
+
+def certificate(kit: Path, now: datetime) -> str:
+    """Check that FLARE would take the certificate, and that it lasts a while."""
+    kits.check_certificates(kit, now)
+    until = kits.validity_of(kit)[1]
+    if until - now < SOON:
+        return Warned(
+            f"ends in {(until - now).days} days, on {until:%Y-%m-%d}; have new kits made before, or ask again by "
+            "moretta join --request where the key is this site's own"
+        )
+    return f"is of {kits.name_of(kit)}, issued by the kit's root, valid until {until:%Y-%m-%d}"
+
+
+def private_key(kit: Path) -> str:
+    """Check that nobody else can read the private key."""
+    path = kits.certificates_of(kit).key
+    mode = path.stat().st_mode & 0o777
+    if os.name == "posix" and mode & 0o077:
+        return Warned(f"is open to others (mode {mode:04o}); run: chmod 600 {path}")
+    if kits.for_trials(kit):
+        return Warned("was made by the server, for trials; for another, made here: moretta join KIT --silo --request")
+    return "is closed to others"
+
+
+def patched(kit: Path, silo: Path | None) -> str:
+    """Check that the kit runs our jobs."""
+    missing = provisioning.lacks(kit, silo)
+    if missing:
+        return Warned(
+            f"not yet, {len(missing)} changes are missing; moretta serve and join make them, and for a FLARE that you "
+            f"start yourself run: moretta kit patch {kit}{'' if silo is None else f' --silo {silo}'}"
+        )
+    return "runs Moretta's jobs"
+
+
+def policy(kit: Path) -> str:
+    """Check whom a site's kit lets bring code: FLARE's own policy lets administrators of every organisation."""
+    path = next((path for name in POLICIES if (path := kit / "local" / name).exists()), None)
+    roles = {} if path is None else load_json(path).get("permissions", {})
+    open_to = [role for role, rights in roles.items() if _right(rights, "byoc") != "none"]
+    if path is None or open_to:
+        whom = ", ".join(open_to) if path is not None else "everybody"
+        return Warned(
+            f"{whom} may bring code in a job, and it would run here with all rights of this site; set byoc to none for "
+            f"each role in {kit / 'local' / POLICIES[0]}"
+        )
+    resources = kits.resources(kit)
+    if "*" in resources.get("class_allow_list", []) or resources.get("class_list_enforcement_mode") == "warn":
+        return Warned(
+            "a job may name any class here; in local/resources.json, take '*' out of class_allow_list, and warn out of "
+            "class_list_enforcement_mode"
+        )
+    return "lets nobody bring code"
+
+
+def _right(rights: object, right: str) -> object:
+    return rights.get(right, "none") if isinstance(rights, dict) else rights
+
+
+def server_answers(kit: Path) -> str:
+    """Check that the server is there, and that each takes the other's certificate."""
+    host, port = kits.address_of(kit)
+    try:
+        server_connection.reach(kit, WAIT)
+    except RunFailed:
+        raise RunFailed(
+            f"nothing of this federation answers at {host}:{port}; have it started (moretta serve), and let a firewall "
+            "pass that port"
+        ) from None
+    return f"answers at {host}:{port}, and each takes the other's certificate"
+
+
+def servers_clock(now: datetime) -> str:
+    """Say the time; there is nothing that a server could compare its own with."""
+    return f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
+
+
+def clock(kit: Path, now: datetime, named: bool) -> str:
+    """Compare with the dates of the certificate, which a new kit has from its making, and with the server's clock."""
+    begins, ends = kits.validity_of(kit)
+    if now < begins:
+        raise ParameterError(
+            f"says {now:%Y-%m-%d %H:%M} UTC, and the kit was made at {begins:%Y-%m-%d %H:%M} UTC; set the clock"
+        )
+    ahead = server_connection.clock_of_server(kit, WAIT) if named else None
+    if ahead is None:
+        return Warned(
+            f"cannot be told: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
+            f"({begins:%Y-%m-%d %H:%M} UTC){'' if now <= ends else ' and after its certificate ended'}"
+        )
+    apart = f"is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
+    if abs(ahead) > FAR:
+        raise ParameterError(f"{apart}; set the clock that is wrong, best by NTP")
+    return Warned(f"{apart}; set both by NTP") if abs(ahead) > APART else f"{apart}, as its greeting has it"
+
+
+def free_port(kit: Path | None, port: int | None) -> str:
+    """Check that a server could listen at a port, else at its kit's."""
+    port = port or (PORT if kit is None else kits.address_of(kit)[1])
+    server_connection.check_port(port)
+    return f"{port} is free"
+
+
+def own_key(local: Path) -> str:
+    """Check that the server has its own key. local: the folder of its kit."""
+    return f"{fingerprint(identity_of(local).public_key)}; sites have it pinned, and compare it (moretta keys show)"
+
+
+def belongs(kit: Path, silo: Path, file: SiloFile) -> str:
+    """Check that a silo.toml and a site's kit are of the same site. Raises `moretta.errors.ParameterError`."""
+    if kits.is_server(kit):
+        raise ParameterError(f"{kit} is the server's kit; a site joins by its own, which moretta serve made beside it")
+    name = file.silo.name
+    if file.silo.roster is not None:
+        name = Roster.load(file.base / file.silo.roster).engine_name(name)
+    if name != kits.name_of(kit):
+        raise ParameterError(
+            f"{silo} is of `{name}`, and {kit} is the kit of `{kits.name_of(kit)}`; use the kit of the same name"
+        )
+    return f"kit and silo.toml are both of {name}"
+
+
+def identified(file: SiloFile) -> str:
+    """Check a site's own key against its list of everybody's. Raises `moretta.errors.ParameterError`."""
+    if file.silo.roster is None or file.silo.identity is None:
+        return "none, so it is for runs without a roster"
+    roster, identity = Roster.load(file.base / file.silo.roster), Identity.load(file.base / file.silo.identity)
+    roster.check([file.silo.name])
+    if roster.keys[file.silo.name] != identity.public_key:
+        raise ParameterError(
+            f"the key of {file.silo.name} in {file.base / file.silo.roster} is not that of "
+            f"{file.base / file.silo.identity}; put there what moretta keys show prints"
+        )
+    mine = fingerprint(identity.public_key)
+    return f"{mine}, in a roster of {len(roster.keys)} whose digest begins with {roster.digest[:16]}"
+
+
+def pinned(kit: Path, file: SiloFile) -> str:
+    """Check that a site knows its server by a key. Raises `moretta.errors.ParameterError`."""
+    local = kit / "local"
+    keys, where = server_key.pinned(file, local)
+    if not keys:
+        raise ParameterError(server_key.NONE_PINNED)
+    said = f"{' and '.join(map(fingerprint, keys))}, of {where}"
+    others = server_keys(local)
+    if others and not set(others) & set(keys):
+        return Warned(f"{said}; the kit has {' and '.join(map(fingerprint, others))}: ask which the server has")
+    return said
+
+
+def openable(file: SiloFile) -> str:
+    """Check that the file of a site's rows can be opened. Raises `moretta.errors.ParameterError`."""
+    source = file.data.source
+    if not source.endswith((*ENDINGS, ".npz")):
+        from moretta.data.references import OWN_CODE, resolve
+
+        resolve(source, file.base, OWN_CODE)
+        return f"{source} can be imported; give --run to see whether its rows fit"
+    path = file.base / source
+    try:
+        with path.open("rb") as stream:
+            some = stream.read(1)
+    except OSError as error:
+        raise ParameterError(f"{path} cannot be read ({error.strerror}); correct [data] source") from None
+    if not some:
+        raise ParameterError(f"{path} is empty; correct [data] source")
+    return f"{path} can be read; give --run to see whether its rows fit"
+
+
+if TYPE_CHECKING:
+    from moretta.run.federation import Federation
+
+
+def for_many_machines(run_file: RunFile) -> str:
+    """Check that a run file is for many machines."""
+    from moretta.deployment import job
+
+    job.check(run_file)
+    return f"{len(run_file.engine.sites)} sites: {', '.join(run_file.engine.sites):.200}"
+
+
+def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]) -> str:
+    """Build the model as the server does, or at a site from shared settings and code that silo.toml lists.
+
+    built: is given the federation, if there is one.
+    """
+    from moretta.deployment import shared_settings
+
+    source = run_file.model.source
+    if not server and file is not None and file.silo.edge:
+        return f"{source}: an edge site runs no code of it, and the server sends the graph"
+    if server:
+        federation = shared_settings.server_side(run_file, run_file.folder)
+        federation.rehearse(run_file.run.rounds, run_file.run.seed)
+    else:
+        run_file = _as_sent(run_file, file)
+        federation = shared_settings.server_side(run_file, run_file.base)
+    built.append(federation)
+    digest = shared_settings.model_digest(federation, run_file)[:16]
+    from moretta.protocols.common.modules import size  # it needs torch, as the federation does
+
+    count = size(federation.model)
+    return f"{source} of {count} parameters; its digest begins with {digest}, the same for all"
+
+
+def roster_lists_all(run_file: RunFile) -> str:
+    """Check that a run's roster lists its sites."""
+    path = run_file.secure_aggregation.roster
+    roster = Roster.load(run_file.resolve(path or ""))
+    roster.check(run_file.engine.sites)
+    return f"{len(roster.keys)} silos; its digest begins with {roster.digest[:16]}, the same for all"
+
+
+def rows_fit(run_file: RunFile, file: SiloFile) -> str:
+    """Check that a site's rows can be read as a run wants them."""
+    from moretta.deployment import shared_settings
+    from moretta.deployment.edge_role import EdgeRole
+
+    known = _as_sent(run_file, file)
+    silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
+    mine = next(silo for silo in silos if not silo.remote)
+    return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"
+
+
+def _as_sent(run_file: RunFile, file: SiloFile | None) -> RunFile:
+    """Return a run as a site has it, which its silo.toml permits."""
+    from moretta.deployment import shared_settings
+
+    text = shared_settings.shared_text(run_file)
+    if file is None:
+        return run_files.loads(text, run_file.base / "run.toml")
+    return site_policy.permitted(text, file)
+
+
+def agreed(run_file: RunFile | None, file: SiloFile) -> str:
+    """Say which settings a site has agreed to, what waits, and whether a run is among them."""
+    agreement = SiteAgreement(file.out)
+    known, waiting = agreement.agreed(), agreement.waiting()
+    if closed := [one for one in known if one.closed]:
+        raise ParameterError(
+            f"this site's rows did not fit the run's settings at {closed[0].closed}, as its log says; correct the rows "
+            "or silo.toml, then run moretta accept"
+        )
+    if known and run_file is not None:
+        settings = pinned_settings(_as_sent(run_file, file))
+        if all(one.settings != settings for one in known):
+            changes = "; ".join(differences(known[-1].settings, settings))
+            return Warned(f"the run differs from what this site has agreed to ({changes:.600}); see moretta accept")
+    if waiting is not None:
+        return Warned(f"a run was refused: {waiting.sentence}")
+    return f"{len(known)} sets of settings" if known else "nothing yet: the first run's settings will be pinned"
+
+
+def same_sums(run_file: RunFile, file: SiloFile) -> str:
+    """Check that a run and a site agree whether there is a roster."""
+    secure = run_file.secure_aggregation
+    if (secure.roster is None) == (file.silo.roster is None) or secure.scheme == "none":
+        return f"scheme {secure.scheme}, {'with' if secure.roster is not None else 'without'} a roster"
+    if secure.roster is None:
+        return Warned("silo.toml has a roster, and the run none; have the run name the same one")
+    raise ParameterError("the run has a roster, and silo.toml none; add roster and identity to [silo]")
+
+
+def bytes_of(federation: Federation) -> int:
+    """Return the bytes of a run's parameters."""
+    from moretta.protocols.common.modules import size
+
+    width = 8 if federation.spec.dtype == "float64" else 4
+    return size(federation.model) * width
+
+
+def run_folder(out: Path, server: bool) -> str:
+    """Check that a run folder can be written to, and warn of one that a server has used already."""
+    said = writable(out)
+    if server and out.exists() and any(out.iterdir()):
+        return Warned(f"{out} is not empty; go on with that run by --resume, or name another by --out")
+    return said
