@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from moretta.audit.attacks.pbpfl import server_softmax, softmax_from_sum
+from moretta.audit.attacks.pbpfl import server_softmax, softmax
 from moretta.audit.evidence.attack import Attack
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.truth import Truth
@@ -68,7 +68,7 @@ def measured(data: str, parts: int, batch: int, exchange: str) -> dict[str, Any]
         federation = federation_of(run_file, folder / "out")
         result = federation.train(run_file.run.rounds, run_file.run.seed)
         truth = Truth(folder / "out", federation, run_file.run.rounds, run_file.run.seed, None)
-        both = {"server": server_softmax.ATTACK, "silo": softmax_from_sum.ATTACK}
+        both = {"server": server_softmax.ATTACK, "silo": softmax.SOFTMAX}
         told = {who: attacked(attack, truth) for who, attack in both.items()}
         traffic = {way: result.bytes[f"{way}_per_silo_per_round"] for way in ("up", "down")}
         return {"data": data, "batch": batch, "exchange": exchange, **told, "bytes": traffic}

@@ -12,7 +12,7 @@ from recorded import attacked, recorded
 from torch import nn
 
 from moretta import CGD, Federation, Silo
-from moretta.audit.attacks.cgd import alignment_dictionary, alignment_membership
+from moretta.audit.attacks.cgd import alignment
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.truth import Truth
 from moretta.data.alignment.curve import encode
@@ -45,7 +45,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
 
 
 def test_a_dictionary_finds_nothing_in_lists_under_a_secret(truth: Truth) -> None:
-    found = attacked(alignment_dictionary.ATTACK, truth)
+    found = attacked(alignment.DICTIONARY, truth)
     # The area's deviation is 0.046 where nothing is told apart, and each run draws secrets of its own: five of them.
     assert abs(found.score - 0.5) < 0.23
     assert found.figures["closest_bits"] < 200
@@ -61,12 +61,12 @@ def test_a_dictionary_finds_nothing_in_lists_under_a_secret(truth: Truth) -> Non
     ids=["hashes", "numbered hashes", "points without a secret"],
 )
 def test_the_same_attack_finds_every_id_in_lists_without_one(truth: Truth, mark) -> None:
-    given = alignment_dictionary.ATTACK.given(truth)
+    given = alignment.DICTIONARY.given(truth)
     own = [str(one) for one in np.asarray(truth.federation.silos[0].ids)]
     unkeyed = np.frombuffer(mark(own), np.uint8).reshape(-1, 32)
     arrays = {**given.arrays, "points": np.random.default_rng(0).permutation(unkeyed)}
     case = Case.unpack(truth.case(given.views, arrays, thorough=False).pack())
-    found = alignment_dictionary.ATTACK.score(alignment_dictionary.ATTACK.attack(case), truth)
+    found = alignment.DICTIONARY.score(alignment.DICTIONARY.attack(case), truth)
     assert found.succeeded
     assert found.score == pytest.approx(1.0, abs=1e-12)  # a sum of many parts, rounded
     assert found.figures["closest_bits"] == 256
@@ -74,9 +74,9 @@ def test_the_same_attack_finds_every_id_in_lists_without_one(truth: Truth, mark)
 
 def test_the_relay_has_seen_lists_and_no_point_of_them(truth: Truth) -> None:
     """Its attack is on something: two lists of each of four partners, sealed."""
-    given = alignment_dictionary.ATTACK.given(truth)
+    given = alignment.DICTIONARY.given(truth)
     case = Case.unpack(truth.case(given.views, given.arrays, thorough=False).pack())
-    kinds = (alignment_dictionary.Blinded, alignment_dictionary.BlindedAgain)
+    kinds = (alignment.Blinded, alignment.BlindedAgain)
     heard = [one.message for kind in kinds for one in case.heard("server", kind, "received")]
     seen = [one.points for one in heard if isinstance(one, kinds)]
     assert len(seen) == 8
@@ -84,7 +84,7 @@ def test_the_relay_has_seen_lists_and_no_point_of_them(truth: Truth) -> None:
 
 
 def test_a_partner_knows_which_of_its_rows_are_shared(truth: Truth) -> None:
-    found = attacked(alignment_membership.ATTACK, truth)
+    found = attacked(alignment.MEMBERSHIP, truth)
     assert found.succeeded
     assert found.score == 1.0
     assert found.figures == {"rows": 80.0, "shared": 60.0}
@@ -94,7 +94,7 @@ def test_a_partner_knows_which_of_its_rows_are_shared(truth: Truth) -> None:
 def test_runs_that_did_not_align_do_not_fit(tmp_path: Path) -> None:
     grid = {"silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}
     plain = recorded(tmp_path, protocol={"name": "cgd"}, data=grid, run={"rounds": 1})
-    for one in (alignment_dictionary.ATTACK, alignment_membership.ATTACK):
+    for one in (alignment.DICTIONARY, alignment.MEMBERSHIP):
         assert "did not align" in one.fits(plain.run)
         assert "round 1" in one.fits(
             dataclasses.replace(plain.run, recorded=(2,), settings={"protocol": {"align": True}})

@@ -17,10 +17,9 @@ from recorded import recorded
 
 from moretta.audit import attacker, auditor
 from moretta.audit.attacker import AttackFailed, claim_of
-from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
+from moretta.audit.attacks.pbpfl.head_offset import GAMMA
 from moretta.audit.evidence.attack import Attack, AttackResult, Given, always
-from moretta.audit.evidence.case import Architecture, Case
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import Architecture, Case, PublicRun
 from moretta.audit.evidence.truth import Truth
 from moretta.engines import confinement
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from moretta import PBPFL, Federation, Silo
 from moretta.audit import catalogue
-from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK as GAMMA
-from moretta.audit.attacks.pbpfl.lemma_seven import ATTACK as OTHER
+from moretta.audit.attacks.pbpfl.head_offset import GAMMA
+from moretta.audit.attacks.pbpfl.head_offset import LEMMA_SEVEN as OTHER
 from moretta.errors import ParameterError
 from moretta.run import auditing
 

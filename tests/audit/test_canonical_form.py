@@ -3,7 +3,7 @@
 import numpy as np
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.pbpfl.canonical_form import ATTACK
+from moretta.audit.attacks.pbpfl.canonical_form import RELEASED as ATTACK
 
 
 def run(folder, seed):

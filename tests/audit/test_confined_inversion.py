@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.cgd.confined_inversion import ATTACK
+from moretta.audit.attacks.cgd.others_gradient import INVERSION as ATTACK
 from moretta.errors import ParameterError
 
 ONE_ROW = {"silos": 2, "batch-size": 1}

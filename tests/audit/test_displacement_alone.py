@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.cgd.displacement_alone import ATTACK
+from moretta.audit.attacks.cgd.displacement import ALONE as ATTACK
 from moretta.errors import ParameterError
 
 CGD = {"name": "cgd", "learning-rate": 0.5, "loss": "cross-entropy"}

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.pbpfl import gamma_least_squares
-from moretta.audit.attacks.pbpfl.gamma_least_squares import ATTACK, SeenHead, fit
+from moretta.audit.attacks.pbpfl import head_offset
+from moretta.audit.attacks.pbpfl.head_offset import GAMMA as ATTACK
+from moretta.audit.attacks.pbpfl.head_offset import SeenHead, fit
 
 
 def test_digits_to_a_thousandth(tmp_path):
@@ -46,7 +47,7 @@ def test_one_round_has_the_labels_alone(tmp_path):
     found = attacked(ATTACK, truth)
     # The offset is three times as large as the outputs, and a label misses y by no more than y: Cauchy and Schwarz.
     assert found.figures["relative_error"] < 1 / 3
-    assert gamma_least_squares.fits(dataclasses.replace(truth.run, recorded=())) != ""
+    assert head_offset.fits(dataclasses.replace(truth.run, recorded=())) != ""
 
 
 def test_outputs_that_stand_still_give_gamma_exactly():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.baffle import k_rank_projection
-from moretta.audit.attacks.baffle.k_rank_projection import ATTACK
+from moretta.audit.attacks.baffle import gradient_estimates
+from moretta.audit.attacks.baffle.gradient_estimates import K_RANK as ATTACK
 from moretta.audit.evidence.truth import Truth
 
 FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no test fails by chance
@@ -13,7 +13,7 @@ FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no
 
 @pytest.fixture(autouse=True)
 def _few_starts(monkeypatch):
-    monkeypatch.setattr(k_rank_projection, "STARTS", 1)
+    monkeypatch.setattr(gradient_estimates, "STARTS", 1)
 
 
 def baffle(k):
@@ -33,7 +33,7 @@ def test_cosine_grows_with_the_root_of_k(tmp_path, k):
 
 
 def test_one_row_is_reconstructed(tmp_path, monkeypatch):
-    monkeypatch.setattr(k_rank_projection, "STARTS", 6)  # some end elsewhere; which one did not is seen by its misfit
+    monkeypatch.setattr(gradient_estimates, "STARTS", 6)  # some end elsewhere; which one did not is seen by its misfit
     truth = recorded(
         tmp_path,
         run=FIXED,

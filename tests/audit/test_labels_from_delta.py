@@ -5,7 +5,7 @@ import pytest
 from recorded import attacked, claimed, recorded
 
 from moretta.audit.attacks.cgd import confined
-from moretta.audit.attacks.cgd.labels_from_delta import ATTACK
+from moretta.audit.attacks.cgd.joint_rows import LABELS as ATTACK
 from moretta.audit.evidence.heads import classes
 from moretta.errors import ParameterError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.pbpfl.lemma_seven import ATTACK
+from moretta.audit.attacks.pbpfl.head_offset import LEMMA_SEVEN as ATTACK
 
 
 def test_rate_is_far_above_the_bound(tmp_path):

@@ -18,7 +18,7 @@ from moretta.audit.attacks.common.membership_inference import (
     hits_at,
     likelihood_ratio,
 )
-from moretta.audit.evidence import shadows, work
+from moretta.audit.evidence import network, shadows
 from moretta.audit.evidence.intervals import auc
 from moretta.audit.evidence.network import flat, loss_of
 from moretta.audit.evidence.truth import PartyRows, gradient
@@ -106,8 +106,8 @@ def test_clipped_gradients_of_rows_are_those_of_the_run(tmp_path):
 def test_steps_follow_from_the_model_alone(tmp_path):
     truth = trained(tmp_path, 60, 0.5)
     model, plan = truth.case({}, {}, thorough=False).model(), shadows.plan_of(truth.run)
-    assert work.of_row(model, (12,)) == 12 * 128 + 2 * 128 + 128  # two layers' products, and entries of ReLU
-    assert work.times(1.0, 1e6, 10, 10_000) == 3000
+    assert network.cost_of_row(model, (12,)) == 12 * 128 + 2 * 128 + 128  # two layers' products, and entries of ReLU
+    assert network.times(1.0, 1e6, 10, 10_000) == 3000
     x = truth.background.x
     assert shadows.steps_of(model, plan, x, 100, 8, 5.0) == 60
     assert shadows.steps_of(model, plan, x, 100, 8, 0.0) == shadows.LEAST_STEPS

@@ -10,9 +10,8 @@ from moretta.audit import auditor
 from moretta.audit.attacks.baffle import (
     estimates,
     exposure,
-    k_rank_projection,
+    gradient_estimates,
     loss_differences,
-    own_estimate,
     seed_choosing_server,
 )
 from moretta.audit.attacks.common import gradient_inversion, labels_from_head
@@ -23,7 +22,7 @@ from moretta.errors import ParameterError
 FIXED = {"rounds": 3, "insecure-secret-seed": 3}  # the same moves each time, so that no test fails by chance
 BLOCKS = {"name": "baffle", "perturb": "blocks", "loss": "cross-entropy", "optimizer": "sgd", "learning-rate": 0.01}
 UNITS = {**BLOCKS, "linear": "activations"}
-OF_SCALARS = (k_rank_projection, loss_differences, seed_choosing_server)
+OF_SCALARS = (gradient_estimates.K_RANK, loss_differences.ATTACK, seed_choosing_server.ATTACK)
 SMALL = """
 import torch
 from torch import nn
@@ -51,8 +50,8 @@ def of_images(folder, protocol, **sections):
 
 @pytest.fixture(autouse=True)
 def _little_effort(monkeypatch):
-    monkeypatch.setattr(k_rank_projection, "STARTS", 1)
-    monkeypatch.setattr(k_rank_projection, "STEPS", 10)
+    monkeypatch.setattr(gradient_estimates, "STARTS", 1)
+    monkeypatch.setattr(gradient_estimates, "STEPS", 10)
     monkeypatch.setattr(loss_differences, "DRAWS", loss_differences.LEAST)
     monkeypatch.setattr(seed_choosing_server, "SEEDS", seed_choosing_server.LEAST)
 
@@ -94,7 +93,7 @@ def test_what_was_opened_is_what_messages_come_to(moved):
 
 
 def test_the_cosine_is_that_of_the_blocks_theory(moved):
-    found = attacked(k_rank_projection.ATTACK, moved)
+    found = attacked(gradient_estimates.K_RANK, moved)
     assert found.succeeded
     assert found.score == pytest.approx(found.figures["cosine_expected"], rel=0.25)
     assert found.figures["parameters"] == estimates.forward_at(moved).layout.size
@@ -113,7 +112,7 @@ def test_no_seed_of_moves_was_chosen(moved):
 
 
 def test_the_server_opens_the_gradient_of_layers_that_move_by_unit(of_units):
-    found = attacked(own_estimate.ATTACK, of_units)
+    found = attacked(gradient_estimates.OWN, of_units)
     assert found.score > 0.99
     assert found.figures["cosine_expected"] == 1.0
     assert attacked(labels_from_head.ATTACK, of_units).figures["exact"] == 1.0
@@ -121,7 +120,7 @@ def test_the_server_opens_the_gradient_of_layers_that_move_by_unit(of_units):
 
 def test_layers_that_move_by_unit_beside_blocks_with_scalars(tmp_path):
     truth = of_images(tmp_path, UNITS)
-    found = attacked(own_estimate.ATTACK, truth)
+    found = attacked(gradient_estimates.OWN, truth)
     assert found.score > 0.99
     assert found.figures["parameters"] == 550
     moves = next(iter(rounds_of(truth)[1].values())).directions
@@ -139,20 +138,20 @@ def test_a_row_is_read_off_the_estimate_of_a_layer(tmp_path):
 
 def test_own_moves_make_an_estimate_of_all(tmp_path):
     truth = of_images(tmp_path, {**UNITS, "directions": "own"})
-    found = attacked(own_estimate.ATTACK, truth)
+    found = attacked(gradient_estimates.OWN, truth)
     assert found.score == pytest.approx(found.figures["cosine_expected"], rel=0.2)
     assert attacked(labels_from_head.ATTACK, truth).figures["exact"] == 1.0
 
 
 def test_a_model_whose_layers_all_move_by_unit_has_no_loss_differences(of_units):
-    for module in OF_SCALARS:
+    for attack in OF_SCALARS:
         with pytest.raises(ParameterError, match="no loss differences are uploaded"):
-            module.ATTACK.given(of_units)
+            attack.given(of_units)
 
 
 def test_a_model_without_linear_layers_by_unit_has_no_estimate(tmp_path):
     truth = of_images(tmp_path, {**UNITS, "trainable": ["first", "norm"]})
-    for attack in (own_estimate.ATTACK, labels_from_head.ATTACK, gradient_inversion.OF_SUM):
+    for attack in (gradient_estimates.OWN, labels_from_head.ATTACK, gradient_inversion.OF_SUM):
         with pytest.raises(ParameterError, match="moves unit by unit"):
             attack.given(truth)
 
@@ -167,7 +166,7 @@ def test_where_no_gradient_can_be_read(tmp_path, protocol, scheme, said):
     for attack in (gradient_inversion.OF_SUM, labels_from_head.ATTACK):
         assert said in attack.fits(run)
     assert said in exposure.why_not(run)
-    assert own_estimate.fits(run)
+    assert gradient_estimates.fits_own(run)
 
 
 def test_noised_scalars_of_blocks_are_opened_from_messages(tmp_path):
@@ -187,7 +186,7 @@ def test_an_audit_in_processes_of_a_model_from_python(tmp_path):
     federation = Federation(model, silos, protocol, test=made.federation.test, out=tmp_path / "own", record_views=True)
     federation.train(2, 5)
     truth = Truth(tmp_path / "own", federation, 2, 5)
-    chosen = [module.ATTACK for module in (seed_choosing_server, own_estimate, labels_from_head)]
+    chosen = [seed_choosing_server.ATTACK, gradient_estimates.OWN, labels_from_head.ATTACK]
     found = auditor.audit(truth.folder, truth.federation, truth.planned, truth.seed, chosen=chosen)
     assert not found.record["not_run"]
     scores = {one["attack"]: one["score"] for one in found.record["attacks"]}

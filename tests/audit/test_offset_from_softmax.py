@@ -3,7 +3,7 @@
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.pbpfl.offset_from_softmax import ATTACK
+from moretta.audit.attacks.pbpfl.softmax import OFFSET as ATTACK
 
 PAPER = {"name": "pbpfl", "loss": "cross-entropy", "variant": "paper", "rho": 3.0}
 ROUNDS = {"rounds": 5, "record-views": [2, 3, 4, 5]}

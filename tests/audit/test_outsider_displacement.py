@@ -3,7 +3,7 @@
 import numpy as np
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.cgd.outsider_displacement import ATTACK
+from moretta.audit.attacks.cgd.displacement import OUTSIDER as ATTACK
 
 CGD = {"name": "cgd", "learning-rate": 0.5, "loss": "cross-entropy", "delta": 0.05}
 WDBC = {"source": "wdbc", "batch-size": 0}

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.baffle import k_rank_projection, loss_differences, seed_choosing_server
-from moretta.audit.attacks.baffle.own_estimate import ATTACK
+from moretta.audit.attacks.baffle import loss_differences, seed_choosing_server
+from moretta.audit.attacks.baffle.gradient_estimates import K_RANK
+from moretta.audit.attacks.baffle.gradient_estimates import OWN as ATTACK
 
 FIXED = {"insecure-secret-seed": 3}  # the same directions each time, so that no test fails by chance
 OWN = {"name": "baffle", "loss": "mse", "optimizer": "sgd", "learning-rate": 0.01, "directions": "own"}
@@ -36,8 +37,8 @@ def test_other_parameters_estimate_is_at_chance(tmp_path):
 
 def test_attacks_on_shared_directions_say_why_they_do_not_fit(tmp_path):
     run = own(tmp_path).run
-    for module in (loss_differences, k_rank_projection, seed_choosing_server):
-        assert 'directions = "own"' in module.ATTACK.fits(run)
+    for attack in (loss_differences.ATTACK, K_RANK, seed_choosing_server.ATTACK):
+        assert 'directions = "own"' in attack.fits(run)
     assert not ATTACK.fits(run)
 
 

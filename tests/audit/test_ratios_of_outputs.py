@@ -5,7 +5,7 @@ import pytest
 from recorded import attacked, claimed, recorded
 
 from moretta.audit.attacks.common.silo_property import ATTACK as SILO_PROPERTY
-from moretta.audit.attacks.pbpfl import exposure, offset_from_softmax, server_softmax, softmax_from_sum
+from moretta.audit.attacks.pbpfl import exposure, server_softmax, softmax
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.plain import PlainUpload
 
@@ -37,12 +37,12 @@ def test_of_two_classes_it_has_none(tmp_path):
 @pytest.mark.parametrize("batch", [1, 32])
 def test_a_silo_has_its_softmax_and_the_offset_from_batches_of_any_size(tmp_path, batch):
     truth = recorded(tmp_path, run=ROUNDS, data={"batch-size": batch}, protocol=RATIOS | {"partitions": 5})
-    claim = claimed(softmax_from_sum.ATTACK, truth)
-    found = softmax_from_sum.ATTACK.score(claim, truth)
+    claim = claimed(softmax.SOFTMAX, truth)
+    found = softmax.SOFTMAX.score(claim, truth)
     assert found.succeeded
     assert found.figures["max_error"] < 1e-4
     assert all(np.allclose(p.sum(axis=1), 1.0, atol=1e-4) for p in claim.values())
-    assert attacked(offset_from_softmax.ATTACK, truth).figures["relative_error_of_differences"] < 1e-2
+    assert attacked(softmax.OFFSET, truth).figures["relative_error_of_differences"] < 1e-2
 
 
 def test_uploads_are_told_as_they_were_and_models_need_outputs(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.cgd.raw_features import ATTACK
+from moretta.audit.attacks.cgd.joint_rows import FEATURES as ATTACK
 from moretta.audit.evidence.case import Case
 from moretta.errors import ParameterError
 

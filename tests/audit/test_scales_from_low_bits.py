@@ -9,8 +9,7 @@ from recorded import attacked, recorded
 from torch import nn
 
 from moretta.audit.attacks.pbpfl.canonical import trunk
-from moretta.audit.attacks.pbpfl.low_bits import bits_of, half_widths
-from moretta.audit.attacks.pbpfl.scales_from_low_bits import ATTACK, candidates, guessed, true_scales
+from moretta.audit.attacks.pbpfl.scales import ATTACK, bits_of, candidates, guessed, half_widths, true_scales
 from moretta.models import catalogue
 from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.pbpfl.perturbation import Perturbation

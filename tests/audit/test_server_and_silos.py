@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.common.exposures import exposure
 from moretta.audit.attacks.common.server_and_silos import ATTACK
+from moretta.audit.evidence.exposure import exposure
 from moretta.errors import ParameterError
 
 HERE = str(Path(__file__).parent)  # what a run file names has to be importable: this folder is on the tests' path

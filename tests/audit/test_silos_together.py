@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from recorded import claimed, recorded
 
-from moretta.audit.attacks.pbpfl.gamma_least_squares import SeenHead
-from moretta.audit.attacks.pbpfl.silos_together import ATTACK, joined
+from moretta.audit.attacks.pbpfl.head_offset import TOGETHER as ATTACK
+from moretta.audit.attacks.pbpfl.head_offset import SeenHead, joined
 
 
 def test_more_rows_and_keys_of_other_rounds(tmp_path):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.pbpfl import softmax_from_sum
-from moretta.audit.attacks.pbpfl.softmax_from_sum import ATTACK
+from moretta.audit.attacks.pbpfl import softmax
+from moretta.audit.attacks.pbpfl.softmax import SOFTMAX as ATTACK
 from moretta.audit.evidence.network import outputs_at, tensors
 
 PAPER = {"name": "pbpfl", "loss": "cross-entropy", "variant": "paper", "partitions": 5, "rho": 3.0}
@@ -37,7 +37,7 @@ def test_batch_of_fewer_rows_than_parts_is_not_solved(tmp_path):
     assert found.figures["max_error"] > 1e-3
     assert all(np.allclose(p.sum(axis=1), 1.0) for p in claim.values())
     # The answers themselves, brought to sum 1, are what it is to be compared with.
-    naive = softmax_from_sum.naive_by_round(truth, truth.run.silos[0], list(truth.recorded))
+    naive = softmax.naive_by_round(truth, truth.run.silos[0], list(truth.recorded))
     read = ATTACK.score({f"p/{number}": p for number, p in naive.items()}, truth)
     assert read.score == read.chance
     assert not read.succeeded

@@ -9,7 +9,7 @@ import torch
 from recorded import recorded
 from torch import nn
 
-from moretta.audit.attacks.pbpfl.keys import key_of
+from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.truth import Truth
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recorded import attacked, recorded
 
-from moretta.audit.attacks.cgd.two_party_exposure import ATTACK
+from moretta.audit.attacks.cgd.others_gradient import TWO_PARTIES as ATTACK
 
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])

@@ -5,7 +5,8 @@ import pytest
 import torch
 from recorded import attacked, claimed, recorded
 
-from moretta.audit.attacks.pbpfl.update_direction import ATTACK, likeness, step_of
+from moretta.audit.attacks.pbpfl.canonical_form import STEPS as ATTACK
+from moretta.audit.attacks.pbpfl.canonical_form import likeness, step_of
 from moretta.models import catalogue
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan

@@ -9,7 +9,7 @@
                                   score, chance, interval, one sentence
 
 **Threat model.** An attacker is honest but curious: one role, or several that pool what they saw. It has that role's
-messages of the recorded rounds, what is public of the run (`evidence.public_run`), and the background knowledge that
+messages of the recorded rounds, what is public of the run (`evidence.case`), and the background knowledge that
 the attack declares. A role's own secrets, such as the server's key under PBPFL, are part of what it knows and are given
 to it by name. An attack runs in a child process that is sent nothing else, not even the run folder's path.
 
@@ -20,5 +20,5 @@ a stronger attack may exist.
 `auditor` runs all attacks of the `catalogue`, and `attacker` is the process of one. `attacks/` holds one attack a file,
 in a folder for each protocol; those that fit several are in `common/` and ask a protocol's `exposure` what it shows.
 `evidence/` is what all of them use: `attack` says what an attack is, `case` what its process is given, `truth` what a
-scorer reads, `trained` what an audit needs of the federation, `intervals` the statistics.
+scorer reads, `intervals` the statistics.
 """

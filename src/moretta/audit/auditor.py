@@ -19,8 +19,7 @@ from safetensors.numpy import save
 from moretta.audit import catalogue
 from moretta.audit.attacker import AttackFailed, claim_of, end
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
-from moretta.audit.evidence.trained import Trained
-from moretta.audit.evidence.truth import Truth
+from moretta.audit.evidence.truth import Trained, Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
 from moretta.engines.confinement import landlock

@@ -22,7 +22,7 @@ from moretta.run.raw_rows import Prepared
 
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
-    from moretta.audit.evidence.trained import Trained
+    from moretta.audit.evidence.truth import Trained
     from moretta.run.raw_model import RawModel
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from moretta import PBPFL, Federation, SecureAggregation, Silo
-from moretta.audit.attacks.pbpfl.low_bits import bits_of
+from moretta.audit.attacks.pbpfl.scales import bits_of
 from moretta.contract.messages import Stamp
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.protocols.pbpfl import softmax

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common.severity import Severity
 

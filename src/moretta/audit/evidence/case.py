@@ -1,4 +1,4 @@
-"""What an attacker is given, as one piece of bytes: views, public facts, declared knowledge, and the architecture."""
+"""What an attacker is given, as one piece of bytes: views, what is public, knowledge, and the architecture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
+from moretta.data.layout import SampleLayout
 from moretta.engines import views
 from moretta.errors import ParameterError
 from moretta.protocols.common import silo_rows
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from moretta.protocols.common.training import Training
+
 _VIEW, _ARRAY, _PROGRAM = "view/", "array/", "program"
 
 
@@ -34,6 +36,90 @@ def codec() -> Codec:
     """Return a codec of the messages of all protocols."""
     own = [kind for one in ENTRIES.values() for kind in (*one.own_messages(), *one.set_up_messages())]
     return Codec(dict.fromkeys((*silo_rows.schema_of(()), *own)))
+
+
+@dataclass(frozen=True)
+class PublicRun:
+    """What is public of a run; it travels to an attacker as JSON.
+
+    id: of the run. settings: of the run file, [protocol], [secure-aggregation] and what silos must know of [data],
+    nothing secret and no path. shape: of one row of inputs. dtype: "float32" or "float64". recorded: the rounds of
+    which there are views. rows: how many each silo has; others' sizes are taken to be known (they show in the lengths
+    of messages under cross-entropy, and in how long an epoch is). rounds: how many were played. head, head_bias: the
+    names of the last linear layer's parameters, empty where none is of [outputs, ..]. arrays: of a sample of several,
+    as `moretta.data.layout.SampleLayout.dump` has them; none of a sample of one.
+    """
+
+    id: str
+    protocol: str
+    task: str
+    settings: Mapping[str, Mapping[str, Any]]
+    silos: tuple[str, ...]
+    rows: Mapping[str, int]
+    shape: tuple[int, ...]
+    outputs: int
+    dtype: str
+    scheme: str
+    ring_bits: int | None
+    rounds: int
+    recorded: tuple[int, ...]
+    head: str = ""
+    head_bias: str = ""
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+
+    def setting(self, key: str, section: str = "protocol") -> Any:
+        """Return one setting, None where the run has none of that name."""
+        return self.settings.get(section, {}).get(key)
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """How a sample of several arrays is packed; None where it is one array."""
+        return SampleLayout.load(self.arrays) if self.arrays else None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether token ids lie beside numbers in a packed row."""
+        return self.layout is not None and self.layout.has_integers
+
+    @property
+    def masked(self) -> bool:
+        """Whether uploads went through a secure sum."""
+        return self.scheme != "none"
+
+    @property
+    def training(self) -> tuple[int, ...]:
+        """The recorded rounds of training, without the release after the last."""
+        return tuple(number for number in self.recorded if 1 <= number <= self.rounds)
+
+    @property
+    def augmented(self) -> bool:
+        """Whether silos vary their rows anew in each round."""
+        return self.setting("augment", "data") not in (None, "none")
+
+    @property
+    def schedule(self) -> Training:
+        """The rate of each round, of a protocol without a schedule of its own, and the betas of its Adam."""
+        from moretta.protocols.common.training import Training
+
+        names = ["learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"]
+        names += ["optimizer", "betas"] if self.setting("optimizer") == "adam" else []
+        told = {name: self.setting(name) for name in names}
+        return Training.model_validate({name: value for name, value in told.items() if value is not None})
+
+    @property
+    def loss(self) -> str:
+        """The loss, "mse" or "cross-entropy"."""
+        return str(self.setting("loss"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON content."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> PublicRun:
+        """Return what `to_json` gave."""
+        lists = {name: tuple(content[name]) for name in ("silos", "shape", "recorded")}
+        return cls(**{**content, **lists})
 
 
 @dataclass(frozen=True)

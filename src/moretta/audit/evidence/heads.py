@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import PublicRun
 from moretta.contract.messages import Array, Tensors
 
 Matrix = NDArray[np.float64]

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.audit.evidence import work
+from moretta.audit.evidence import network
 from moretta.audit.evidence.heads import softmax
 from moretta.audit.evidence.network import outputs_at
 from moretta.contract.messages import Array, Tensors
@@ -91,9 +91,9 @@ class Gradients:
         self._scale = max(float(self._seen.norm()), 1e-300)
 
     def step_cost(self, x: Array) -> float:
-        """Return what a step of a search for as many rows as x costs (`moretta.audit.evidence.work`)."""
-        each_row = work.of_row(self._model, x.shape[1:])
-        return work.of_passes(self._model, each_row, max(len(x), 2), work.SEARCHED)
+        """Return what a step of a search for as many rows as x costs (`moretta.audit.evidence.network`)."""
+        each_row = network.cost_of_row(self._model, x.shape[1:])
+        return network.cost_of_passes(self._model, each_row, max(len(x), 2), network.SEARCHED)
 
     def at(self, x: Tensor, free: Tensor) -> Tensor:
         """Return g(x, y) / |g*|, differentiable. free: y under the squared error, else z with y = softmax(z)."""

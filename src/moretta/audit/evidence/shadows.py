@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moretta.audit.evidence import work
+from moretta.audit.evidence import network
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import clipped_sum
@@ -30,7 +30,7 @@ from moretta.protocols.common.training import BETAS
 from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.public_run import PublicRun
+    from moretta.audit.evidence.case import PublicRun
 
 LEAST_STEPS = 10
 MOST_ROWS = 64  # whose own gradients are held at once
@@ -224,13 +224,13 @@ def steps_of(model: nn.Module, plan: TrainingPlan, x: Array, rows: int, models: 
 
     x: rows of the kind that it trains on. rows: that one trains on. seconds: of an idle core, about, for them all.
     """
-    each_row = work.of_row(model, x.shape[1:], tokens=x.dtype.kind in "iu")
+    each_row = network.cost_of_row(model, x.shape[1:], tokens=x.dtype.kind in "iu")
     batch = max(1, round(plan.part * rows))
-    each = work.of_passes(model, each_row, batch, work.STEP)
+    each = network.cost_of_passes(model, each_row, batch, network.STEP)
     if plan.row_clip:  # a gradient for each row, in float64
         entries = sum(one.numel() for one in modules.trainable(model).values())
         each = 2 * each + ROW_ENTRIES * batch * entries
-    return work.times(seconds / models, each, LEAST_STEPS, plan.steps)
+    return network.times(seconds / models, each, LEAST_STEPS, plan.steps)
 
 
 @torch.no_grad()

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from moretta.audit.evidence.case import Architecture, Case, Heard, codec, exported
-from moretta.audit.evidence.public_run import PublicRun
-from moretta.audit.evidence.trained import Trained
+from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported
+from moretta.config.specification import Specification
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Client, State
-from moretta.data.silo import row_shape, rows_digest
+from moretta.data.layout import SampleLayout
+from moretta.data.silo import Silo, row_shape, rows_digest
 from moretta.data.tables.preparation import Preparation
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
@@ -48,6 +49,43 @@ class PartyRows:
     def part(self, index: Any) -> PartyRows:
         """Return some of them."""
         return PartyRows(self.x[index], self.y[index])
+
+
+class Trained(Protocol):
+    """Silos with their rows, a model's architecture, and the settings that a run was trained by."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The architecture, with weights that say nothing."""
+
+    @property
+    def silos(self) -> Sequence[Silo]:
+        """Everybody who trained, with their rows."""
+
+    @property
+    def spec(self) -> Specification:
+        """The settings that it was trained by."""
+
+    @property
+    def test(self) -> tuple[Array, Array] | None:
+        """Rows that nobody trained on."""
+
+    @property
+    def layout(self) -> SampleLayout | None:
+        """How a sample of several arrays is packed; None where it is one array."""
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the model has."""
+
+    def digest(self, seed: int, rounds: int) -> str:
+        """Return what the states of a run are bound to."""
+
+    def players(self, rounds: int, seed: int) -> Roles:
+        """Return all roles of a run anew, to be given a run's states."""
+
+    def without_edge_processes(self) -> Self:
+        """Return the same with every silo's role in this process."""
 
 
 class Truth:

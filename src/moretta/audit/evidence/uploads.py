@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moretta.audit.evidence.case import Case, Heard
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common.scoring import Score

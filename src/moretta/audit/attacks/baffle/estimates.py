@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle.moves import Moves
-from moretta.audit.evidence.case import Heard
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import Heard, PublicRun
 from moretta.audit.evidence.uploads import from_heard
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
@@ -105,7 +104,7 @@ def directions_at(recipe: Recipe, layout: Layout, ask: Estimate, seed: bytes) ->
 
 
 def drawn_at(directions: Directions | Moves) -> float:
-    """Return what directions and their products with a gradient cost (`moretta.audit.evidence.work`)."""
+    """Return what directions and their products with a gradient cost (`moretta.audit.evidence.network`)."""
     return 4.0 * directions.products if isinstance(directions, Moves) else DRAWN * directions.count * directions.size
 
 
@@ -273,11 +272,11 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
 
 
 def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *, tokens: bool) -> float:
-    """Return what a round's K numbers of so many rows cost (`moretta.audit.evidence.work`)."""
-    from moretta.audit.evidence import work
+    """Return what a round's K numbers of so many rows cost (`moretta.audit.evidence.network`)."""
+    from moretta.audit.evidence import network
 
     count = seen.directions.count
-    forward = work.of_passes(model, work.of_row(model, shape, tokens=tokens), rows, 1.0)
+    forward = network.cost_of_passes(model, network.cost_of_row(model, shape, tokens=tokens), rows, 1.0)
     return count * forward + drawn_at(seen.directions)
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import Estimated, Exposure, Models
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.messages import Estimate

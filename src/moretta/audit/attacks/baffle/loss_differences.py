@@ -96,12 +96,12 @@ def attack(case: Case) -> Claim:
 
 def _draws(case: Case, seen: Mapping[int, Round], rows: int, uploads: int) -> int:
     """Return how many batches of noise each of so many uploads, of so many rows, is compared with."""
-    from moretta.audit.evidence import work
+    from moretta.audit.evidence import network
 
     last, tokens = seen[max(seen)], case.arrays["x"].dtype.kind in "iu"
     together = cost_of(last, case.model(), case.run.shape, rows * TOGETHER, tokens=tokens)
     seconds = (SECONDS_THOROUGH if case.thorough else SECONDS) / uploads
-    return TOGETHER * work.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
+    return TOGETHER * network.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
 
 
 def _uploads(case: Case, number: int, seen: Round) -> list[tuple[int, NDArray[np.float64], int]]:

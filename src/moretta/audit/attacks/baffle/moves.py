@@ -1,7 +1,7 @@
 """The moves of a round by blocks of layers, as the server derives them from the seed: what `Directions` are otherwise.
 
 Each move is a direction d_k that is zero outside of its block, and x_k = d_k . g. Layers of units have no directions:
-what silos upload of them is no scalar, and `moretta.audit.attacks.baffle.own_estimate` measures it.
+what silos upload of them is no scalar, and `moretta.audit.attacks.baffle.gradient_estimates` measures it.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ from moretta.audit.attacks.baffle.estimates import (
 )
 from moretta.audit.attacks.baffle.moves import Moves
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
-from moretta.audit.evidence.case import Case, Heard
+from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.audit.evidence.intervals import of_rate
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Message
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Forward, Layout
@@ -117,9 +116,9 @@ def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
 
 
 def _seeds(seen: Round, *, thorough: bool) -> int:
-    from moretta.audit.evidence import work
+    from moretta.audit.evidence import network
 
-    return work.times(SECONDS_THOROUGH if thorough else SECONDS, drawn_at(seen.directions), LEAST, SEEDS)
+    return network.times(SECONDS_THOROUGH if thorough else SECONDS, drawn_at(seen.directions), LEAST, SEEDS)
 
 
 def gains(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.exposure import Exposure, Holding
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import kept, recovered, to_error
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 

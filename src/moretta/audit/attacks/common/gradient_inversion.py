@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.common.exposures import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import Uploads, of_round, rows_of, sum_of, survivors, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
@@ -167,14 +166,14 @@ def _in_model_order(case: Case, gradient: Tensors) -> list[str]:
 
 def _effort(step: float, searches: int, *, thorough: bool) -> Effort:
     """Return how much one of so many searches tries. step: what one of its steps costs."""
-    from moretta.audit.evidence import work
+    from moretta.audit.evidence import network
     from moretta.audit.evidence.inversion import Effort
 
     if thorough:
         seconds = SECONDS_THOROUGH / (8 * searches * 2)
-        steps = work.times(seconds, step, LEAST_STEPS, STEPS_THOROUGH)
+        steps = network.times(seconds, step, LEAST_STEPS, STEPS_THOROUGH)
         return Effort(starts=8, steps=steps, adam=steps)
-    return Effort(STARTS, work.times(SECONDS / (STARTS * searches), step, LEAST_STEPS, STEPS))
+    return Effort(STARTS, network.times(SECONDS / (STARTS * searches), step, LEAST_STEPS, STEPS))
 
 
 def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Sequence[NDArray[np.int64] | None]:

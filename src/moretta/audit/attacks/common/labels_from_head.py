@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.common.exposures import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import of_mean, units
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import (
     first_rounds,
     of_round,

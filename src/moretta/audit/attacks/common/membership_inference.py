@@ -33,12 +33,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, rows_of, under
 from moretta.contract.messages import Array, Tensors
 

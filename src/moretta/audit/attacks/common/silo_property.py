@@ -21,8 +21,8 @@ background rows, as the mean of both, as the background less the silo's own rows
 Chance is the best of these, though the silo cannot know which is best. The interval is a bootstrap over rounds, moved
 to lie about the error that was found, as resampling adds error.
 
-Under PBPFL a silo first works out the offset r on the head's rows and bias (`gamma_least_squares` from its labels,
-`offset_from_softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs, whatever its
+Under PBPFL a silo first works out the offset r on the head's rows and bias (`head_offset` from its labels,
+`softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs, whatever its
 scales. Under cross-entropy r is known up to a number common to all outputs; it moves no softmax, and a gradient, whose
 entries sum to 0, shows it.
 """
@@ -34,13 +34,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.common.exposures import exposure, fitting
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.exposure import Models
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.exposure import Models, exposure, fitting
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import FEWEST, SIDE
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.audit.evidence.uploads import rows_of, survivors, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError

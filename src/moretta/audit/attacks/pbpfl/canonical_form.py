@@ -3,25 +3,38 @@
 The release is R o W, permuted, without an offset (`practical.md`, section III-D). R leaves the function as it is, and
 so does every other member of its group: of all networks R' o W the smallest is the same for the release and for W
 (`attacks.pbpfl.canonical`). What the key keeps from a silo is which of these equal networks the server trained.
+
+A silo follows the model's steps below the head, although scales and channels are drawn afresh every round.
+
+W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`attacks.pbpfl.canonical`). One step moves a channel little
+compared to the distance between channels, so the assignment of least squared distance matches those of two consecutive
+rounds. The difference is the server's step in canonical form: the part of it that changes the function. The head is
+left out, as its rows hold an unknown offset.
+
+Beside it stands what the plain difference of two noisy models shows of the step: under the run's keys, under fresh
+scales with channels in their places, and if the scales of a round had stayed for the next as well.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
-from moretta.audit.evidence.case import Case
+from moretta.audit.attacks.pbpfl.head_offset import key_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import kept, of_errors, relative_error, to_error
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError
+from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.attacks.pbpfl.canonical import Named
     from moretta.audit.evidence.truth import Truth
-    from moretta.protocols.pbpfl.scales import ScalePlan
+    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 SAME = 0.999999  # cosine
 ROWS = 256  # at most, on which the function is compared
@@ -117,7 +130,7 @@ def _outputs(truth: Truth, tensors: Tensors, x: Array) -> Array:
     return modules.outputs_of(model, torch.tensor(x)).double().numpy()
 
 
-ATTACK = Attack(
+RELEASED = Attack(
     name="canonical-form",
     title="works out the true model from the released one, but for the order of its channels",
     severity="protocol",
@@ -128,4 +141,142 @@ ATTACK = Attack(
     given=given,
     attack=attack,
     score=score,
+)
+
+
+ROUNDS = 11  # the last so many that have a neighbour
+MOST_ENTRIES = 20_000_000  # of all steps together
+
+
+def fits_steps(run: PublicRun) -> str:
+    """Say why not."""
+    if not run.head:
+        return "the model has no linear layer with an output each"
+    return "" if any(number + 1 in run.training for number in run.training) else "no two rounds in a row were recorded"
+
+
+def given_steps(truth: Truth) -> Given:
+    """Give the first silo its view."""
+    from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
+
+    silo, recorded = truth.run.silos[0], truth.recorded
+    rounds = [number for number in recorded if {number - 1, number + 1} & set(recorded)][-ROUNDS:]
+    return Given(
+        {silo: rounds}, structure(plan_of(truth)), view=f"{rounds_of(len(rounds))} of {silo}", knowledge="nothing"
+    )
+
+
+def attack_steps(case: Case) -> Claim:
+    """Claim of each pair of rounds the canonical trunk before it and the step: ``before/<round>/<tensor>``."""
+    from moretta.audit.attacks.pbpfl.canonical import plan_from
+
+    (silo,) = case.views
+    asks, plan = case.last_of_each_round(silo, TrainOn), plan_from(case.arrays)
+    pairs = [number for number in sorted(asks) if number + 1 in asks]
+    if not pairs:
+        raise ParameterError(f"{silo} was sent no models in two rounds in a row")
+    size = sum(array.size for array in next(iter(asks.values())).parameters.values())
+    most = max(2, MOST_ENTRIES // size)
+    found: dict[str, np.ndarray] = {}
+    for number in pairs[-most:]:
+        before, step = step_of(plan, asks[number].parameters, asks[number + 1].parameters)
+        found |= {f"before/{number}/{name}": value for name, value in before.items()}
+        found |= {f"step/{number}/{name}": value for name, value in step.items()}
+    return found
+
+
+def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Named]:
+    """Return the canonical trunk before a step and the step in it, with the channels of the former."""
+    from moretta.audit.attacks.pbpfl.canonical import canonical, matched, trunk
+
+    one, two = (canonical(plan, trunk(plan, tensors)) for tensors in (before, after))
+    two = matched(plan, two, one)
+    return one, {name: two[name] - one[name] for name in one}
+
+
+def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, Named]) -> tuple[float, float]:
+    """Return the cosine of a claimed step with the true one, and with the true one's rows in random order.
+
+    claimed, true: as `step_of` returns them. All steps on one kind of data have something in common, such as the
+    inputs. With rows in random order only that is left, so it is what guessing scores.
+    """
+    from moretta.audit.attacks.pbpfl.canonical import cosine, order, ordered
+
+    step = ordered(plan, claimed[1], order(plan, claimed[0], true[0]))
+    generator = np.random.Generator(np.random.PCG64(0))
+    shuffled = {name: generator.permutation(value, axis=0) for name, value in true[1].items()}
+    return cosine(step, true[1]), cosine(step, shuffled)
+
+
+def score_steps(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the true steps in canonical form: the median cosine over pairs of rounds."""
+    from moretta.audit.attacks.pbpfl.canonical import plan_of
+
+    plan = plan_of(truth)
+    found, plain = [], []
+    for number in sorted({int(name.split("/")[1]) for name in claim}):
+        claimed = _of_round("before", number, claim), _of_round("step", number, claim)
+        models = [truth.parameters(number), truth.parameters(number + 1)]
+        found.append(likeness(plan, claimed, step_of(plan, *models)))
+        plain.append(plainly(plan, models, [key_of(truth, number).scales, key_of(truth, number + 1).scales]))
+    cosines, shuffled = np.array(found).T
+    median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
+    fresh, in_place, kept_scales = (float(one) for one in np.median(np.array(plain), axis=0))
+    return AttackResult(
+        measure="cosine of the step below the head with the true one, median over rounds",
+        score=median,
+        chance=float(np.median(guesses)),
+        interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
+        sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
+        f"although the key is fresh every round; the plain difference of two noisy models has {_short(fresh)}, and "
+        f"with scales that stay and channels in their places would have {_short(kept_scales)}",
+        figures={
+            "rounds": float(len(cosines)),
+            "lowest": float(cosines.min()),
+            "plain_difference": fresh,
+            "plain_difference_with_channels_in_place": in_place,
+            "plain_difference_with_scales_that_stay_too": kept_scales,
+        },
+    )
+
+
+def _short(cosine: float) -> str:
+    return f"{round(cosine, 2) + 0.0:.2f}"  # without the sign of a zero
+
+
+def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]) -> tuple[float, float, float]:
+    """Return the cosine of a plain difference of two noisy models with the step, below the head.
+
+    keys: of the two rounds. Under these, under their scales with channels in place, and under the first of
+    these twice.
+    """
+    from moretta.audit.attacks.pbpfl.canonical import cosine, trunk
+    from moretta.protocols.pbpfl.scales import ScaleKey
+
+    still = plan.identity().permutations
+    in_place = [ScaleKey(one.scales, still) for one in keys]
+    before, after = (trunk(plan, one) for one in models)
+    step, found = {name: after[name] - before[name] for name in before}, []
+    for one, other in (keys, in_place, (in_place[0], in_place[0])):
+        noisy = [trunk(plan, plan.perturb(model, key)) for model, key in zip(models, (one, other), strict=True)]
+        found.append(cosine({name: noisy[1][name] - noisy[0][name] for name in step}, step))
+    return found[0], found[1], found[2]
+
+
+def _of_round(what: str, number: int, claim: Mapping[str, np.ndarray]) -> Named:
+    prefix = f"{what}/{number}/"
+    return {name.removeprefix(prefix): value for name, value in claim.items() if name.startswith(prefix)}
+
+
+STEPS = Attack(
+    name="update-direction",
+    title="follows how the true model changes from round to round",
+    severity="protocol",
+    role="silo",
+    source="canonical forms of consecutive rounds; contradicts the confidentiality of updates in Feng et al., II-C",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits_steps,
+    given=given_steps,
+    attack=attack_steps,
+    score=score_steps,
 )

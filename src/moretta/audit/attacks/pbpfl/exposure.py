@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.attacks.pbpfl import noisy_outputs
+from moretta.audit.attacks.pbpfl import head_offset
+from moretta.audit.attacks.pbpfl.softmax import differences, noisy_outputs, opened, sent_by, softmax_by_round
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Exposure, Models
 from moretta.audit.evidence.heads import as_outputs
@@ -60,8 +61,8 @@ def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
     y = [one.y for one in of_it if isinstance(one, Softmax)]
     if blinded := [one for one in of_it if isinstance(one, BlindedSoftmax)]:
         sent = [one for one in of_it if isinstance(one, Ratios)]
-        outputs = noisy_outputs.outputs_of(truth, silo, number, ask.parameters)
-        y = [noisy_outputs.opened(sent[-1], blinded[-1], outputs)]
+        outputs = noisy_outputs(truth, silo, number, ask.parameters)
+        y = [opened(sent[-1], blinded[-1], outputs)]
     loss = _along(truth, y[-1]) if y else None
     return truth.gradient(silo, number, ask.parameters, loss)
 
@@ -83,22 +84,20 @@ def without_offset(case: Case, silo: str) -> Models:
     """Return the noisy models with the offset r taken off their heads, which a silo first works out.
 
     A noisy model without r has the true bias and the true outputs, whatever its scales. r is that of
-    `gamma_least_squares` from labels, of `offset_from_softmax` under cross-entropy; there it is known up to a number
+    `head_offset` from labels, of `softmax` under cross-entropy; there it is known up to a number
     common to all outputs, which changes no softmax.
     """
-    from moretta.audit.attacks.pbpfl import gamma_least_squares, offset_from_softmax, softmax_from_sum
-
     run, asks = case.run, case.last_of_each_round(silo, TrainOn)
     if run.loss == "mse":
-        some = slice(gamma_least_squares.ROWS)
-        seen = gamma_least_squares.seen(case, silo, case.arrays["x"][some])
-        gamma = gamma_least_squares.fit(seen, as_outputs(case.arrays["y"][some], run.outputs))
+        some = slice(head_offset.ROWS)
+        seen = head_offset.seen(case, silo, case.arrays["x"][some])
+        gamma = head_offset.fit(seen, as_outputs(case.arrays["y"][some], run.outputs))
         offsets = dict(zip(seen.rounds.tolist(), np.einsum("tm,tmc->tc", gamma, seen.spread), strict=True))
     else:
-        sent = noisy_outputs.sent_by(case, silo)
-        softmax = softmax_from_sum.softmax_by_round(case, silo)
+        sent = sent_by(case, silo)
+        softmax = softmax_by_round(case, silo)
         offsets = {
-            number: offset_from_softmax.differences(*sent[number], p)
+            number: differences(*sent[number], p)
             for number, p in softmax.items()
             if len(p) > asks[number].parts.max()  # of fewer rows than parts the softmax does not follow
         }

@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_rate
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn

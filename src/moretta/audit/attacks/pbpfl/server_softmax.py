@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.pbpfl import softmax_from_sum
-from moretta.audit.attacks.pbpfl.keys import key_of
-from moretta.audit.attacks.pbpfl.softmax_from_sum import ROUNDS, by_round, scores, squares
+from moretta.audit.attacks.pbpfl import softmax
+from moretta.audit.attacks.pbpfl.head_offset import key_of
+from moretta.audit.attacks.pbpfl.softmax import ROUNDS, by_round, scores, squares
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
 from moretta.protocols.pbpfl.ratios import from_differences
@@ -48,7 +47,7 @@ def fits(run: PublicRun) -> str:
         return "the model has no linear layer with an output each"
     if run.augmented:
         return "rows are augmented anew in every round, and there is no record of what to compare with"
-    return softmax_from_sum.fits(run)
+    return softmax.fits(run)
 
 
 def given(truth: Truth) -> Given:

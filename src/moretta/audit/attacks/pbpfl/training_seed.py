@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
-from moretta.audit.evidence.case import Architecture, Case, torch_dtype
+from moretta.audit.evidence.case import Architecture, Case, PublicRun, torch_dtype
 from moretta.audit.evidence.intervals import recovered, relative_error, to_error
-from moretta.audit.evidence.public_run import PublicRun
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 

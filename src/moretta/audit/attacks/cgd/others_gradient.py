@@ -1,4 +1,10 @@
-"""A participant of CGD inverts the others' gradient as if their confined models were its own.
+"""A participant of CGD takes its own part off the sum: of two, what is left is the other's gradient.
+
+Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, so with D(k) - D(k+1) = alpha_k G / N a participant i has
+N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others: with two participants the other's, exactly, in
+each round. With three it is a sum of two, which is taken here for that of one of them and misses.
+
+A participant of CGD inverts the others' gradient as if their confined models were its own.
 
 Derivation: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l(w_l(k)) over the others (`two_party_exposure`).
 Gradient inversion looks for rows whose gradient at known weights is that one; here the weights are secret. But w_l(k) -
@@ -24,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.intervals import gain, of_gain, units
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.intervals import gain, kept, of_errors, of_gain, recovered, relative_error, to_error, units
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
@@ -34,6 +39,95 @@ from moretta.errors import ParameterError
 if TYPE_CHECKING:
     from moretta.audit.evidence.inversion import Effort
     from moretta.audit.evidence.truth import Truth
+
+FIRST = 10  # the first so many
+
+
+def fits(run: PublicRun) -> str:
+    """Say why not."""
+    if len(run.silos) < 2:
+        return "there is one participant, and nobody else"
+    return "" if run.recorded else "no round of training was recorded"
+
+
+def given(truth: Truth) -> Given:
+    """Give the first participant the steps of its own D and its own gradients, flat."""
+    from moretta.audit.attacks.cgd import confined
+    from moretta.audit.evidence.network import flat
+
+    confined.check_whole(truth)
+    silo = truth.run.silos[0]
+    rounds = [number for number in truth.recorded if _whole_sum(truth, number)][:FIRST]
+    if not rounds:
+        raise ParameterError("in no recorded round were all participants in the sum")
+    steps = [flat(confined.stepped(truth, silo, number)) for number in rounds]
+    own = [confined.local(truth, silo, number) for number in rounds]
+    totals = [sum(len(truth.batch(name, number)) for name in truth.run.silos) for number in rounds]
+    return Given(
+        views={silo: ()},
+        arrays={
+            "rounds": np.array(rounds),
+            "means": np.array(steps),
+            "own": np.array([one.rows * flat(one.gradients) for one in own]),
+            "totals": np.array(totals, dtype=np.float64),
+        },
+        view=f"none but what {silo} holds itself",
+        knowledge=f"D before and after {rounds_of(len(rounds))}, the gradients of {silo}, and how many rows a sum "
+        "is of",
+    )
+
+
+def _whole_sum(truth: Truth, number: int) -> bool:
+    from moretta.audit.attacks.cgd import confined
+
+    silo = truth.run.silos[0]
+    return set(confined.summed_silos(truth, silo, number)) == set(truth.run.silos)
+
+
+def attack(case: Case) -> Claim:
+    """Claim another's n_l g_l of each round, [rounds, parameters]."""
+    given = case.arrays
+    return {"rounds": given["rounds"], "other": given["totals"][:, None] * given["means"] - given["own"]}
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the true n_l g_l of the participant with the most rows, beside an equal share of the sum."""
+    from moretta.audit.attacks.cgd import confined
+    from moretta.audit.evidence.network import flat
+
+    silo, *others = truth.run.silos
+    other = max(others, key=lambda name: truth.run.rows[name])
+    errors, guesses = [], []
+    for number, found in zip(claim["rounds"].tolist(), claim["other"], strict=True):
+        local = confined.local(truth, other, number)
+        true, mean = local.rows * flat(local.gradients), flat(confined.stepped(truth, silo, number))
+        errors.append(relative_error(found, true))
+        guesses.append(relative_error(local.rows * mean, true))
+    error, guess = float(np.median(errors)), float(np.median(guesses))
+    return AttackResult(
+        measure="1 - relative error of another's gradient, median over rounds",
+        score=float(recovered(error)),
+        chance=float(recovered(guess)),
+        interval=kept(of_errors(np.array(errors), np.array(guesses))),
+        sentence=f"A participant that takes its own part off the sum of {len(others) + 1} has another's gradient "
+        f"{to_error(error)}, where the mean of all is off by {guess:.1e}",
+        figures={"relative_error": error, "mean_of_all": guess, "rounds": float(len(errors))},
+    )
+
+
+TWO_PARTIES = Attack(
+    name="two-party-exposure",
+    title="works out the other participant's update by taking off its own",
+    severity="protocol",
+    role="silo",
+    source="a sum of two less one's own part; docs/cgd.md",
+    protocols=frozenset({"cgd"}),
+    fits=fits,
+    given=given,
+    attack=attack,
+    score=score,
+)
+
 
 ROUNDS = 6  # of the smallest batches, the latest: by then all have moved by more than their starts differ
 ROUNDS_THOROUGH = 10
@@ -47,7 +141,7 @@ OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 128  # in a sum: of more, inversion has never found any
 
 
-def fits(run: PublicRun) -> str:
+def fits_rows(run: PublicRun) -> str:
     """Say why not."""
     if len(run.silos) < 2:
         return "there is one participant, and nobody else"
@@ -58,7 +152,7 @@ def fits(run: PublicRun) -> str:
     return "" if run.recorded else "no round of training was recorded"
 
 
-def given(truth: Truth) -> Given:
+def given_rows(truth: Truth) -> Given:
     """Give the first participant its D, its confined model, its gradients and its rows."""
     from moretta.audit.attacks.cgd import confined
 
@@ -103,7 +197,7 @@ def _rounds(truth: Truth) -> list[int]:
     return chosen
 
 
-def attack(case: Case) -> Claim:
+def attack_rows(case: Case) -> Claim:
     """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
     from moretta.audit.evidence.inversion import Gradients, Inputs, invert, quotient_start
 
@@ -128,16 +222,16 @@ def attack(case: Case) -> Claim:
 
 def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
     """Return how much is tried in each of so many rounds. step: what one step of a search costs."""
-    from moretta.audit.evidence import work
+    from moretta.audit.evidence import network
     from moretta.audit.evidence.inversion import Effort
 
     if thorough:
-        steps = work.times(SECONDS_THOROUGH / (rounds * STARTS_THOROUGH * 2), step, LEAST_STEPS, STEPS)
+        steps = network.times(SECONDS_THOROUGH / (rounds * STARTS_THOROUGH * 2), step, LEAST_STEPS, STEPS)
         return Effort(STARTS_THOROUGH, steps, adam=steps)
-    return Effort(STARTS, work.times(SECONDS / (rounds * STARTS), step, LEAST_STEPS, STEPS))
+    return Effort(STARTS, network.times(SECONDS / (rounds * STARTS), step, LEAST_STEPS, STEPS))
 
 
-def score(claim: Claim, truth: Truth) -> AttackResult:
+def score_rows(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true rows, paired, beside the mean row and rows that nobody trained on."""
     misses, lucks, batches, rows = [], [], [], 0
     nobodys = np.concatenate([truth.others.x, truth.background.x])
@@ -192,15 +286,15 @@ def _drawn(others: Array, count: int, generator: np.random.Generator) -> list[Ar
     return [others[generator.choice(len(others), count, replace=again)] for _ in range(OTHERS)]
 
 
-ATTACK = Attack(
+INVERSION = Attack(
     name="confined-inversion",
     title="rebuilds other participants' training rows from the sum of their updates",
     severity="rows",
     role="silo",
     source="Zhu et al., NeurIPS 2019, at the attacker's own confined model; Phong et al., 2018, for one row",
     protocols=frozenset({"cgd"}),
-    fits=fits,
-    given=given,
-    attack=attack,
-    score=score,
+    fits=fits_rows,
+    given=given_rows,
+    attack=attack_rows,
+    score=score_rows,
 )

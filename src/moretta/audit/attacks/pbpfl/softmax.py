@@ -1,4 +1,10 @@
-"""A silo solves for the true softmax of its batch under PBPFL with cross-entropy, which it was not to learn.
+"""A silo's own side of the exchange under cross-entropy: its noisy outputs, and what it was answered, in either form.
+
+Behind blinded ratios (`moretta.protocols.pbpfl.ratios`) a silo's view has neither its outputs nor its lambdas. It knows
+both, as it made them: outputs follow from its rows and the model that it was sent, and lambda_i from mu_ij less the
+ratio of two outputs. So an attack of a silo is given its outputs there.
+
+A silo solves for the true softmax of its batch under PBPFL with cross-entropy, which it was not to learn.
 
 Derivation: in the paper's form the server answers y_i = p_i exp(-delta_s) and k_s = (1 - exp(delta_s)) / xi_s for each
 row and part s (`practical.md`, Eq. 22 and 23), so that p_i = y_i - xi_s y_i k_s. The true softmax sums to 1:
@@ -9,22 +15,37 @@ is one linear equation a row in the m secrets xi_s of the round, although delta 
 m rows or more gives them, and with them p; for a smaller batch the solution of least norm is claimed. With ``variant =
 "probabilities"`` there is nothing to solve: the silo is handed p. With ``exchange = "ratios"`` the answer has sums of
 exp(r*) too, and each row by itself gives its p (`moretta.protocols.pbpfl.ratios.from_one_row`).
+
+A silo of PBPFL reads the head's offset off the softmax of its batch.
+
+Derivation: with p of one row (`softmax_from_sum`), y_i - y_j = log p_i - log p_j. The silo sent z = y^ + a constant of
+the row itself and knows alpha, and y^ = y + alpha r, so
+
+    z_i - log p_i = alpha r_i + a constant of the row
+
+gives r_i - r_j from any row with alpha other than 0; here all rows of a batch count, by alpha^2. As r = gamma_s r_a on
+part s and r_a is public, a part of two or more outputs gives its gamma_s, and with it the constant: all of r where m
+is below the number of outputs. With m = outputs the differences are known and the common part is not; gamma of least
+norm is claimed.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.pbpfl import noisy_outputs
-from moretta.audit.attacks.pbpfl.keys import key_of
+from moretta.audit.attacks.pbpfl import head_offset
+from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered, relative_error
+from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.pbpfl import ratios
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.ratios import from_one_row
 from moretta.protocols.pbpfl.softmax import true_softmax
@@ -33,6 +54,69 @@ if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
 
 Floats = NDArray[np.float64]
+
+OWN = "outputs/"  # of a silo's batch, by round
+
+
+def noisy_outputs(truth: Truth, silo: str, number: int, parameters: Tensors) -> Floats:
+    """Return the outputs for a silo's batch of a round at these weights, [rows, outputs]."""
+    import torch
+
+    from moretta.audit.evidence.network import outputs_at, tensors
+
+    rows = truth.rows(silo).part(truth.batch(silo, number))
+    with torch.no_grad():
+        found = outputs_at(copy.deepcopy(truth.federation.model).train(), tensors(parameters), torch.tensor(rows.x))
+    return np.asarray(found.double().numpy())
+
+
+def known(truth: Truth, silo: str, rounds: tuple[int, ...]) -> dict[str, Array]:
+    """Return a silo's noisy outputs of these rounds, where its view does not have them."""
+    if truth.run.setting("exchange") != "ratios":
+        return {}
+    found = {}
+    for number in rounds:
+        asks = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOn)]
+        if asks:
+            found[f"{OWN}{number}"] = noisy_outputs(truth, silo, number, asks[-1].parameters)
+    return found
+
+
+def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
+    """Return z, y^ up to a constant a row, and alpha of a silo's batch, by round."""
+    if case.run.setting("exchange") != "ratios":
+        sent: Mapping[int, Predictions] = case.last_of_each_round(silo, Predictions)
+        return {number: (_floats(one.z), _floats(one.alpha)) for number, one in sent.items()}
+    blinded: Mapping[int, Ratios] = case.last_of_each_round(silo, Ratios)
+    if any(f"{OWN}{number}" not in case.arrays for number in blinded):
+        raise ParameterError('with exchange = "ratios" a silo\'s view has no outputs, and this attack is given none')
+    return {
+        number: (_centred_rows(case.arrays[f"{OWN}{number}"]), _floats(one.alpha)) for number, one in blinded.items()
+    }
+
+
+def opened(sent: Ratios, told: BlindedSoftmax, z: Floats) -> Floats:
+    """Return y* of an answer to ratios of these outputs, [rows, outputs].
+
+    lambda_i is taken from the smallest ratio of i, as outputs that were rounded otherwise put it off by that much.
+    """
+    rows, least = np.arange(len(z)), np.argsort(z, axis=1)[:, :2]
+    lambdas = np.empty(z.shape, dtype=object)
+    for i in range(z.shape[1]):
+        other = np.where(least[:, 0] == i, least[:, 1], least[:, 0])
+        mu = ratios.from_words(sent.words[rows, i, other - (other > i)])
+        lambdas[:, i] = mu - ratios.whole(np.exp(z[rows, other] - z[:, i]))
+    return ratios.unblinded(told, ratios.Blinds(lambdas))
+
+
+def _centred_rows(outputs: Array) -> Floats:
+    wide = np.asarray(outputs, dtype=np.float64)
+    return np.asarray(wide - wide.max(axis=1, keepdims=True))
+
+
+def _floats(array: Array) -> Floats:
+    return np.asarray(array, dtype=np.float64)
+
 
 ROUNDS = 20  # the last so many
 
@@ -47,7 +131,7 @@ def fits(run: PublicRun) -> str:
 def given(truth: Truth) -> Given:
     """Give the first silo its view."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
-    own = noisy_outputs.known(truth, silo, rounds)
+    own = known(truth, silo, rounds)
     knowledge = "the outputs that it computed" if own else "nothing"
     return Given({silo: rounds}, own, view=f"{rounds_of(len(rounds))} of {silo}", knowledge=knowledge)
 
@@ -70,10 +154,10 @@ def softmax_by_round(case: Case, silo: str) -> dict[int, Floats]:
 
 def _behind_ratios(case: Case, silo: str) -> dict[int, Floats]:
     asked, answers = (case.last_of_each_round(silo, kind) for kind in (Ratios, BlindedSoftmax))
-    outputs, found = noisy_outputs.sent_by(case, silo), dict[int, Floats]()
+    outputs, found = sent_by(case, silo), dict[int, Floats]()
     for number, told in answers.items():
         z, _ = outputs[number]
-        found[number] = from_one_row(z, noisy_outputs.opened(asked[number], told, z), told.rests)
+        found[number] = from_one_row(z, opened(asked[number], told, z), told.rests)
     return found
 
 
@@ -95,7 +179,7 @@ def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floa
     found = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
-            outputs = noisy_outputs.outputs_of(truth, silo, number, truth.parameters(number))
+            outputs = noisy_outputs(truth, silo, number, truth.parameters(number))
             shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
             found[number] = shifted / shifted.sum(axis=1, keepdims=True)
             continue
@@ -167,7 +251,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     )
 
 
-ATTACK = Attack(
+SOFTMAX = Attack(
     name="softmax-from-sum",
     title="obtains the true model's probabilities for its own rows",
     severity="protocol",
@@ -178,4 +262,67 @@ ATTACK = Attack(
     given=given,
     attack=attack,
     score=score,
+)
+
+
+TINY = 1e-300  # of a softmax: its logarithm is taken
+SINGULAR = 1e-10  # singular values below it, relative to the largest, are the common part when m = outputs
+
+
+def fits_offset(run: PublicRun) -> str:
+    """Say why not."""
+    if run.outputs < 2:
+        return "one output has no differences"
+    return fits(run)
+
+
+def attack_offset(case: Case) -> Claim:
+    """Claim gamma, [rounds, m], and r less its mean over outputs, [rounds, outputs]."""
+    (silo,) = case.views
+    asks, sent = case.last_of_each_round(silo, TrainOn), sent_by(case, silo)
+    softmax = softmax_by_round(case, silo)
+    rounds = sorted(softmax)
+    centred = [differences(*sent[number], softmax[number]) for number in rounds]
+    gamma = [gamma_of(r, asks[number]) for number, r in zip(rounds, centred, strict=True)]
+    return {"rounds": np.array(rounds), "gamma": np.array(gamma), "centred": np.array(centred)}
+
+
+def differences(z: Floats, alpha: Floats, p: Floats) -> Floats:
+    """Return r less its mean over outputs, [outputs]. z: y^ up to a constant a row, [rows, outputs]; alpha: [rows]."""
+    rest = z - np.log(np.maximum(p, TINY))
+    rest -= rest.mean(axis=1, keepdims=True)
+    return np.asarray(alpha @ rest / max(float(alpha @ alpha), TINY))
+
+
+def gamma_of(centred: Floats, ask: TrainOn) -> Floats:
+    """Return gamma, [m], of least norm where r less its mean leaves one open."""
+    spread = head_offset.spread_of(ask)
+    spread = spread - spread.mean(axis=1, keepdims=True)
+    found: Floats = np.linalg.lstsq(spread.T, centred, rcond=SINGULAR)[0]
+    return found
+
+
+def score_offset(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the keys: all of gamma, and for a figure the differences of r alone."""
+    true = np.array([key_of(truth, int(number)).offset for number in claim["rounds"]])
+    true -= true.mean(axis=1, keepdims=True)
+    apart = [relative_error(found, one) for found, one in zip(claim["centred"], true, strict=True)]
+    errors = head_offset.errors_of(claim, truth)
+    who = "A silo reads off the softmax of its batch"
+    if claim["gamma"].shape[1] == truth.run.outputs:
+        who = f"A silo reads differences of the head's offset off the softmax to {np.median(apart):.1e}, and all of"
+    return head_offset.finding(errors, who, {"relative_error_of_differences": float(np.median(apart))})
+
+
+OFFSET = Attack(
+    name="offset-from-softmax",
+    title="works out the secret offset of the last layer from the answers to its own rows",
+    severity="protocol",
+    role="silo",
+    source="log p_i - log p_j = y_i - y_j in y^ = y + alpha r (practical.md, Eq. 21)",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits_offset,
+    given=given,
+    attack=attack_offset,
+    score=score_offset,
 )

@@ -1,4 +1,6 @@
-"""A silo fits the offset of PBPFL's head by least squares, for any number m of parts.
+"""The server's keys, which the scorer alone reads.
+
+A silo fits the offset of PBPFL's head by least squares, for any number m of parts.
 
 Derivation: y^_n(t) = y_n(t) + alpha_n(t) gamma(t) o r_a(t) for each own row n and round t, and a silo knows y^, alpha
 and r_a. The true outputs move little from one round to the next, so
@@ -13,27 +15,58 @@ rows' covariance of the motion is estimated from the residuals, over rounds and 
 inverse for weights (feasible generalised least squares, Aitken 1935), so it rests on contrasts of rows in which the
 model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round, but there are
 equations of all rows, outputs and rounds.
+
+How often a silo of PBPFL obtains the true predicted class of its own rows, against the bound of Lemma 7.
+
+`practical.md`, Lemma 7: with m >= 2 parts the probability that a silo obtains the true prediction is at most 1 / m;
+with m = 1 it is less than 1. The proof counts the solutions of one row's equations. Here the silo subtracts the offset
+that it fits over rows and rounds (`gamma_least_squares`) from y^ of each recorded round and takes the largest
+output.
+
+The chance beside it is the lemma's 1 / m, or the share of the most frequent predicted class where that is more; for
+m = 1, where the lemma names no figure, it is that share. One gamma decides for all rows of a round, so rounds are the
+units and not rows. Under cross-entropy a silo also has the softmax of its batch (`softmax_from_sum`), which is not used
+here.
+
+All silos of PBPFL but one put their views and rows together, to fit the head's offset.
+
+In a round all silos see the same W^, so their rows are more equations in the same m unknowns, and the covariance of
+what the fit leaves is over more rows (`gamma_least_squares`). Two silos do not expose each other in this way, as
+neither sees an upload or a sum. That needs the server (`moretta.audit.attacks.common.server_and_silos`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.pbpfl.keys import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import as_outputs
-from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
-from moretta.audit.evidence.public_run import PublicRun
+from moretta.audit.evidence.intervals import kept, of_errors, of_mean, recovered, relative_error, to_error
+from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
+    from moretta.protocols.pbpfl.perturbation import Key
+
+
+@lru_cache(maxsize=64)  # one audit long
+def key_of(truth: Truth, number: int) -> Key:
+    """Return the key of a round. Raises `moretta.errors.ParameterError` for a run of another protocol."""
+    from moretta.protocols.pbpfl.server import Server
+
+    server = truth.roles(number).server
+    if not isinstance(server, Server):
+        raise ParameterError("only pbpfl has a key; this is another protocol")
+    return server.key(Stamp(truth.place.run, number, 0, *truth.drawn(number)[1:]))
+
 
 Floats = NDArray[np.float64]
 
@@ -225,7 +258,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     return finding(errors_of(claim, truth), "A silo works out", {})
 
 
-ATTACK = Attack(
+GAMMA = Attack(
     name="gamma-least-squares",
     title="works out the secret offset of the model's last layer",
     severity="protocol",
@@ -236,4 +269,160 @@ ATTACK = Attack(
     given=given,
     attack=attack,
     score=score,
+)
+
+
+def fits_classes(run: PublicRun) -> str:
+    """Say why not."""
+    if run.outputs < 2:
+        return "a model of one output predicts no class by its largest output"
+    return fits(run)
+
+
+def attack_classes(case: Case) -> Claim:
+    """Claim the predicted class of each own row, [rounds, rows], and for comparison the largest of y^."""
+    (silo,) = case.views
+    found = seen(case, silo, case.arrays["x"])
+    truer = found.truer(fit(found, np.asarray(case.arrays["y"])))
+    return {
+        "rounds": found.rounds,
+        "parts": np.array([found.spread.shape[1]]),
+        "predicted": truer.argmax(axis=2),
+        "naive": found.noisy.argmax(axis=2),
+    }
+
+
+def true_classes(truth: Truth, number: int) -> NDArray[np.int64]:
+    """Return the class that the true model before a round predicts of each row of the first silo."""
+    import copy
+
+    import torch
+
+    from moretta.audit.evidence.network import outputs_at, tensors
+
+    rows = truth.rows(truth.run.silos[0]).part(slice(ROWS))
+    model = copy.deepcopy(truth.federation.model).train()  # as silos run it
+    with torch.no_grad():
+        outputs = outputs_at(model, tensors(truth.parameters(number)), torch.tensor(rows.x))
+    return outputs.argmax(dim=1).numpy()
+
+
+def score_classes(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare the rates of rows whose class was obtained with what guessing has in the same rounds."""
+    m = int(claim["parts"][0])
+    true = np.array([true_classes(truth, int(number)) for number in claim["rounds"]])
+    majority = np.array([np.bincount(one).max() / len(one) for one in true])
+    guess = np.maximum(majority, 1.0 / m if m > 1 else 0.0)
+    rates = np.mean(claim["predicted"] == true, axis=1)
+    bound, rate, chance = f"1/{m}" if m > 1 else "less than 1", float(rates.mean()), float(guess.mean())
+    low, high = of_mean(rates - guess, -chance, 1.0 - chance)  # the same rounds: their luck is in both
+    return AttackResult(
+        measure="rate of true predicted classes, mean over rounds",
+        score=rate,
+        chance=chance,
+        interval=(chance + low, chance + high),
+        sentence=f"A silo obtains the true prediction of {rate:.1%} of its rows, where Lemma 7 says {bound}",
+        figures={
+            "without_gamma": float(np.mean(claim["naive"] == true)),
+            "lemma_bound": 1.0 / m,
+            "majority": float(majority.mean()),
+            "rows": float(true.shape[1]),
+            "rounds": float(len(true)),
+            "last_round": float(rates[-1]),
+        },
+    )
+
+
+LEMMA_SEVEN = Attack(
+    name="lemma-7-hit-rate",
+    title="obtains the true model's predictions for its own rows",
+    severity="protocol",
+    role="silo",
+    source="Lemma 7 of Feng et al. (practical.md), measured",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits_classes,
+    given=given,
+    attack=attack_classes,
+    score=score_classes,
+)
+
+
+ROWS_TOGETHER = 2 * ROWS  # rows of all silos
+
+
+def fits_together(run: PublicRun) -> str:
+    """Say why not."""
+    if run.loss != "mse":
+        return "under cross-entropy a silo alone has the offset from the softmax of its batch"
+    if len(run.silos) < 3:
+        return "of two silos, all but one is one silo alone"
+    return fits(run)
+
+
+def given_together(truth: Truth) -> Given:
+    """Give all silos but the last their views and their own rows."""
+    silos, rounds = truth.run.silos[:-1], truth.recorded[-ROUNDS:]
+    arrays = {}
+    for silo in silos:
+        rows = truth.rows(silo).part(slice(max(1, ROWS_TOGETHER // len(silos))))
+        arrays[f"x/{silo}"] = rows.x
+        arrays[f"y/{silo}"] = as_outputs(rows.y, truth.run.outputs)
+    total = sum(len(array) for name, array in arrays.items() if name.startswith("x/"))
+    return Given(
+        views=dict.fromkeys(silos, rounds),
+        arrays=arrays,
+        view=f"{rounds_of(len(rounds))} of {len(silos)} silos, all but {truth.run.silos[-1]}",
+        knowledge=f"{total} labelled rows of these silos, their own",
+    )
+
+
+def attack_together(case: Case) -> Claim:
+    """Claim gamma of each round from all rows, and from the first silo's alone, [rounds, m]."""
+    silos = list(case.views)
+    each = [seen(case, silo, case.arrays[f"x/{silo}"]) for silo in silos]
+    labels = [np.asarray(case.arrays[f"y/{silo}"]) for silo in silos]
+    together = joined(each)
+    return {
+        "rounds": together.rounds,
+        "gamma": fit(together, np.concatenate(labels)),
+        "alone/rounds": each[0].rounds,
+        "alone/gamma": fit(each[0], labels[0]),
+    }
+
+
+def joined(each: list[SeenHead]) -> SeenHead:
+    """Return the rows of several silos as one's, in the rounds that all of them saw."""
+    rounds = np.array(sorted(set.intersection(*(set(one.rounds.tolist()) for one in each))), dtype=np.int64)
+    if not len(rounds):
+        raise ParameterError("no recorded round was seen by all of these silos")
+    at = [np.searchsorted(one.rounds, rounds) for one in each]
+    pairs = list(zip(each, at, strict=True))
+    return SeenHead(
+        noisy=np.concatenate([one.noisy[places] for one, places in pairs], axis=1),
+        alpha=np.concatenate([one.alpha[places] for one, places in pairs], axis=1),
+        spread=each[0].spread[at[0]],
+        rounds=rounds,
+    )
+
+
+def score_together(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the keys."""
+    alone = {name: claim[f"alone/{name}"] for name in ("rounds", "gamma")}
+    error = float(np.median(errors_of(alone, truth)))
+    errors = errors_of(claim, truth)
+    who = f"{len(truth.run.silos) - 1} silos together work out"
+    return finding(errors, who, {"relative_error_alone": error})
+
+
+TOGETHER = Attack(
+    name="silos-together",
+    title="pools the rows of several silos to work out the secret offset of the last layer",
+    severity="protocol",
+    role="silos together",
+    source="generalised least squares over the rows of all silos but one",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits_together,
+    given=given_together,
+    attack=attack_together,
+    score=score_together,
 )
