@@ -16,7 +16,7 @@ import pytest
 from moretta.commands import main as cli
 from moretta.data.look import Owner, look_at
 from moretta.errors import ParameterError
-from moretta.report.look import look_page, write_look
+from moretta.report.page import look_page, write_look
 
 RUN = """[run]
 name = "clinic"

@@ -33,7 +33,7 @@ from moretta.protocols.fedsgd.server import Server
 from moretta.protocols.registry import build
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
-from moretta.report.privacy import privacy_statements
+from moretta.report.statements import privacy_statements
 from moretta.run import federation as federations
 from moretta.run.checkpoints import states_of
 from moretta.run.evaluation import evaluate

@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from moretta.errors import ParameterError
-from moretta.report.classes import SHOWN, class_table
 from moretta.report.folder import ClassTables, read_run
 from moretta.report.page import page
-from moretta.report.table import comparison_rows, silo_rows
+from moretta.report.table import SHOWN, class_table, comparison_rows, silo_rows
 
 TABLES = {
     "by_class": [

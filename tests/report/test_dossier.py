@@ -18,7 +18,7 @@ from moretta.config import run_files
 from moretta.errors import ParameterError
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.protocols.registry import ENTRIES, claims_of
-from moretta.report.dossier import clauses, described, document, questions, risks
+from moretta.report.dossier import description, document, questions, risks
 from moretta.report.dossier import sections as of_sections
 from moretta.report.dossier.page import Written, write_dossier
 from moretta.run.assembly import federation_of
@@ -189,9 +189,9 @@ class Texts(HTMLParser):
 def resolved(folder: Path, source: str) -> object:
     """Return what a source points to; KeyError where it points nowhere."""
     if source.startswith("clause:"):
-        return clauses.CLAUSES[source.removeprefix("clause:")]
+        return questions.CLAUSES[source.removeprefix("clause:")]
     if source.startswith("word:"):
-        return described.WORDS[int(source.removeprefix("word:"))]
+        return description.WORDS[int(source.removeprefix("word:"))]
     if source.startswith("claim:"):
         _, protocol, place = source.split(":")
         return claims_of(protocol)[int(place)]
@@ -238,8 +238,8 @@ def test_page_and_json_have_the_same_sentences_and_each_has_a_source(run, kind):
 
 
 def test_no_text_that_a_dossier_may_have_judges():
-    fixed = [*SAID.values(), *MEANING.values(), *clauses.DOCUMENTS.values(), *described.WORDS]
-    fixed += [text for clause in clauses.CLAUSES.values() for text in vars(clause).values()]
+    fixed = [*SAID.values(), *MEANING.values(), *questions.DOCUMENTS.values(), *description.WORDS]
+    fixed += [text for clause in questions.CLAUSES.values() for text in vars(clause).values()]
     fixed += [question.asks for question in questions.QUESTIONS] + [one.text for one in risks.ASSUMPTIONS]
     fixed += [text for name in ENTRIES for one in claims_of(name) for text in (one.what, one.sentence, one.assumes)]
     assert not [text for text in fixed if FORBIDDEN.search(text)]
@@ -469,8 +469,8 @@ def test_every_question_has_its_section_and_every_clause_its_use(run, make_run):
     used = set(write_dossier(run("audited")).told["clauses"]) | set(
         write_dossier(make_run(facts=NOISED)).told["clauses"]
     )
-    assert used == set(clauses.CLAUSES)
-    assert {clause.document for clause in clauses.CLAUSES.values()} == set(clauses.DOCUMENTS)
+    assert used == set(questions.CLAUSES)
+    assert {clause.document for clause in questions.CLAUSES.values()} == set(questions.DOCUMENTS)
 
 
 def test_the_page_lists_the_questions():

@@ -10,7 +10,7 @@ import pytest
 from test_cli import Called, call
 
 from moretta.errors import ParameterError
-from moretta.report.dossier import signing
+from moretta.report.dossier import page
 from moretta.report.dossier.document import digest
 from moretta.report.dossier.page import write_dossier
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, public_line
@@ -35,32 +35,32 @@ def dossier(make_run) -> Path:
 
 
 def test_who_signed_and_who_did_not_is_named(dossier, keys, roster):
-    signing.sign(dossier, keys["south"])
-    found = signing.check(dossier, roster)
+    page.sign(dossier, keys["south"])
+    found = page.check(dossier, roster)
     assert (found.signers, found.missing, found.fault) == (["south"], ["north"], "")
-    signing.sign(dossier.with_suffix(".html"), keys["north"])  # by its page as well
-    signing.sign(dossier, keys["north"])
-    found = signing.check(dossier, roster)
+    page.sign(dossier.with_suffix(".html"), keys["north"])  # by its page as well
+    page.sign(dossier, keys["north"])
+    found = page.check(dossier, roster)
     assert (sorted(found.signers), found.missing, found.fault) == (["north", "south"], [], "")
     assert len(json.loads(dossier.with_suffix(".signatures.json").read_text())["signatures"]) == 2
 
 
 def test_the_rosters_server_may_sign_too(dossier, keys):
-    signing.sign(dossier, keys["stranger"])
+    page.sign(dossier, keys["stranger"])
     roster = Roster({"north": keys["north"].public_key}, server=(keys["stranger"].public_key,))
-    assert signing.check(dossier, roster).signers == ["server"]
+    assert page.check(dossier, roster).signers == ["server"]
 
 
 def test_nobody_has_signed(dossier, roster):
-    found = signing.check(dossier, roster)
+    found = page.check(dossier, roster)
     assert (found.signers, found.missing) == ([], ["north", "south"])
     assert found.fault == "nobody has signed it"
 
 
 def test_an_unknown_signer_is_named_by_the_fingerprint(dossier, keys, roster):
-    signing.sign(dossier, keys["north"])
-    signing.sign(dossier, keys["stranger"])
-    found = signing.check(dossier, roster)
+    page.sign(dossier, keys["north"])
+    page.sign(dossier, keys["stranger"])
+    found = page.check(dossier, roster)
     assert found.signers == ["north"]
     assert found.fault == (
         f"it is signed by the key {fingerprint(keys['stranger'].public_key)}, which the roster does not list"
@@ -69,7 +69,7 @@ def test_an_unknown_signer_is_named_by_the_fingerprint(dossier, keys, roster):
 
 @pytest.mark.parametrize("suffix", [".html", ".json"])
 def test_a_changed_file_is_found(dossier, keys, roster, suffix):
-    signing.sign(dossier, keys["north"])
+    page.sign(dossier, keys["north"])
     file = dossier.with_suffix(suffix)
     text = file.read_text()
     changed = text.replace("wdbc", "other")
@@ -78,31 +78,31 @@ def test_a_changed_file_is_found(dossier, keys, roster, suffix):
         told = json.loads(changed)
         changed = json.dumps({**told, "digest": digest(told)}, indent=1, ensure_ascii=False) + "\n"
     file.write_text(changed)
-    assert signing.check(dossier, roster).fault == "it is not what north signed: a file was changed since"
+    assert page.check(dossier, roster).fault == "it is not what north signed: a file was changed since"
     with pytest.raises(ParameterError, match=r"is not the page of|signatures of another dossier"):
-        signing.sign(dossier, keys["south"])
+        page.sign(dossier, keys["south"])
 
 
 def test_a_content_without_its_digest_is_refused(dossier, keys, roster):
     dossier.write_text(dossier.read_text().replace("wdbc", "other"))
-    for refused in (lambda: signing.check(dossier, roster), lambda: signing.sign(dossier, keys["north"])):
+    for refused in (lambda: page.check(dossier, roster), lambda: page.sign(dossier, keys["north"])):
         with pytest.raises(ParameterError, match="was changed since it was written"):
             refused()
 
 
 def test_a_signature_of_one_dossier_says_nothing_of_another(dossier, make_run, keys, roster):
-    signing.sign(dossier, keys["north"])
+    page.sign(dossier, keys["north"])
     other = write_dossier(make_run("local")).files
     other.signatures.write_bytes(dossier.with_suffix(".signatures.json").read_bytes())
-    assert signing.check(other.data, roster).broken == ["north"]
+    assert page.check(other.data, roster).broken == ["north"]
 
 
 def test_anothers_key_beside_a_signature_is_found(dossier, keys, roster):
-    file = signing.sign(dossier, keys["stranger"]).signatures
+    file = page.sign(dossier, keys["stranger"]).signatures
     told = json.loads(file.read_text())
     told["signatures"][0]["key"] = public_line(keys["north"].public_key)
     file.write_text(json.dumps(told))
-    assert signing.check(dossier, roster).broken == ["north"]
+    assert page.check(dossier, roster).broken == ["north"]
 
 
 @pytest.mark.parametrize("text", [
@@ -113,22 +113,22 @@ def test_anothers_key_beside_a_signature_is_found(dossier, keys, roster):
 def test_damaged_signatures_are_one_sentence(dossier, roster, text):
     dossier.with_suffix(".signatures.json").write_text(text)
     with pytest.raises(ParameterError, match="expected signatures of format 1; the file is damaged"):
-        signing.check(dossier, roster)
+        page.check(dossier, roster)
 
 
 @pytest.mark.parametrize("signature", ["", "AAAA", "not base64", "A" * 88])
 def test_what_is_no_signature_fits_nothing(dossier, keys, roster, signature):
-    file = signing.sign(dossier, keys["north"]).signatures
+    file = page.sign(dossier, keys["north"]).signatures
     told = json.loads(file.read_text())
     told["signatures"][0]["signature"] = signature
     file.write_text(json.dumps(told))
-    assert signing.check(dossier, roster).broken == ["north"]
+    assert page.check(dossier, roster).broken == ["north"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"kind": "moretta dossier"}', '{"kind": "moretta dossier", "format": 1}'])
 def test_what_is_no_dossier_is_neither_signed_nor_checked(dossier, keys, roster, text):
     dossier.write_text(text)
-    for refused in (lambda: signing.check(dossier, roster), lambda: signing.sign(dossier, keys["north"])):
+    for refused in (lambda: page.check(dossier, roster), lambda: page.sign(dossier, keys["north"])):
         with pytest.raises(ParameterError, match=r"dossier"):
             refused()
 
@@ -140,7 +140,7 @@ def test_what_is_no_dossier_is_neither_signed_nor_checked(dossier, keys, roster,
 def test_a_damaged_dossier_is_one_sentence(dossier, keys, roster, change):
     told = json.loads(dossier.read_text()) | change
     dossier.write_text(json.dumps({**told, **({} if "digest" in change else {"digest": digest(told)})}))
-    for refused in (lambda: signing.check(dossier, roster), lambda: signing.sign(dossier, keys["north"])):
+    for refused in (lambda: page.check(dossier, roster), lambda: page.sign(dossier, keys["north"])):
         with pytest.raises(ParameterError, match="this dossier is damaged; write it again"):
             refused()
 
@@ -148,13 +148,13 @@ def test_a_damaged_dossier_is_one_sentence(dossier, keys, roster, change):
 def test_a_signed_dossier_is_not_written_over_by_another(make_run, keys, roster):
     folder = make_run("fedsgd")
     files = write_dossier(folder).files
-    signing.sign(files.data, keys["north"])
+    page.sign(files.data, keys["north"])
     write_dossier(folder)  # the same again
-    assert signing.check(files.data, roster).fault == ""
+    assert page.check(files.data, roster).fault == ""
     (folder / "dossier.toml").write_text('purpose = "another"')
     with pytest.raises(ParameterError, match="signs the dossier that is there, and this one is another"):
         write_dossier(folder)
-    assert signing.check(files.data, roster).fault == ""
+    assert page.check(files.data, roster).fault == ""
 
 
 def test_the_commands(make_run, tmp_path, keys, roster):

@@ -17,8 +17,7 @@ from moretta.engines.run_folder import RunFolder
 from moretta.errors import ParameterError, RunFailed
 from moretta.report import page_server
 from moretta.report.living import Said
-from moretta.report.page_server import MOST, PageServer, address_of, listening
-from moretta.report.watching import page_beside
+from moretta.report.page_server import MOST, PageServer, address_of, listening, page_beside
 
 TOKEN = "a-token"
 

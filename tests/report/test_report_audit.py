@@ -13,7 +13,7 @@ from moretta.errors import ParameterError
 from moretta.report.audit import audit_lines, side_by_side
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
-from moretta.report.privacy import UNTESTED, privacy_statements
+from moretta.report.statements import UNTESTED, privacy_statements
 
 RUN = "9f3c1a77b2d04e55"
 ATTACKS = [

@@ -1,7 +1,7 @@
 import pytest
 
 from moretta.report.folder import read_run
-from moretta.report.privacy import UNTESTED, privacy_statements, reading_notes
+from moretta.report.statements import UNTESTED, privacy_statements, reading_notes
 
 FORBIDDEN = ("encrypt", "semantically secure", "anonym", "cannot learn", "guarantee", "safe")
 SUMMED = {"secure_aggregation": {"scheme": "pairwise", "ring_bits": 64}}

@@ -12,10 +12,8 @@ from moretta.protocols.registry import ENTRIES
 from moretta.report.audit import by_severity, who_does
 from moretta.report.folder import ClassScore, ClassTables, read_run
 from moretta.report.page import write_report
-from moretta.report.privacy import epsilon_note
-from moretta.report.scales import METRICS, UNKNOWN, ZEROS, ends, meanings, way
-from moretta.report.table import SCORED, comparison_rows
-from moretta.report.verdict import HEADINGS, remarks, verdict_text, verdicts
+from moretta.report.statements import HEADINGS, epsilon_note, remarks, verdict_text, verdicts
+from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, comparison_rows, ends, meanings, way
 
 PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
@@ -212,8 +210,8 @@ def test_every_score_of_a_comparison_has_words_for_its_scale(make_run, tmp_path)
     assert UNKNOWN not in found.values()
     assert {"Accuracy", "Top-5 accuracy", "Balanced accuracy", "AUC", "Mean squared error", "Loss"} <= set(found)
     assert set(meanings(["F1, mean of classes", "F1 of the second class", "Sealing wax"]).values()) == {
-        METRICS["F1, mean of classes"],
-        METRICS["F1"],
+        SCALES["F1, mean of classes"],
+        SCALES["F1"],
         UNKNOWN,
     }
     text = write_report(folders, tmp_path / "a.html").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moretta.report.folder import read_run
-from moretta.report.spread import spread_of, spread_rows
+from moretta.report.table import spread_of, spread_rows
 
 
 def test_mean_and_deviation_by_hand(make_run: Any) -> None:

@@ -21,9 +21,7 @@ from moretta.contract.roles import Aborted, Ask, Missing, Reason, Replies
 from moretta.engines.in_process import InProcess
 from moretta.protocols.common.claims import opened_sums
 from moretta.report.folder import RunRecord, read_run
-from moretta.report.privacy import privacy_statements
-from moretta.report.summary import summary
-from moretta.report.verdict import verdicts
+from moretta.report.statements import privacy_statements, summary, verdicts
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS, all_sums
 from moretta.secure_aggregation.additive import AdditiveAggregator
 from moretta.secure_aggregation.pairwise import PairwiseAggregator

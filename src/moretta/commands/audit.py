@@ -43,7 +43,7 @@ def audit(
 def _print_audit(folder: Path) -> None:
     from moretta.report.audit import audit_lines
     from moretta.report.folder import read_run
-    from moretta.report.verdict import verdict_text, verdicts
+    from moretta.report.statements import verdict_text, verdicts
 
     record = read_run(folder)
     found = record.audit

@@ -15,7 +15,7 @@ from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.config import run_files
-    from moretta.report.spread import OverSeeds
+    from moretta.report.table import OverSeeds
     from moretta.run.sweep import Cell
 
 
@@ -121,8 +121,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path, as_json: bool) -> None:
     """Write the page of runs from several seeds, and print what they come to."""
     from moretta.report.folder import read_run
     from moretta.report.page import write_report
-    from moretta.report.spread import spread_of, spread_table
-    from moretta.report.table import labels
+    from moretta.report.table import labels, spread_of, spread_table
     from moretta.run import comparison
 
     names, seeds = list(dict.fromkeys(cell.name for cell in cells)), list(dict.fromkeys(cell.seed for cell in cells))
@@ -177,8 +176,7 @@ def _print_comparison(
     from moretta.protocols.registry import REFERENCE
     from moretta.report.audit import leaks_table, side_by_side
     from moretta.report.folder import read_run
-    from moretta.report.scales import meanings
-    from moretta.report.table import SCORED, comparison_rows, comparison_table
+    from moretta.report.table import SCORED, comparison_rows, comparison_table, meanings
 
     runs = [read(folder, "result.json") for folder in folders]
     told: dict[str, Any] = {

@@ -59,11 +59,11 @@ def sign(
 ) -> None:
     """Sign a dossier by an identity, beside those who signed it before."""
     with needs_torch():
-        from moretta.report.dossier import signing
+        from moretta.report.dossier import page
         from moretta.secure_aggregation.identity import Identity, fingerprint
 
         identity = Identity.load(key)
-        files = signing.sign(file, identity)
+        files = page.sign(file, identity)
     told = {"signatures": str(files.signatures), "fingerprint": fingerprint(identity.public_key)}
     say(told, as_json, lambda: print(f"{files.signatures}: signed by {told['fingerprint']}"))
 
@@ -76,10 +76,10 @@ def verify(
 ) -> None:
     """Check who signed a dossier; exit 1 where a file was changed since, or a signer is unknown."""
     with needs_torch():
-        from moretta.report.dossier import signing
+        from moretta.report.dossier import page
         from moretta.secure_aggregation.identity import Roster
 
-        found = signing.check(file, Roster.load(roster))
+        found = page.check(file, Roster.load(roster))
     told = {name: list(some) for name, some in vars(found).items()}
     signed, missing = ", ".join(found.signers) or "nobody", ", ".join(found.missing) or "nobody"
     say(told, as_json, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))

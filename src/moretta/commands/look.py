@@ -55,7 +55,7 @@ def look(
     told = {"format": 1, **found.told(withhold, by_silo=by_silo)}
     if out is not None:
         with needs_torch():
-            from moretta.report.look import write_look
+            from moretta.report.page import write_look
 
             told["page"] = str(write_look(told, name, out))
 

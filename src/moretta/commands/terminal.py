@@ -137,9 +137,8 @@ def print_result(
     """Print what runs came to. told: the JSON object."""
 
     def plainly() -> None:
-        from moretta.report.classes import class_table
         from moretta.report.folder import read_run
-        from moretta.report.table import comparison_table
+        from moretta.report.table import class_table, comparison_table
         from moretta.run.record import spent
 
         records = [read_run(folder) for folder in folders]

@@ -21,7 +21,7 @@ def page_of(folder: Path, watch: bool, port: int | None) -> Iterator[Callable[[s
     if not watch and port is None:
         yield lambda sentence: None
         return
-    from moretta.report.watching import page_beside
+    from moretta.report.page_server import page_beside
 
     with page_beside(folder, port or 0, tell) as note:
         yield note

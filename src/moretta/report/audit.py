@@ -27,8 +27,7 @@ from moretta.engines.files import read_file
 from moretta.errors import ParameterError
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.report.folder import Attacked, AuditRecord, NotRun, RunRecord
-from moretta.report.scales import ends, figure
-from moretta.report.table import human_bytes, human_seconds, labels, plain
+from moretta.report.table import ends, figure, human_bytes, human_seconds, labels, plain
 
 ROLES: Mapping[str, str] = {
     "server": "The server",

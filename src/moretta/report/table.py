@@ -6,17 +6,20 @@ A unit stands in the row's header and not in its cells, and is chosen for the wh
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from moretta.protocols.registry import ENTRIES, REFERENCE
-from moretta.report.folder import RunRecord, SiloScore
+from moretta.report.folder import Attacked, ClassTables, RunRecord, SiloScore
 
 PHASES = {
     "perturbation": "Perturbation",
@@ -271,3 +274,200 @@ def _difference(record: RunRecord, differences: Mapping[str, float]) -> float | 
         if key in differences:
             return differences[key]
     return None
+
+
+NAMES = {
+    "accuracy": "Accuracy",
+    "mse": "Mean squared error",
+    "loss": "Loss",
+    "top5": "Top-5 accuracy",
+    **METRICS,
+    "accuracy_of_mean": "Accuracy, mean of confined models",
+    "mse_of_mean": "Mean squared error, mean of confined models",
+    "epsilon": "Epsilon",
+    "rounds": "Rounds",
+    "up_per_silo_per_round": "Up, per silo and round",
+    "down_per_silo_per_round": "Down, per silo and round",
+    "seconds": "Seconds",
+}
+"""The measures of a run, in the order of the table; a run's own metrics come after them."""
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """Runs that differ in their seed alone. label: for a table's head. values: of each measure, one a seed."""
+
+    label: str
+    seeds: tuple[int, ...]
+    values: Mapping[str, tuple[float | None, ...]]
+
+    def mean(self, measure: str) -> float | None:
+        """Return the mean over seeds; None where a run has no such number."""
+        found = self._all(measure)
+        return statistics.fmean(found) if found else None
+
+    def deviation(self, measure: str) -> float | None:
+        """Return the standard deviation of a sample (by n - 1); None of one seed, and where a run has no number."""
+        found = self._all(measure)
+        return statistics.stdev(found) if len(found) > 1 else None
+
+    def told(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            measure: {"mean": self.mean(measure), "deviation": self.deviation(measure), "values": list(values)}
+            for measure, values in self.values.items()
+        }
+
+    def _all(self, measure: str) -> list[float]:
+        values = self.values.get(measure, ())
+        found = [value for value in values if value is not None]
+        return found if len(found) == len(values) else []
+
+
+def spread_of(label: str, seeds: Sequence[int], records: Sequence[RunRecord]) -> OverSeeds:
+    """Return the spread of runs, one a seed."""
+    each = [_measures(record) for record in records]
+    names = dict.fromkeys([*NAMES, *(name for one in each for name in one)])
+    values = {name: tuple(one.get(name) for one in each) for name in names}
+    there = {name: some for name, some in values.items() if any(value is not None for value in some)}
+    return OverSeeds(label, tuple(seeds), there)
+
+
+def spread_rows(spreads: Sequence[OverSeeds]) -> tuple[Row, ...]:
+    """Return a row a measure, each cell the mean and the deviation of a protocol's runs."""
+    there = {name for one in spreads for name in one.values}
+    order = dict.fromkeys([*NAMES, *(name for one in spreads for name in one.values)])
+    return tuple(_row(name, spreads) for name in order if name in there)
+
+
+def spread_table(spreads: Sequence[OverSeeds]) -> Table:
+    """Return the spread for a terminal."""
+    return table_of_rows([one.label for one in spreads], spread_rows(spreads))
+
+
+def _measures(record: RunRecord) -> dict[str, float | None]:
+    test, mean = record.test, record.test.mean
+    epsilon = record.facts.get("epsilon")
+    found = {
+        "accuracy": test.accuracy,
+        "mse": test.mse,
+        "loss": test.loss,
+        "top5": test.top5,
+        **test.metrics,
+        "accuracy_of_mean": None if mean is None else mean.accuracy,
+        "mse_of_mean": None if mean is None else mean.mse,
+        "epsilon": float(epsilon) if isinstance(epsilon, int | float) else None,
+        "rounds": float(record.rounds),
+        "up_per_silo_per_round": record.traffic.up_per_silo_per_round,
+        "down_per_silo_per_round": record.traffic.down_per_silo_per_round,
+        "seconds": record.seconds["total"],
+    }
+    return {name: value if value is None or math.isfinite(value) else None for name, value in found.items()}
+
+
+def _row(name: str, spreads: Sequence[OverSeeds]) -> Row:
+    group = f"Over {len(spreads[0].seeds)} seeds"
+    means = [one.mean(name) for one in spreads]
+    unit, size = byte_unit(max(m or 0.0 for m in means)) if name.endswith("_per_round") else ("", 1.0)
+    cells = [_cell(mean, one.deviation(name), size) for mean, one in zip(means, spreads, strict=True)]
+    return Row(group, NAMES.get(name, name.replace("_", " ")), unit, tuple(cells))
+
+
+def _cell(mean: float | None, deviation: float | None, size: float) -> str:
+    if mean is None:
+        return MISSING
+    return plain(mean / size) + ("" if deviation is None else f" ± {plain(deviation / size)}")
+
+
+SHOWN = 20  # classes; the page has all
+COUNTED_UP_TO = 8  # classes whose confusion fits beside them
+
+
+def class_table(tables: ClassTables) -> Table:
+    """Return the classes of one model, the first `SHOWN`: rows, precision, recall, F1, and the confusion of few."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    confusion = tables.confusion if len(tables.by_class) <= COUNTED_UP_TO else ()
+    named = [f"as {one.name}" for one in tables.by_class] if confusion else []
+    for name in ("Class", "Rows", "Precision", "Recall", "F1", *named):
+        table.add_column(Text(name), justify="left" if name == "Class" else "right")
+    for place, one in enumerate(tables.by_class[:SHOWN]):
+        cells = [f"{one.rows:,}", plain(one.precision), plain(one.recall), plain(one.f1)]
+        cells += [f"{count:,}" for count in confusion[place]] if confusion else []
+        table.add_row(Text(one.name), *cells)
+    if len(tables.by_class) > SHOWN:
+        table.add_row(f"and {len(tables.by_class) - SHOWN} more in result.json")
+    return table
+
+
+SCALES: Mapping[str, str] = {
+    "Accuracy": "part of the rows whose class is named rightly: 0 is none and 1 is all; to name the commonest class "
+    "always gets that class’s part, and guessing evenly gets 1 in as many as there are classes",
+    "Top-5 accuracy": "part of the rows whose class is among the five likeliest: 0 is none and 1 is all; guessing "
+    "evenly gets 5 in as many as there are classes",
+    "Balanced accuracy": "mean over classes of the part of their rows that are named rightly: 0 is none and 1 is all; "
+    "guessing gets 1 in as many as there are classes, 0.5 of two",
+    "AUC": "how often a row of a class is ranked above one of another: 0.5 is guessing, 1 perfect, 0 always wrong",
+    "F1": "how well a class is found and nothing else taken for it: 0 is nothing right and 1 is perfect; guessing gets "
+    "about the part of the rows that the class has",
+    "F1, mean of classes": "mean of F1 over classes, how well each is found and nothing else taken for it: 0 is "
+    "nothing right and 1 is perfect; guessing evenly gets about 1 in as many as there are classes",
+    "Brier score": "squared distance of probabilities from the truth: 0 is perfect and 2 the worst; guessing evenly "
+    "gets 0.5 of two classes and nears 1 of many",
+    "Calibration error": "how far stated probabilities are from how often they are right: 0 is perfect and 1 the "
+    "worst; it does not say how often they are right, and guessing that says so has 0",
+    "Mean squared error": "0 is perfect, and there is no upper end; to guess the mean always gets the variance of the "
+    "targets",
+    "Loss": "what training lowers: 0 is perfect, and there is no upper end; under cross-entropy guessing evenly gets "
+    "0.69 of two classes and 2.3 of ten",
+}
+"""By the beginning of a measure's name in a comparison: what it is, and what its ends and guessing are."""
+
+UNKNOWN = "what its ends are, the run does not say"
+
+ZEROS: Mapping[str, str] = {
+    "area under the ROC curve": "wrong every time",
+    "1 - relative error": "an error as large as the thing itself",
+    "1 - mean squared error of rows": "no nearer than the mean row",
+    "1 - squared error of rows": "no nearer than the mean row",
+    "1 - error of": "wrong by all there is",
+    "cosine": "a direction that tells nothing",
+    "rate of": "none right",
+    "rows ": "none right",
+    "accuracy": "none right",
+    "part of": "none",
+    "R^2": "no nearer than the mean",
+    "adjusted Rand index": "groups at random",
+}
+"""By the beginning of an attack's measure: what a score of 0 is. In all of them 1 is the most to be learnt."""
+
+
+def meanings(measures: Iterable[str]) -> Mapping[str, str]:
+    """Return what the scales of these measures of a comparison mean, once each."""
+    return {name: SCALES.get(name, UNKNOWN) for name in dict.fromkeys(map(_name, measures))}
+
+
+def _name(measure: str) -> str:
+    """Return which of `SCALES` a measure is: the longest that its name begins with; its own name for another."""
+    known = (name for name in SCALES if f"{measure},".startswith((f"{name},", f"{name} ")))
+    return max(known, key=len, default=measure)
+
+
+def figure(value: float | None) -> str:
+    """A score in a few digits: 0.999, and 1 only where it is no less."""
+    if value is None:
+        return MISSING
+    return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
+
+
+def ends(one: Attacked) -> str:
+    """Return what guessing, the best and 0 are on the scale of an attack's score."""
+    guessing = "guessing is not known" if one.chance is None else f"{figure(one.chance)} is guessing"
+    zero = next((words for start, words in ZEROS.items() if one.measure.startswith(start)), "")
+    worst = f", 0 {zero}" if zero and one.chance != 0 else ""
+    return f"{guessing}, 1 perfect{worst}"
+
+
+def way(one: Attacked) -> str:
+    """Return how far an attack that succeeded got, of the way from guessing to the most to be learnt."""
+    reached = min(100.0, 100 * one.advantage)
+    return f"{reached:{'.3g' if reached < 99.95 else '.6g'}} % of the way from guessing to perfect"

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moretta.errors import ParameterError
-from moretta.report.dossier.clauses import CLAUSES
+from moretta.report.dossier.questions import CLAUSES
 
 KIND, FORMAT = "moretta dossier", 1
 
@@ -30,7 +30,7 @@ class Sentence:
 
     A source is ``FILE#/KEY/..`` of the run folder (a JSON pointer, also into a TOML file; without ``#`` the file as a
     whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0), ``clause:NAME`` of `clauses`, or
-    ``word:NUMBER``, a definition of this version's (`described.WORDS`, from 0).
+    ``word:NUMBER``, a definition of this version's (`description.WORDS`, from 0).
     group: the heading that it stands under, if any. name: an attack's own name. by: who must answer, if it is open.
     verdict: of the attack that it is about.
     """

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -9,10 +13,11 @@ from typing import Any
 
 from moretta.engines.files import check_ending, read_file, write_atomically
 from moretta.errors import ParameterError
-from moretta.report.dossier.document import content, dumps, loads
+from moretta.report.dossier.document import content, digest, dumps, loads
 from moretta.report.dossier.evidence import read_evidence
 from moretta.report.dossier.sections import sections
 from moretta.report.page import SIGNATURES, template
+from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
 
 
 @dataclass(frozen=True)
@@ -96,3 +101,126 @@ def _check_place(files: Files, data: bytes, page: bytes) -> None:
         raise ParameterError(
             f"{files.signatures} signs the dossier that is there, and this one is another; name another file by --out"
         )
+
+
+FORMAT = 1
+MOST = 10_000  # signatures, more than any cohort has
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What signatures came to. signers: who signed, by the roster's names; missing: who of the roster did not.
+
+    unknown: fingerprints of keys that the roster does not list; broken: of those whose signature does not fit.
+    """
+
+    signers: Sequence[str]
+    missing: Sequence[str]
+    unknown: Sequence[str]
+    broken: Sequence[str]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, as the end of a sentence; empty where all signatures fit and there is one."""
+        if self.broken:
+            return f"it is not what {', '.join(self.broken)} signed: a file was changed since"
+        if self.unknown:
+            return f"it is signed by {', '.join(self.unknown)}, which the roster does not list"
+        return "" if self.signers else "nobody has signed it"
+
+
+def sign(path: Path, identity: Identity) -> Files:
+    """Sign a dossier, and return where it lies. A second signature of the same identity takes the first one's place.
+
+    Raises `moretta.errors.ParameterError` where the JSON or its page is not as it was written, or where others signed
+    another dossier under this name.
+    """
+    files = Files.at(path)
+    told, data, page = _read(files)
+    if page != render(told):
+        raise ParameterError(
+            f"{files.page} is not the page of {files.data}; write the dossier again before you sign it"
+        )
+    kept = [one for one in _signatures(files) if one["key"] != public_line(identity.public_key)]
+    statement = _statement(told, data, page)
+    for one in kept:
+        if not _fits(one, statement):
+            raise ParameterError(f"{files.signatures} has signatures of another dossier; name this one otherwise")
+    own = {
+        "key": public_line(identity.public_key),
+        "signature": base64.b64encode(identity.sign(*statement)).decode(),
+    }
+    text = json.dumps({"format": FORMAT, "signatures": sorted([*kept, own], key=lambda one: one["key"])}, indent=1)
+    write_atomically(files.signatures, f"{text}\n".encode())
+    return files
+
+
+def check(path: Path, roster: Roster) -> Checked:
+    """Check the signatures below a dossier against a roster, whose server may have signed too.
+
+    Raises `moretta.errors.ParameterError` for files that cannot be read, or a JSON that is not as it was written.
+    """
+    files = Files.at(path)
+    told, data, page = _read(files)
+    statement = _statement(told, data, page)
+    names = {public_line(key): name for name, key in roster.keys.items()}
+    names |= {public_line(key): "server" for key in roster.server}
+    signers, unknown, broken = list[str](), list[str](), list[str]()
+    for one in _signatures(files):
+        name = names.get(one["key"])
+        said = name or f"the key {fingerprint(parse_public_line(one['key']))}"
+        if not _fits(one, statement):
+            broken.append(said)
+        elif name is None:
+            unknown.append(said)
+        else:
+            signers.append(name)
+    return Checked(signers, [name for name in roster.keys if name not in signers], unknown, broken)
+
+
+def _statement(told: Mapping[str, Any], data: bytes, page: bytes) -> tuple[str | bytes, ...]:
+    return ("dossier", told["run"], hashlib.sha256(data).digest(), hashlib.sha256(page).digest())
+
+
+def _fits(one: Mapping[str, str], statement: tuple[str | bytes, ...]) -> bool:
+    try:
+        signature = base64.b64decode(one["signature"], validate=True)
+    except ValueError:
+        return False
+    return len(signature) == 64 and verify(parse_public_line(one["key"]), signature, *statement)
+
+
+def _read(files: Files) -> tuple[dict[str, Any], bytes, bytes]:
+    """Return the JSON's content, and both files' bytes."""
+    found = []
+    for file in (files.data, files.page):
+        try:
+            found.append(read_file(file.parent, file.name))
+        except OSError as error:
+            raise ParameterError(
+                f"{file}: expected a dossier's file; it cannot be read: {error.strerror or error}"
+            ) from None
+    told = loads(found[0], str(files.data))
+    if told["digest"] != digest(told):
+        raise ParameterError(f"{files.data} was changed since it was written: its digest does not fit its content")
+    return told, found[0], found[1]
+
+
+def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
+    """Return the signatures that are there, of keys that rosters take."""
+    if not files.signatures.exists():
+        return []
+    try:
+        told = json.loads(read_file(files.signatures.parent, files.signatures.name))
+        some = told["signatures"] if told["format"] == FORMAT else None
+        if not isinstance(some, list) or len(some) > MOST:
+            raise ValueError
+        for one in some:
+            if set(one) != {"key", "signature"} or not all(isinstance(text, str) for text in one.values()):
+                raise ValueError
+            parse_public_line(one["key"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ParameterError):
+        raise ParameterError(
+            f"{files.signatures}: expected signatures of format {FORMAT}; the file is damaged"
+        ) from None
+    return some

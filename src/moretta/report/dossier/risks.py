@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
 from moretta.report.audit import CONFINED, ROLES, interval
+from moretta.report.dossier.description import NAMES, held
 from moretta.report.dossier.document import Sentence, Verdict, pointer, sentence, sentences, under
 from moretta.report.dossier.evidence import Evidence
-from moretta.report.dossier.recipients import NAMES, held
 from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord
-from moretta.report.scales import figure
-from moretta.report.verdict import how_to_audit
+from moretta.report.statements import how_to_audit
+from moretta.report.table import figure
 
 NOT_GRADED = "Not graded"
 

@@ -4,17 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from moretta.report.dossier import described
-from moretta.report.dossier.brief import brief
-from moretta.report.dossier.clauses import CLAUSES, DOCUMENTS, TEMPLATE
+from moretta.protocols.common.claims import is_noised
+from moretta.protocols.common.severity import SEVERITIES, TRIES
+from moretta.report.dossier import description
+from moretta.report.dossier.description import measures, personal, received
 from moretta.report.dossier.document import Chapter, Sentence, pointer, sentence, sentences, under
-from moretta.report.dossier.evidence import Evidence
-from moretta.report.dossier.hashes import hashes
-from moretta.report.dossier.questions import QUESTIONS
-from moretta.report.dossier.recipients import measures, personal, received
-from moretta.report.dossier.risks import attacks, epsilon, method, remaining
+from moretta.report.dossier.evidence import Evidence, hashes
+from moretta.report.dossier.questions import CLAUSES, DOCUMENTS, QUESTIONS, TEMPLATE
+from moretta.report.dossier.risks import attacks, epsilon, method, remaining, unaudited
+from moretta.report.table import figure
 
 Says = Callable[[Evidence], Iterable[Sentence]]
+
+
+def brief(evidence: Evidence) -> Iterator[Sentence]:
+    """Yield the sentences that a reader in a hurry needs."""
+    record = evidence.record
+    if record is not None:
+        if record.insecure_secret_seed:
+            text = "Nothing was hidden in this run, as insecure-secret-seed was set"
+            yield sentence(text, pointer("result.json", "insecure_secret_seed"))
+        text = f"{record.silos} silos took part in a training under the protocol {evidence.label}"
+        yield sentence(text, pointer("result.json", "silos"), pointer("result.json", "protocol"))
+    yield from _attacks(evidence)
+    if record is not None:
+        noised = is_noised(record.model_dump(by_alias=True))
+        key = ("facts", "epsilon") if noised else ("facts",)
+        if noised:
+            text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for one row of one silo"
+        else:
+            text = "No noise was added for differential privacy, so there is no epsilon"
+        yield sentence(text, pointer("result.json", *key))
+    answered = [question.key for question in QUESTIONS if question.key in evidence.answers]
+    text = f"Of {len(QUESTIONS)} questions that only people can answer, {len(QUESTIONS) - len(answered)} are open"
+    yield sentence(text, *(pointer(evidence.answers_file, key) for key in answered), "clause:gdpr-35-7-a")
+
+
+def _attacks(evidence: Evidence) -> Iterator[Sentence]:
+    audit = evidence.record.audit if evidence.record else None
+    if audit is None:
+        yield from unaudited(evidence)
+        return
+    for severity in SEVERITIES:
+        some = [one for one in audit.attacks if one.severity == severity]
+        won = sum(one.succeeded for one in some)
+        aim = TRIES[severity]
+        if not some:
+            text = f"no attack tried {aim}"
+        elif len(some) == 1:
+            text = f"the one attempt {aim} {'succeeded' if won else 'failed'}"
+        else:
+            text = f"{won or 'none'} of {len(some)} attempts {aim} succeeded"
+        yield sentence(text, pointer("audit.json", "attacks"))
 
 
 def sections(evidence: Evidence) -> Sequence[Chapter]:
@@ -70,17 +111,17 @@ def _clause_texts(evidence: Evidence) -> Iterator[Sentence]:
 
 SECTIONS: Sequence[tuple[str, str, str, Says]] = (
     ("0", "In brief", "", brief),
-    ("0.1", "Controllers", "", described.parties),
+    ("0.1", "Controllers", "", description.parties),
     ("0.2", "Processors and sub-processors", "", _nothing),
-    ("0.3", "Name of the processing", "", described.name),
+    ("0.3", "Name of the processing", "", description.name),
     ("0.4", "Planning of the processing", "", _nothing),
-    ("0.5", "Technical sheet of the assessment", "", lambda run: (*described.sheet(run), *described.words())),
-    ("1.1.a", "Processed personal data", "gdpr-35-7-a wp248-description", described.data),
+    ("0.5", "Technical sheet of the assessment", "", lambda run: (*description.sheet(run), *description.words())),
+    ("1.1.a", "Processed personal data", "gdpr-35-7-a wp248-description", description.data),
     ("1.1.b", "Purposes of the processing", "gdpr-35-7-a", _nothing),
     ("1.1.c", "Secondary or compatible uses", "gdpr-35-7-a", _nothing),
-    ("1.1.d", "Nature, scope and context", "gdpr-35-7-a wp248-description", described.scope),
-    ("1.2", "Functional description", "gdpr-35-7-a wp248-description", described.functions),
-    ("1.3", "Means of processing and supporting assets", "gdpr-35-7-a wp248-description", described.means),
+    ("1.1.d", "Nature, scope and context", "gdpr-35-7-a wp248-description", description.scope),
+    ("1.2", "Functional description", "gdpr-35-7-a wp248-description", description.functions),
+    ("1.3", "Means of processing and supporting assets", "gdpr-35-7-a wp248-description", description.means),
     ("1.4", "Codes of conduct", "", _nothing),
     ("2.1.a", "Legal basis", "", _nothing),
     ("2.1.b", "Reasons that lift the prohibition", "", _nothing),
@@ -90,9 +131,9 @@ SECTIONS: Sequence[tuple[str, str, str, Says]] = (
     ("2.3.b", "Measures for the rights of data subjects", "gdpr-35-7-d", _nothing),
     ("2.3.c", "Measures for other requirements", "gdpr-35-7-d", _nothing),
     ("2.3.d", "Measures by design and by default", "gdpr-35-7-d", _design),
-    ("2.3.e", "Measures for the security of processing", "gdpr-35-7-d", described.security),
-    ("3.1", "Impacts of the processing as designed", "gdpr-35-7-c", described.impacts),
-    ("3.2", "Necessity", "gdpr-35-7-b wp248-necessity", described.works),
+    ("2.3.e", "Measures for the security of processing", "gdpr-35-7-d", description.security),
+    ("3.1", "Impacts of the processing as designed", "gdpr-35-7-c", description.impacts),
+    ("3.2", "Necessity", "gdpr-35-7-b wp248-necessity", description.works),
     ("3.3", "Proportionality", "gdpr-35-7-b wp248-necessity", _nothing),
     ("4.1.a", "Impacts of accidental, unlawful or abnormal events", "gdpr-35-7-c wp248-risks", _nothing),
     ("4.1.b", "Method", "opinion-attacks", method),

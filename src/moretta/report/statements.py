@@ -1,21 +1,28 @@
-"""What is said of a run first, a sentence each: how good its model is, what was hidden from whom, what attacks got."""
+"""What is said of a run in sentences: a verdict, what it was, and what it hid from whom.
+
+What was hidden are the claims of the run's protocol (`moretta.protocols.registry.claims_of`) whose conditions hold of
+its record. A protocol or a scheme without claims gets a sentence saying so. A value is called obfuscated where the
+claims call it obfuscated; stronger words are for what a proof or an accountant supports. A sentence names the attacks
+of `moretta.audit` that test it. If the run was audited, their results are its evidence.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.text import Text
 
 from moretta.contract.wording import enumerated
-from moretta.protocols.common.claims import MASKED, Claim, is_summed, scheme
+from moretta.protocols.common.claims import MASKED, Claim, Record, is_noised, is_summed, scheme
 from moretta.protocols.common.severity import SEVERITIES, TRIES
+from moretta.protocols.common.shared_claims import LISTENERS, NOTES, SCORES, epsilons, what_epsilon_leaves_out
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.audit import rounds_recorded, who_does
 from moretta.report.folder import Attacked, PlainScores, RunRecord, TestScores
-from moretta.report.scales import way
-from moretta.report.summary import scored
-from moretta.report.table import label_of, labels, plain
+from moretta.report.table import human_bytes, human_seconds, label_of, labels, plain, way
 
 HEADINGS = ("How good", "What was hidden", "What attacks got")
 
@@ -226,3 +233,185 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
     who = who_does(won[0])
     yield Phrase(f"{tries} succeeded{', the furthest' * (len(won) > 1)}: {who[0].lower()}{who[1:]}", won[0].attack)
     yield Phrase(f", {way(won[0])}")
+
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def title(records: Sequence[RunRecord]) -> str:
+    """The names of the runs, and the protocol of one or the number of several."""
+    names = ", ".join(dict.fromkeys(record.name for record in records))
+    return f"{names}: " + (label_of(records[0]) if len(records) == 1 else f"{len(records)} runs compared")
+
+
+def insecure_runs(records: Sequence[RunRecord]) -> str:
+    """The runs whose secrets came from the run file, as the subject of a sentence; empty where there are none."""
+    runs = [label for label, record in zip(labels(records), records, strict=True) if record.insecure_secret_seed]
+    if not runs or len(records) == 1:
+        return "This run" if runs else ""
+    return f"The run{'' if len(runs) == 1 else 's'} {enumerated(runs)}"
+
+
+def summary(records: Sequence[RunRecord]) -> str:
+    """What was trained, what was sent, and who missed a round."""
+    return _summary_of_one(records[0]) if len(records) == 1 else _summary_of_many(records)
+
+
+def _summary_of_one(record: RunRecord) -> str:
+    sent, received = record.traffic.up_per_silo_per_round, record.traffic.down_per_silo_per_round
+    traffic = (
+        f"In each round a silo sent {human_bytes(sent)} and received {human_bytes(received)}."
+        if sent or received
+        else "The silos sent and received nothing during training."
+    )
+    return f"{_cohort(record)} with {label_of(record)}, in {human_seconds(record.seconds['total'])}. " + (
+        f"{traffic} {_missed(record)}"
+    )
+
+
+def _summary_of_many(records: Sequence[RunRecord]) -> str:
+    names = labels(records)
+    how_many = _number_word(len(records))
+    if len({(record.name, record.parameters, record.silos, record.rounds) for record in records}) == 1:
+        opening = f"{_cohort(records[0])}, in {how_many} ways: {enumerated(names)}."
+    else:
+        opening = (
+            f"{how_many.capitalize()} runs: {enumerated(names)}. They differ in name, model size, silos or rounds."
+        )
+    missed = " ".join(dict.fromkeys(map(_missed, records)))
+    return f"{opening} {missed}".strip()
+
+
+def _cohort(record: RunRecord) -> str:
+    silos = _count(record.silos, "silo")
+    return (
+        f"{silos[0].upper()}{silos[1:]} trained a model of {_count(record.parameters, 'parameter')} "
+        f"for {_count(record.rounds, 'round')}"
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{_number_word(number)} {thing}{'' if number == 1 else 's'}"
+
+
+def _number_word(number: int) -> str:
+    return _WORDS[number] if 0 <= number < len(_WORDS) else f"{number:,}"
+
+
+def scored(scores: TestScores | PlainScores) -> str:
+    """Return an accuracy or a mean squared error in words."""
+    if scores.accuracy is not None:
+        return f"an accuracy of {100 * scores.accuracy:.1f} %"
+    return f"a mean squared error of {plain(scores.mse)}"
+
+
+def _missed(record: RunRecord) -> str:
+    if not record.missed:
+        return ""
+    silos = len({missed.silo for missed in record.missed})
+    rounds = len({missed.round for missed in record.missed})
+    answers = "answers in " if record.sums is None else ""
+    return f"With {label_of(record)}, {_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}."
+
+
+Role = Literal["Server", "A silo", "An eavesdropper"]
+
+ROLES: dict[Role, tuple[str, ...]] = {
+    "Server": ("server", "server and silos"),
+    "A silo": ("silo", "silos together"),
+    "An eavesdropper": ("eavesdropper", "outsider"),
+}
+"""Whose claims stand under each heading, in the order of the page."""
+
+UNTESTED = "not yet tested by an attack on this run"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """An attack that tested a sentence on this run: who does what, its own name, and what it came to."""
+
+    who: str
+    attack: str
+    came_to: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one role sees or can work out. tested: by which attacks on this run."""
+
+    role: Role
+    text: str
+    tested: tuple[Tested, ...] = ()
+
+    @property
+    def evidence(self) -> str:
+        """How well the sentence is supported, in words."""
+        if not self.tested:
+            return UNTESTED
+        return f"tested on this run: {'; '.join(f'{one.who} ({one.attack}): {one.came_to}' for one in self.tested)}"
+
+
+def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
+    """Return the sentences that hold of this run, the server's first."""
+    run, attacked = record.model_dump(by_alias=True), () if record.audit is None else record.audit.attacks
+    found = [Statement("Server", said) for said in _of_an_unknown_scheme(run)]
+    for role in ROLES:
+        for claim in _said(run, role):
+            tested = tuple(_tested(one) for one in attacked if one.attack in claim.attacks)
+            found.append(Statement(role, claim.text(run), tested))
+    return tuple(found)
+
+
+def reading_notes(record: RunRecord) -> tuple[str, ...]:
+    """Return notes for a reader of the sentences; they are no claims and need no test."""
+    run = record.model_dump(by_alias=True)
+    return tuple(claim.text(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
+
+
+def epsilon_note(record: RunRecord) -> str:
+    """Return the run's epsilon with what its scale means, empty where no noise was added."""
+    run = record.model_dump(by_alias=True)
+    if not is_noised(run):
+        return ""
+    epsilon = record.facts["epsilon"]
+    scale = "ε = 0 would tell nothing of one example"
+    if isinstance(epsilon, int | float) and epsilon < LARGEST:
+        scale += (
+            f", and with ε = {epsilon:.3g} whatever is seen is at most {math.exp(epsilon):.3g} times as likely with "
+        )
+        scale += "the example as without it, but for a chance of δ"
+    return f"{epsilons(run)}. {scale}.{what_epsilon_leaves_out(run)}"
+
+
+LARGEST = 50.0
+"""The epsilon from which on nobody need be told how many times as likely something may be."""
+
+
+def _claims(run: Record) -> Sequence[Claim]:
+    """Return the claims of the run's protocol, or that there are none."""
+    if claims := claims_of(run["protocol"]):
+        return claims
+    none = "This version of the report has no sentence about the protocol {protocol}."
+    unknown = [Claim(role, "unclaimed", "", none, words=(protocol,)) for role in ("server", "silo")]
+    return [*unknown, SCORES, *LISTENERS, *NOTES]
+
+
+def protocol(run: Record) -> str:
+    """Return the name of the run's protocol."""
+    return str(run["protocol"])
+
+
+def _said(run: Record, role: Role) -> list[Claim]:
+    """Return a role's claims with a sentence about this run; if one of them stands alone, that one only."""
+    found = [one for one in _claims(run) if one.role in ROLES[role] and one.sentence and one.holds(run)]
+    return [claim for claim in found if claim.alone] or found
+
+
+def _of_an_unknown_scheme(run: Record) -> Iterator[str]:
+    if is_summed(run) and scheme(run) not in MASKED:
+        yield f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
+
+
+def _tested(one: Attacked) -> Tested:
+    ended = f"it succeeded, {way(one)}" if one.succeeded else "this attack failed"
+    return Tested(who_does(one), one.attack, ended)
