@@ -49,7 +49,7 @@ from moretta.protocols.baffle.silo.estimate import differences
 from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 SHAPES = {"lenet": (1, 28, 28), "wrn": (3, 32, 32), "mobilenet": (3, 32, 32)}
 ROWS, SIGMA, SECRET = 64, 1e-3, bytes(32)

@@ -42,8 +42,8 @@ from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
+    from moretta.run.history import FinishedRound
     from moretta.run.result import Result
-    from moretta.run.rounds import FinishedRound
 
 FORMAT = 1
 TABLES = "tables.toml"

@@ -23,13 +23,13 @@ from moretta.models import catalogue
 from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.roles import _partly_trained
-from moretta.protocols.baffle.silo.block_differences import differences
 from moretta.protocols.baffle.silo.blocks import Rule, gradient
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.work import differences
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.fedsgd.params import FedSGD
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"

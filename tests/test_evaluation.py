@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from moretta import CGD, FedSGD
 from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
-from moretta.protocols.common.lazy_tensor import CHUNK
-from moretta.protocols.common.modules import outputs_of
-from moretta.protocols.common.predicted import probabilities
+from moretta.protocols.common.modules import CHUNK, outputs_of
+from moretta.protocols.common.targets import probabilities
 from moretta.run.evaluation import Evaluator, evaluate, largest_relative_difference, slices
 
 

@@ -24,7 +24,7 @@ from moretta.data.images import folder
 from moretta.data.images.pixels import ImageForm
 from moretta.data.tables import schema
 from moretta.engines.usage import status
-from moretta.protocols.common import lazy_tensor
+from moretta.protocols.common import modules
 
 folder.IN_MEMORY = 0
 table = schema.of({"columns": {"file": {"kind": "file"}, "label": {"kind": "target", "classes": ["0", "1"]}}})

@@ -17,7 +17,7 @@ from moretta import Centralised, Engine, Faults, Federation, FedSGD, Local, Secu
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.common import modules
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 
 COUNTS = {"north": 20, "south": 33, "east": 9, "west": 15}
 RATE = 0.05

@@ -12,9 +12,8 @@ from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Result, SecureAggregation, Silo
 from moretta.errors import ParameterError
-from moretta.protocols.common.augmentation import PADDING, crop_and_flip, turned
-from moretta.protocols.common.crops import CROPS, cropped
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.augmentation import CROPS, PADDING, crop_and_flip, cropped, turned
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.training import Training
 
 FEDERATED = [FedSGD, FedAvg, PBPFL, Centralised, Local]

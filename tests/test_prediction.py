@@ -17,7 +17,7 @@ from test_cli import RUN, call, patients
 from moretta.data import sources
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
-from moretta.protocols.common.predicted import probabilities
+from moretta.protocols.common.targets import probabilities
 from moretta.run.prediction import predict
 
 Train = Callable[..., Path]

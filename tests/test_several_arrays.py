@@ -36,8 +36,8 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.role_parts import bound_to
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.private import PrivateGradient

@@ -149,8 +149,8 @@ BAFFLE = """
 import importlib
 for name in "recipe messages seeds directions estimate forward private client".split():
     importlib.import_module(f"moretta.protocols.baffle.silo.{name}")
-import moretta.protocols.baffle.params, moretta.protocols.common.row_losses
-import moretta.protocols.common.silo_rows, moretta.protocols.common.lots, moretta.protocols.common.accountant
+import moretta.protocols.baffle.params, moretta.protocols.common.targets
+import moretta.protocols.common.silo_rows, moretta.protocols.common.batches, moretta.protocols.common.accountant
 assert moretta.BAFFLE(k=8).form == "mean"
 
 import numpy as np
@@ -163,7 +163,7 @@ from moretta.protocols.baffle.silo.estimate import gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import MESSAGES, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows

@@ -34,7 +34,7 @@ from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import differences
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 Vectors = NDArray[np.float64]  # [rounds, uploads a round, K]
 Kinds = Mapping[str, tuple[NDArray[np.float32], NDArray[np.int64]]]

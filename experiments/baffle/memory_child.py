@@ -81,7 +81,7 @@ def export(model: str, batch: int, side: int) -> None:
 def _differences(forward: "object", batch: int, side: int) -> None:
     from moretta.protocols.baffle.silo.directions import Directions, keys_of
     from moretta.protocols.baffle.silo.estimate import differences
-    from moretta.protocols.common.row_losses import RowLosses
+    from moretta.protocols.common.targets import RowLosses
 
     size = forward.layout.size  # type: ignore[attr-defined]
     at = np.random.default_rng(2).normal(0, 0.05, size).astype(np.float32)

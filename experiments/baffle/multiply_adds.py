@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from moretta.models import catalogue
 from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.silo.block_differences import differences
+from moretta.protocols.baffle.silo.work import differences
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
 from moretta.protocols.baffle.torch_forward import layout_of
 

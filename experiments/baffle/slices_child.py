@@ -14,7 +14,7 @@ from moretta.protocols.baffle.edge import onnx_forward
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import differences
 from moretta.protocols.baffle.silo.forward import Layout
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 ROUNDS = {"one": 1}  # else 3, as the first may leave more behind than it takes; loading slices anew takes long
 ROWS = 4

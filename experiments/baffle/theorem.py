@@ -38,7 +38,7 @@ from moretta.protocols.baffle.silo.estimate import Form, differences, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 KINDS = ("rademacher", "gaussian", "orthogonal")
 COLUMNS = ("relative error", "± of the error", "expected", "cosine", "expected cosine")

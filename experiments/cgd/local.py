@@ -31,9 +31,8 @@ from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.cgd.layers import Layers
-from moretta.protocols.cgd.local import narrowed
+from moretta.protocols.cgd.local import centers, confined, narrowed, shared_biases
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.common import enrolment, modules
 from moretta.run.assembly import federation_of
 from moretta.run.evaluation import evaluate

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedProx, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
     from moretta.run.federation import Federation, Result
+    from moretta.run.history import FinishedRound, StopTraining
     from moretta.run.raw_model import load
-    from moretta.run.rounds import FinishedRound, StopTraining
     from moretta.secure_aggregation.settings import SecureAggregation
 
 __version__ = "0.1.0"
@@ -69,11 +69,11 @@ _HOMES = {
     "IdRules": "moretta.data.alignment.ids",
     "Local": "moretta.protocols.fedsgd.params",
     "Result": "moretta.run.federation",
-    "FinishedRound": "moretta.run.rounds",
+    "FinishedRound": "moretta.run.history",
     "Schema": "moretta.data.tables.schema",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
-    "StopTraining": "moretta.run.rounds",
+    "StopTraining": "moretta.run.history",
     "align": "moretta.data.alignment.exchange",
     "load": "moretta.run.raw_model",
     "read_table": "moretta.data.tables.rows",

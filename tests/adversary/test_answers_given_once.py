@@ -24,7 +24,7 @@ from moretta.protocols.common.overlap import AskApart
 from moretta.protocols.common.statistics import Statistics, without_noise
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation import statistics
-from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import ALL, AskHistogram
 
 NAMES = ("north", "east", "south")

@@ -11,7 +11,7 @@ from torch import nn
 from moretta.audit.attacks.pbpfl.canonical import trunk
 from moretta.audit.attacks.pbpfl.scales import ATTACK, bits_of, candidates, guessed, half_widths, true_scales
 from moretta.models import catalogue
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.secure_aggregation.keystream import SecretRoot

@@ -13,15 +13,15 @@ from onnx import helper
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.cut import blocks_of, cut_of
-from moretta.protocols.baffle.edge import cut_files
+from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.onnx_export import graph_of
-from moretta.protocols.baffle.silo.block_differences import differences
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.work import differences
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 ROWS = 7
 MADE = dict[tuple[str, str], tuple[Recipe, TorchBlocks, bytes]]()
@@ -74,20 +74,20 @@ def test_rows_fit_the_memory_that_a_silo_has(lenet_sample: Any) -> None:
 
 
 def tampered(files: bytes, change: str) -> bytes:
-    first, *others = cut_files.unpacked(files)
+    first, *others = metadata.unpacked(files)
     if change == "no cut":
         return first
     if change == "short":
         return files[:-1]
     if change == "a file less":
-        return cut_files.packed([first, *others[:-1]])
+        return metadata.packed([first, *others[:-1]])
     if change == "a file more":
-        return cut_files.packed([first, *others, others[-1]])
+        return metadata.packed([first, *others, others[-1]])
     if change == "another order":
-        return cut_files.packed([first, *reversed(others)])
+        return metadata.packed([first, *reversed(others)])
     proto = onnx.load_from_string(first)
     entries = {entry.key: entry.value for entry in proto.metadata_props}
-    described = json.loads(entries[cut_files.BLOCKS])
+    described = json.loads(entries[metadata.BLOCKS])
     if change == "more moves":
         described[0]["repeats"] *= 100
     elif change == "whole estimates":
@@ -96,8 +96,8 @@ def tampered(files: bytes, change: str) -> bytes:
         described = {"blocks": described}
     else:
         described = described[1:]
-    helper.set_model_props(proto, entries | {cut_files.BLOCKS: json.dumps(described)})
-    return cut_files.packed([proto.SerializeToString(), *others])
+    helper.set_model_props(proto, entries | {metadata.BLOCKS: json.dumps(described)})
+    return metadata.packed([proto.SerializeToString(), *others])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import nn
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.cut import blocks_of, cut_of
-from moretta.protocols.baffle.edge import cut_files
+from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.onnx_export import graph_of
@@ -37,7 +37,7 @@ def open_onnx(data: bytes) -> None:
 
 def open_onnx_blocks(data: bytes) -> None:
     """A cut model at an edge client; each of its files is a part."""
-    forward = OnnxBlocks(cut_files.packed(data.split(BETWEEN)), Rule((("*", 2),), "scalars"))
+    forward = OnnxBlocks(metadata.packed(data.split(BETWEEN)), Rule((("*", 2),), "scalars"))
     if max(forward.layout.size, math.prod(forward.row_shape)) < 1 << 16:
         flat = np.full(forward.layout.size, 0.01, forward.layout.dtype)
         forward.start(flat, np.ones((2, *forward.row_shape), np.float32))
@@ -82,7 +82,7 @@ def onnx_blocks() -> list[bytes]:
     model, rule = small_model(), Rule((("*", 2),), "scalars")
     layout = layout_of(model)
     blocks = blocks_of(cut_of(model, layout, (3,), torch.float32), layout, rule)
-    return [BETWEEN.join(cut_files.unpacked(graph_of(model, layout, (3,), torch.float32, blocks=blocks)))]
+    return [BETWEEN.join(metadata.unpacked(graph_of(model, layout, (3,), torch.float32, blocks=blocks)))]
 
 
 def layout_of(model: nn.Module) -> Layout:

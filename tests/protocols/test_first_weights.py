@@ -13,7 +13,7 @@ from moretta import CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, 
 from moretta.engines.checkpoint import CheckpointId
 from moretta.models import catalogue
 from moretta.protocols.common import modules
-from moretta.protocols.common.first_weights import SPREAD, first_weights
+from moretta.protocols.common.modules import SPREAD, first_weights
 from moretta.protocols.registry import build
 
 

@@ -30,7 +30,7 @@ from moretta.contract import lazy_rows, memory
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
-from moretta.protocols.common import lazy_tensor
+from moretta.protocols.common import modules
 
 SHAPE, MOST = (2, 4, 4), 16  # of a sample; rows that may be made at once: a batch of 5 of each of three silos
 PLAIN = SecureAggregation(scheme="none")
@@ -114,7 +114,7 @@ def bytes_of(result: Result) -> dict[str, bytes]:
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have whatever makes more than `MOST` rows at once fail. Blocks are as small for rows in memory."""
     entries = int(np.prod(SHAPE))
-    monkeypatch.setattr(lazy_tensor, "CHUNK_NUMBERS", MOST * entries)
+    monkeypatch.setattr(modules, "CHUNK_NUMBERS", MOST * entries)
     monkeypatch.setattr(lazy_rows, "BLOCK_BYTES", MOST * entries * 4)
     monkeypatch.setattr(memory, "CHECKED_BYTES", 1)
     monkeypatch.setattr(memory, "free_memory", lambda: lazy_rows.COPIES * MOST * entries * 4)

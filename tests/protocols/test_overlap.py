@@ -23,7 +23,7 @@ from moretta.errors import MisuseError, ParameterError, PeerError, RowsError, Ru
 from moretta.protocols.common import overlap
 from moretta.protocols.common.overlap import AskApart, Comparison, compared
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.one_sum import Answers
 
 
 class Comparing:

@@ -76,7 +76,7 @@ def test_a_step_is_along_its_gradient() -> None:
         network(), one, FedSGD(loss="cross-entropy", learning_rate=0.5, own_loss=focal), batch_size=0,
         dtype="float64", aggregation=run_files.SecureAggregation(scheme="none"),
     ).train(1, progress=False)  # fmt: skip
-    from moretta.protocols.common.first_weights import first_weights
+    from moretta.protocols.common.modules import first_weights
 
     model = first_weights(network()).double()
     value = focal(model(torch.tensor(one[0].x, dtype=torch.float64)), torch.tensor(one[0].y)).mean()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from moretta.contract.roles import State
-from moretta.run.early_stopping import BestRound, EarlyStopping, best_round
+from moretta.run.checkpoints import BestRound
+from moretta.run.loop import EarlyStopping, best_round
 
 
 def played(stopping: EarlyStopping, losses: Sequence[float | None]) -> list[bool]:

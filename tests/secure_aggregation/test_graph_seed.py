@@ -17,7 +17,7 @@ from moretta.engines.delivery import replies_of, valid
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.graph_seed import (
+from moretta.secure_aggregation.graph import (
     PART_BYTES,
     AdvertiseCommitted,
     CommittedAdvert,

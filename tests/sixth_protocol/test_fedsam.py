@@ -16,7 +16,7 @@ from moretta import FedAvg, Federation, SecureAggregation
 from moretta.engines.run_folder import read_json, read_model
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import targets
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.training import Training
 
 CLEAR = SecureAggregation(scheme="none")

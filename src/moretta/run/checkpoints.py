@@ -1,20 +1,33 @@
-"""The states of a run's roles, in memory and in the folders ``checkpoint`` and ``best`` of a run."""
+"""The states of a run's roles, in memory and in the folders ``checkpoint`` and ``best`` of a run.
+The truth of a run lies in ``truth``, apart from the views: by all roles' states and a digest of all rows an audit
+scores what attacks claim. A run with remote silos has none, as nobody has all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moretta.contract.roles import State
+from moretta.data.silo import Silo, rows_digest
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
+from moretta.engines.files import write_atomically
 from moretta.engines.journal import Journal
+from moretta.engines.run_folder import ROWS
 from moretta.engines.takes import AskedTakes
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Roles
-from moretta.run.early_stopping import BestRound
 
 RELEASES, TAKES = "releases.txt", "takes.txt"  # in checkpoint/
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """The round of the lowest validation loss, and all roles' states at its end."""
+
+    number: int
+    states: Mapping[str, State]
 
 
 def states_of(roles: Roles) -> dict[str, State]:
@@ -75,3 +88,21 @@ class Checkpoints:
         for line in journal.open(begun=self.place.session > 0):
             releases.read(line)
         releases.write = journal.append
+
+
+def needs_truth(recorded: bool | tuple[int, ...], silos: Sequence[Silo], number: int) -> bool:
+    """Return whether an audit needs the states at a round's end: those before and after each recorded round.
+
+    recorded: the rounds whose views are recorded, True for all.
+    """
+    if not recorded or any(silo.remote for silo in silos):
+        return False
+    return isinstance(recorded, bool) or number in recorded or number + 1 in recorded
+
+
+def save_truth(folder: Path, place: CheckpointId, states: Mapping[str, State], silos: Sequence[Silo]) -> None:
+    """Save the roles' states at `place`, and once a digest of all rows. folder: the run's ``truth``."""
+    save_checkpoint(folder, place, states, kept=None)
+    rows = folder / ROWS
+    if not rows.exists():
+        write_atomically(rows, rows_digest(silos).encode(), mode=0o600)

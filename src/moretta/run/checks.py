@@ -16,7 +16,7 @@ from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
-from moretta.protocols.common.crops import CROPS, PADDING
+from moretta.protocols.common.augmentation import CROPS, PADDING
 from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of

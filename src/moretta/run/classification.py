@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta.protocols.common.predicted import (
+from moretta.protocols.common.targets import (
     BINS,
     CONFUSION_UP_TO,
     confusion,

@@ -19,11 +19,10 @@ from moretta.data.silo import Silo
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.enrolment import targets as encode_targets
-from moretta.protocols.common.lazy_tensor import Inputs
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.modules import outputs_of
-from moretta.protocols.common.predicted import classes_of
+from moretta.protocols.common.modules import Inputs, outputs_of
 from moretta.protocols.common.roles import Fitted
+from moretta.protocols.common.targets import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.run.classification import figures_of_classes

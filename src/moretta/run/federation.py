@@ -53,11 +53,11 @@ from moretta.protocols.registry import build, entry_of
 from moretta.run import checks, inputs, python_arguments, resuming, saving
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
+from moretta.run.history import OnRound
 from moretta.run.loop import Session, Transport
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
-from moretta.run.rounds import OnRound
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -306,7 +306,7 @@ class Federation:
         seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
         progress: show a bar, or without a terminal or notebook a line every few seconds; false shows nothing, and a
         function is called in its place (`moretta.run.progress.Progress`). on_round: called after each round with what
-        the server knows of it (`moretta.run.rounds.FinishedRound`). It ends the run by raising `moretta.StopTraining`;
+        the server knows of it (`moretta.run.history.FinishedRound`). It ends the run by raising `moretta.StopTraining`;
         whatever else it raises ends `train`, and a folder then has a checkpoint of that round.
         transport: what delivers messages to remote silos; None where all are here. begin: called before the first
         round, once no setting can be refused any more.

@@ -17,8 +17,7 @@ from moretta.contract.messages import Array, Tensors
 from moretta.engines.confined import ConfinedProcess, serve
 from moretta.errors import ParameterError
 from moretta.models.graph import Graph
-from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
-from moretta.protocols.common.modules import arrays, outputs_of
+from moretta.protocols.common.modules import CHUNK, Inputs, arrays, chunks, outputs_of
 
 HERE = "moretta.run.foreign"
 GRAPH, ROWS, AT_ONCE, OUTPUTS = "graph", "rows", "at_once", "outputs"

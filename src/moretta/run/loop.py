@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Tensors
-from moretta.contract.roles import Outcome
+from moretta.contract.roles import Outcome, State
 from moretta.engines.checkpoint import CheckpointId, begin_session
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
@@ -25,20 +26,57 @@ from moretta.models.by_keyword import standardises, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
-from moretta.run.checkpoints import restore_states, states_of
+from moretta.run.checkpoints import BestRound, restore_states, states_of
 from moretta.run.classification import metrics_of_counts, tables_of_counts
-from moretta.run.early_stopping import EarlyStopping
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
-from moretta.run.history import Line, line_of
+from moretta.run.history import Line, OnRound, StopTraining, line_of, round_of
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
 from moretta.run.result import Result
-from moretta.run.rounds import OnRound, StopTraining, round_of
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
 from moretta.run.summed_look import told_of_sums
 from moretta.run.trainable import Trainable
+
+
+def best_round(history: Sequence[Mapping[str, Any]]) -> int:
+    """Return the round of the lowest validation loss, the earliest of several, of those that were evaluated.
+
+    A loss that is no finite number, which a history on disk has as null, is higher than any other.
+    """
+    tested = [line for line in history if "validation_loss" in line]
+    losses: dict[int, float] = {line["round"]: _finite(line["validation_loss"]) for line in tested}
+    return min(losses, key=lambda number: (losses[number], number))
+
+
+def _finite(loss: float | None) -> float:
+    return loss if loss is not None and math.isfinite(loss) else math.inf
+
+
+class EarlyStopping:
+    """Keeps the best round, and says when too many rounds have passed since.
+
+    patience: so many rounds may pass without a lower validation loss; None never stops a run. It is counted in rounds
+    and judged where the model was evaluated (`evaluate_every`), nowhere between.
+    """
+
+    def __init__(self, patience: int | None, best: BestRound | None = None) -> None:
+        self._patience, self.best = patience, best
+
+    def stops(self, history: Sequence[Mapping[str, Any]], states: Callable[[], Mapping[str, State]]) -> bool:
+        """Keep the states if the last round is the best; return whether the run stops after it.
+
+        history: a line a round, the last included. states: returns all roles' states as they stand.
+        """
+        last = history[-1]
+        if self._patience is None or "validation_loss" not in last:
+            return False
+        best = best_round(history)
+        if best == last["round"]:
+            self.best = BestRound(best, states())
+        return bool(last["round"] - best >= self._patience)
+
 
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
 

@@ -27,7 +27,7 @@ from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
-from moretta.protocols.common.predicted import probabilities
+from moretta.protocols.common.targets import probabilities
 from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph
 from moretta.run.trained_model import FinishedModel

@@ -19,7 +19,7 @@ from moretta.data.checks import as_features
 from moretta.data.tables.files import as_columns
 from moretta.data.tables.rows import encode
 from moretta.errors import ParameterError
-from moretta.protocols.common.predicted import probabilities
+from moretta.protocols.common.targets import probabilities
 from moretta.run import trained_model
 from moretta.run.prediction import checked, classes_of, outputs_of_rows
 from moretta.run.raw_rows import Expanded, Prepared

@@ -17,11 +17,9 @@ from moretta.engines.run_folder import RunFolder
 from moretta.engines.takes import AskedTakes
 from moretta.engines.views import Recorder
 from moretta.protocols.common.roles import Roles
-from moretta.run.checkpoints import Checkpoints, states_of
-from moretta.run.early_stopping import BestRound
+from moretta.run.checkpoints import BestRound, Checkpoints, needs_truth, save_truth, states_of
 from moretta.run.evaluation import MANY
 from moretta.run.trainable import Trainable
-from moretta.run.truth import needs_truth, save_truth
 
 
 def recorder_of(spec: Specification, folder: RunFolder | None, place: CheckpointId) -> Recorder | None:

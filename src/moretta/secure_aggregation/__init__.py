@@ -21,7 +21,7 @@ the server divides by N = sum_S N_k without having seen any N_k.
                                 <--     KeyAdvert(public key, signature)
       PeerKeys(all adverts)     -->       checks them; agrees on a seed with every neighbour
                                 <--     KeysAccepted(digest of the cohort)
-      (above 50 silos with a committed part of the graph's seed: `graph_seed`, one exchange more)
+      (above 50 silos with a committed part of the graph's seed: `graph`, one exchange more)
       a protocol's own ask      -->       computes x_k, N_k; draws its secret
                                 <--     MaskedUpload(y_k, shares of the secret, each sealed for a neighbour)
       (a silo is missing, or there is a roster)

@@ -6,7 +6,7 @@
       PeerKeys(all adverts)     -->       checks them; one shared secret with every neighbour
                                 <--     KeysAccepted(cohort digest)
 
-This is the complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph_seed`).
+This is the complete graph. In a sparse one silos also agree on the graph (`moretta.secure_aggregation.graph`).
 
 Keys come from the operating system, are fresh at each set-up, live in memory only, and never follow from a role's root:
 a resumed run cannot repeat a mask. The server relays public keys and learns no seed.
@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
-from moretta.secure_aggregation import graph_seed
+from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.graph_seed import (
+from moretta.secure_aggregation.graph import (
     AdvertiseCommitted,
     CommittedAdvert,
     CommittedKeys,
@@ -42,16 +42,17 @@ from moretta.secure_aggregation.graph_seed import (
     commitment,
     draw_part,
 )
-from moretta.secure_aggregation.identity import Roster, verify
-from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_purpose
-from moretta.secure_aggregation.masks import Labels
-from moretta.secure_aggregation.public_keys import (
+from moretta.secure_aggregation.identity import (
+    Roster,
     check_keys,
     check_public_key,
     check_signature_length,
     shared_secret,
     sharing_a_key,
+    verify,
 )
+from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_purpose
+from moretta.secure_aggregation.masks import Labels
 from moretta.secure_aggregation.sums import check_cohort
 
 RUN_DIGEST = 16  # hex digits of the roster's digest that a run id ends with
@@ -94,7 +95,7 @@ class KeysAccepted(Message):
     cohort: bytes
 
 
-MESSAGES = (AdvertiseKey, KeyAdvert, PeerKeys, KeysAccepted, *graph_seed.MESSAGES)
+MESSAGES = (AdvertiseKey, KeyAdvert, PeerKeys, KeysAccepted, *graph.MESSAGES)
 
 
 def check_advert(

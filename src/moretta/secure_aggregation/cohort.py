@@ -143,7 +143,7 @@ class Cohort:
     def of(cls, keys: Mapping[str, bytes], rules: Rules, seed_parts: Mapping[str, bytes] = NONE) -> Cohort:
         """Return the cohort that has these keys.
 
-        seed_parts: by silo, the parts of the graph's seed (`moretta.secure_aggregation.graph_seed`); empty for the
+        seed_parts: by silo, the parts of the graph's seed (`moretta.secure_aggregation.graph`); empty for the
         complete graph. Raises `moretta.errors.MisuseError` for parts of other silos than the graph's.
         """
         plan, names = rules.plan(len(keys)), tuple(sorted(keys))

@@ -48,11 +48,10 @@ from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
-from moretta.secure_aggregation.identity import Roster, verify
+from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.public_keys import check_signature_length
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32

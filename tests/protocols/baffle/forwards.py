@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, differences, directions_of, gradient
 from moretta.protocols.baffle.silo.forward import Layout
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 MSE = RowLosses("mse")
 FORMS: tuple[Form, ...] = ("mean", "base", "twice-forward", "central")

@@ -40,7 +40,7 @@ from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Est
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, layout_of
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.secure_aggregation.plain import PlainUpload
 

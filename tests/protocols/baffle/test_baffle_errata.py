@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from moretta.protocols.baffle.silo.estimate import differences
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 INPUTS, HIDDEN, CLASSES, ROWS, K = 8, 6, 4, 16, 400

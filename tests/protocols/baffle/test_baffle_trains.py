@@ -41,9 +41,9 @@ from moretta.protocols.baffle.silo.local_steps import LocalSteps
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
+from moretta.protocols.common.augmentation import cropped
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.crops import cropped
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 from moretta.run.result import Result
 from moretta.secure_aggregation.plain import PlainUpload
 

@@ -18,7 +18,7 @@ from moretta.protocols.baffle.batch_statistics import moving
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 
 BY_BATCH: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.2, "k": 12, "batch_statistics": True}
 

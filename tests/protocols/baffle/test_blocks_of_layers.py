@@ -20,14 +20,14 @@ from moretta import BAFFLE
 from moretta.errors import ParameterError
 from moretta.models.architectures import lenet, wrn
 from moretta.protocols.baffle.cut import Cut, blocks_of, constants_of, cut_of
-from moretta.protocols.baffle.silo.block_differences import differences
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.work import differences
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 OUTPUTS, ROWS = 3, 5
 SEED = b"seed of a test".ljust(32)

@@ -16,7 +16,7 @@ from moretta.protocols.baffle.silo.estimate import Form, check_sigma, difference
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 SIZE, ROWS, OUTPUTS = 16, 5, 3
 KINDS = ("rademacher", "gaussian", "orthogonal")

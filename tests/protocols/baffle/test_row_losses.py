@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 SHAPE = {
     "rows": st.integers(1, 9), "outputs": st.integers(2, 6), "models": st.integers(1, 5), "seed": st.integers(0, 99)

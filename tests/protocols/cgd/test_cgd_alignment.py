@@ -38,7 +38,7 @@ from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.cgd.group_keys import at
 from moretta.protocols.cgd.messages import AlignmentUsed, DescribeRows, Forward, UseAlignment
-from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.one_sum import Answers
 
 ALIGN = CGD(delta=(0.1, 0.3), align=True)
 UNKNOWN = "nothing says that its rows are in the other holders' order"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from moretta import CGD, Silo
 from moretta.contract.messages import Tensors
 from moretta.protocols.common import modules
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 
 
 def pictures(rows: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -24,7 +24,7 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MisuseError, PeerError, RunFailed, SumSpent
-from moretta.protocols.cgd.client import Client, _displacement_after
+from moretta.protocols.cgd.client import Client, Takes, _displacement_after
 from moretta.protocols.cgd.group_keys import NAME, GroupKeys, Membership, at
 from moretta.protocols.cgd.messages import (
     Backward,
@@ -39,7 +39,6 @@ from moretta.protocols.cgd.messages import (
     KeyTaken,
     TakeKey,
 )
-from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import PeerKeys

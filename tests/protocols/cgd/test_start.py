@@ -19,7 +19,7 @@ from moretta.contract.messages import Tensors
 from moretta.contract.roles import State
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
-from moretta.protocols.cgd.start import centers, confined, delta_of, noise, shared_biases
+from moretta.protocols.cgd.local import centers, confined, delta_of, noise, shared_biases
 from moretta.protocols.common import modules
 from moretta.run import federation
 from moretta.secure_aggregation.keystream import SecretRoot

@@ -15,8 +15,8 @@ from moretta import Engine, FedAvg, Federation, FedProx, SecureAggregation, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import targets
-from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.modules import first_weights
 
 OPTIONS: dict[str, Any] = {
     "learning_rate": 0.05, "momentum": 0.5, "weight_decay": 0.01, "clip_norm": 1.0, "local_epochs": 3,

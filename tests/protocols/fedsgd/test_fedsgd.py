@@ -14,8 +14,8 @@ from moretta import Centralised, Engine, FedAvg, Federation, FedSGD, Local, Secu
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import targets
-from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd import ideal
 from moretta.run.evaluation import largest_relative_difference

@@ -14,8 +14,8 @@ from moretta.contract.messages import Message, Stamp
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.first_weights import first_weights
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training

@@ -16,7 +16,7 @@ from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo
 from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.first_weights import first_weights
+from moretta.protocols.common.modules import first_weights
 from moretta.protocols.fedsgd import server as fedsgd_server
 from moretta.protocols.pbpfl.exactness import BARS, Input, check
 from moretta.run.evaluation import largest_relative_difference

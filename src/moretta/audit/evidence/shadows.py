@@ -25,7 +25,7 @@ from moretta.audit.evidence import network
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import clipped_sum
-from moretta.protocols.common.lazy_tensor import chunks
+from moretta.protocols.common.modules import chunks
 from moretta.protocols.common.training import BETAS
 from moretta.secure_aggregation.settings import SecureAggregation
 

@@ -22,7 +22,7 @@ from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode, in_order, shapes_of
-from moretta.secure_aggregation.graph_seed import CommittedKeys
+from moretta.secure_aggregation.graph import CommittedKeys
 from moretta.secure_aggregation.masks import Label, add_masks, label_of
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload

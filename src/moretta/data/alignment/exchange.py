@@ -30,9 +30,9 @@ from moretta.data.alignment.messages import (
 from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
 from moretta.data.alignment.result import Alignment
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import BYTES as DIGEST_BYTES
 from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.one_sum import Answers
 
 _POSITIONS = np.dtype("<i8")
 

@@ -19,7 +19,7 @@ times a forward. Rademacher directions lose less to the curvature than Gaussian 
       g = sum_k x_k d_k / (K - 1);  w <- w - Adam or SGD;  average of w
 
 With `directions = "own"` silo c draws d_k from a secret of its own and uploads N_c g_c, as long as the model, so that C
-silos have C K directions a round (`moretta.protocols.baffle.silo.estimate_upload`); so does the authors' code. At the
+silos have C K directions a round (`moretta.protocols.baffle.silo.estimate`); so does the authors' code. At the
 epoch level each silo steps by itself, by SGD or its own Adam (`moretta.protocols.baffle.silo.local_steps`), and uploads
 the difference.
 

@@ -32,10 +32,10 @@ from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
 from moretta.protocols.common.statistics import NOTHING, Statistics
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.settings import SecureAggregation
 

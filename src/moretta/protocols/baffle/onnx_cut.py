@@ -17,7 +17,7 @@ import onnx
 from onnx import helper
 
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge import cut_files, metadata
+from moretta.protocols.baffle.edge import metadata
 from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.forward import Layout
 
@@ -93,8 +93,8 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
     known = {output.name for output in whole.graph.output}
     for name in sorted(wanted - known):
         proto.graph.output.append(helper.make_tensor_value_info(name, whole.kinds[name], None))
-    helper.set_model_props(proto, metadata.written(layout, "float32") | {cut_files.BLOCKS: json.dumps(given)})
-    return cut_files.packed([each.SerializeToString() for each in (proto, *files)])
+    helper.set_model_props(proto, metadata.written(layout, "float32") | {metadata.BLOCKS: json.dumps(given)})
+    return metadata.packed([each.SerializeToString() for each in (proto, *files)])
 
 
 def _layer(whole: _Graph, block: LayerBlock) -> tuple[str, str]:

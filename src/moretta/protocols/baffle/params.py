@@ -13,7 +13,7 @@ from moretta.protocols.baffle.silo.directions import BLOCK, MOST
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.own_loss import found, of_arrays
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.common.training import PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]

@@ -31,8 +31,8 @@ from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, check_rows, layout_of
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.augmentation import CROPS
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.crops import CROPS
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.role_parts import (
     answers_of,

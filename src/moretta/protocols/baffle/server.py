@@ -18,8 +18,7 @@ from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.client import BUFFER
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of, forwards_of, gradient
-from moretta.protocols.baffle.silo.estimate_upload import Parts
+from moretta.protocols.baffle.silo.estimate import Combine, Parts, check_sigma, directions_of, forwards_of, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe

@@ -33,8 +33,8 @@ Where scores on rows held back are asked for, the participants read the sum of a
 ``docs/cgd.md`` has figures.
 
 **An A that follows no protocol** and colludes with one participant gets no key of a group that this one is not in
-(`group_keys`), and no two z of one take, whose difference would be raw features (`takes`). That needs a roster, and a
-grid that all were sent alike. A may still keep sums back, send noise, and with a member's help a D of its choice.
+(`group_keys`), and no two z of one take, whose difference would be raw features (`client.Takes`). That needs a roster,
+and a grid that all were sent alike. A may still keep sums back, send noise, and with a member's help a D of its choice.
 
 Differs from the paper:
 

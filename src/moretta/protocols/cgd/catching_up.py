@@ -9,7 +9,7 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.errors import PeerError, RunFailed
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import at
-from moretta.protocols.cgd.groups import Group
+from moretta.protocols.cgd.layers import Group
 from moretta.protocols.cgd.messages import CatchUp, Displacement, Done, Here, ShowDisplacement, Where
 
 LATE = Missing(Reason.DISCONNECTED, "it missed a sum and has not caught up")

@@ -1,8 +1,23 @@
-"""A participant: its confined model, its displacement D, and the groups that it shares layers with."""
+"""A participant: its confined model, its displacement D, and the groups that it shares layers with.
+
+**One z a take** (`Takes`): in a take of a round a participant repeats its answer, or refuses.
+
+A row's z is masked by keystreams of its stamp. Two z under one stamp would give their difference, X_ij (D - D'), to
+whoever relays them; two under two attempts, or in two sessions, would give it to the row's head. Whoever can choose D
+then has X_ij. Two Delta under one sum give the difference of what this participant adds to it, and the head chooses
+Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta stay as they first were
+in a take. What z follows from is held, and not z: else a refusal would tell whether a change of D changes it. Where all
+rows are used, all takes of a round have the same rows, and the round has one z; Delta follows dropout too, which each
+take draws anew.
+
+A digest of each is recorded before the answer leaves (`moretta.secure_aggregation.one_sum`), so a restart, an earlier
+checkpoint or another session changes nothing. A round that is played again from the same state has the same z.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +27,20 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Phase, State, no_phase
-from moretta.errors import MisuseError, PeerError
+from moretta.errors import MisuseError, PeerError, SumSpent
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
-from moretta.protocols.cgd.groups import Group
-from moretta.protocols.cgd.layers import Layers, summed
-from moretta.protocols.cgd.local import Local, head_pass, narrowed, part_of_gradient, part_of_z, whole_gradient
+from moretta.protocols.cgd.layers import Group, Layers, summed
+from moretta.protocols.cgd.local import (
+    Local,
+    centers,
+    confined,
+    head_pass,
+    narrowed,
+    part_of_gradient,
+    part_of_z,
+    shared_biases,
+    whole_gradient,
+)
 from moretta.protocols.cgd.messages import (
     Backward,
     CatchUp,
@@ -42,8 +66,6 @@ from moretta.protocols.cgd.messages import (
 )
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder
-from moretta.protocols.cgd.start import centers, confined, shared_biases
-from moretta.protocols.cgd.takes import Takes
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.clipping import Clip, scaled
 from moretta.protocols.common.enrolment import SiloRows
@@ -52,13 +74,46 @@ from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import Asked, asked, message_digest
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.statistics import AskMoments
 from moretta.secure_aggregation.sums import Contributor, Relayed, Sum
+
+
+class Takes:
+    """What was answered in each take. answers: the participant's record."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def hold(self, stamp: Stamp, name: str, *content: Array | bytes, whole: bool) -> None:
+        """Hold a take to this content, before what follows from it leaves.
+
+        Args:
+            name: what it is.
+            whole: whether all takes of the round have the same content.
+
+        Raises:
+            moretta.errors.SumSpent: the take has another content; the next one is free.
+            moretta.errors.PeerError: the same where `whole`, as no take is free.
+        """
+        take = 0 if whole else stamp.take
+        if self._answers.hold(stamp.run, f"{name} of round {stamp.round}, take {take}", *map(_digest, content)):
+            return
+        if not whole:
+            raise SumSpent(stamp.take + 1, (), False)
+        raise PeerError(
+            f"{stamp}: {name} was another before in this take, and all takes of a round of all rows have one; expected "
+            "the same, as from the state that the round was played from before"
+        )
+
+
+def _digest(content: Array | bytes) -> bytes:
+    return hashlib.sha256(content if isinstance(content, bytes) else np.ascontiguousarray(content).data).digest()
+
 
 ROW_RING = Ring(64)
 OF_A_ROW = (DescribeRows, Forward, Join, Backward)  # whose answers are for the own row alone

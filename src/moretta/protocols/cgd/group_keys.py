@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from moretta.contract.messages import Array, Message, Stamp
 from moretta.data.holders import Grid
 from moretta.errors import MisuseError, PeerError
-from moretta.protocols.cgd.groups import Group
+from moretta.protocols.cgd.layers import Group
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_parts
 from moretta.secure_aggregation.masks import Mask, label_of, pair_key

@@ -1,4 +1,4 @@
-"""The N-layer network of Algorithm 2, cut behind its first layer: columns on one side, rows on the other."""
+"""The N-layer network of Algorithm 2, cut behind its first layer, and who of the grid m_h x m_v shares which layers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from moretta.contract.messages import Array, Tensors
+from moretta.data.holders import Grid
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
@@ -71,3 +72,40 @@ def summed(start: Tensors, displacement: Mapping[str, Array]) -> dict[str, Array
         name: (value + displacement[name]).astype(value.dtype) if name in displacement else value
         for name, value in start.items()
     }
+
+
+@dataclass(frozen=True)
+class Group:
+    """Participants that share layers, and so step by one sum of their gradients.
+
+    members: in order. shapes: of the layers' tensors, by name. tells_loss: whether the sum includes their losses.
+    """
+
+    members: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    tells_loss: bool
+
+    @property
+    def summed(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all that is summed."""
+        return {**self.shapes, **({"loss": ()} if self.tells_loss else {})}
+
+
+def groups_of(grid: Grid, shapes: Mapping[str, tuple[int, ...]], first: str, *, joint: bool) -> dict[str, Group]:
+    """Return who shares which layers, by the group's name.
+
+    shapes: of all tensors that are trained. first: the name of the first layer's weight, [H1, d], whose columns are
+    split; unused where no columns are split and all share all. joint: the rows' heads share the rest, else everybody.
+    Differs from the paper: a first layer's bias, which Algorithm 2 lacks, goes with the layers above it.
+    """
+    everybody = tuple(grid.parts)
+    if not any(part.columns for part in grid.parts.values()):
+        return {"all": Group(everybody, shapes, True)}
+    groups = {
+        name: Group(members, {first: (shapes[first][0], len(grid.parts[members[0]].columns))}, False)
+        for name, members in grid.column_groups.items()
+    }
+    rest = {name: shape for name, shape in shapes.items() if name != first}
+    if joint:
+        return {"heads": Group(tuple(grid.heads[row] for row in grid.rows), rest, True), **groups}
+    return {"all": Group(everybody, rest, True), **groups}

@@ -1,22 +1,31 @@
-"""What a participant computes by itself: a model's gradient, or one part of a joint model's.
+"""What a participant computes by itself: its confined start, a model's gradient, or one part of a joint model's.
 
-Everything is deterministic in weights, rows and round.
+Gradients are deterministic in weights, rows and round. Confined starts: w_l(1) = delta_l * Rand_l (`cgd.txt`, Eq. 11),
+from a participant's secret root.
+
+The root comes from the operating system and never leaves the participant. A tensor's start follows from root, name and
+shape alone, so it is not stored but made again whenever it is needed. What is common to all starts is public.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import Phase
+from moretta.errors import ParameterError
 from moretta.protocols.cgd.layers import Layers
+from moretta.protocols.cgd.params import CGD, Delta
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 
 
 @dataclass(frozen=True)
@@ -86,3 +95,64 @@ def head_pass(
 def part_of_gradient(x: Tensor, delta: Tensor) -> Array:
     """Return a holder's part of the first layer's mean gradient, [H1, columns]: X_ij' Delta_i / n_i."""
     return (delta.T @ x / len(x)).cpu().numpy()
+
+
+COMMON = b"CGD's common start, no secret"  # what a public stream is derived from, in the place of a root
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def delta_of(delta: Delta, name: str, root: SecretRoot) -> float:
+    """Return delta_l of the participant `name`. Raises `moretta.errors.ParameterError` where a mapping lacks it."""
+    if isinstance(delta, tuple):
+        low, high = delta
+        return low + (high - low) * float(root.stream("confined delta").uniform(1)[0])
+    if isinstance(delta, Mapping):
+        if name not in delta:
+            raise ParameterError(f"delta: expected a number for participant `{name}`, got {sorted(delta)!r:.200}")
+        return delta[name]
+    return delta
+
+
+def noise(root: SecretRoot, name: str, shape: tuple[int, ...], delta: float) -> Array:
+    """Return delta * Rand of one tensor, float64: standard normal numbers of the root's keystream."""
+    return delta * root.stream("confined start", name).normal(int(np.prod(shape))).reshape(shape)
+
+
+def shared_biases(params: CGD, model: nn.Module) -> list[str]:
+    """Return the names of the biases that begin alike for everybody: those of all layers with weights but the last."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, LAYERS)]
+    trained = modules.trainable(model)
+    return [f"{name}.bias" for name in layers[:-1] if params.hidden_bias == "shared" and f"{name}.bias" in trained]
+
+
+def centers(params: CGD, model: nn.Module, seed: int) -> dict[str, Array]:
+    """Return what starts are confined around, by PyTorch's names: all parameters and buffers of the model.
+
+    Shared biases are standard normal numbers, which follow from the seed of the training and are as public.
+
+    Scale and shift of normalisation layers keep their values, whatever `around` says: near zero they would shut the
+    network. Differs from the paper, whose networks have none.
+    """
+    values = modules.arrays(model)
+    norms = {f"{prefix}." for prefix, module in model.named_modules() if isinstance(module, NORMS)}
+    for tensor in modules.trainable(model):
+        if params.around == "zero" and tensor[: tensor.rfind(".") + 1] not in norms:
+            values[tensor] = np.zeros_like(values[tensor])
+    if params.around == "zero":
+        for tensor in shared_biases(params, model):
+            stream = Keystream(derive(COMMON, "shared bias", seed, tensor))
+            values[tensor] = stream.normal(values[tensor].size).astype(values[tensor].dtype)
+    return values
+
+
+def confined(params: CGD, around: Tensors, noised: Collection[str], name: str, root: SecretRoot) -> dict[str, Array]:
+    """Return the start of the participant `name`: `around`, with its noise on the tensors that are its own.
+
+    noised: the tensors that are trained, without `shared_biases`.
+    """
+    delta, start = delta_of(params.delta, name, root), dict(around)
+    for tensor in noised:
+        value = around[tensor]
+        start[tensor] = (value + noise(root, tensor, value.shape, delta)).astype(value.dtype)
+    return start

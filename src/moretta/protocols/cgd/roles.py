@@ -19,14 +19,13 @@ from moretta.errors import ParameterError, RowsError
 from moretta.protocols.cgd.client import Client, GridPosition
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import GroupKeys, Membership, row_group, run_of
-from moretta.protocols.cgd.groups import Group, groups_of
-from moretta.protocols.cgd.layers import Layers
+from moretta.protocols.cgd.layers import Group, Layers, groups_of
+from moretta.protocols.cgd.local import shared_biases
 from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
-from moretta.protocols.cgd.start import shared_biases
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
@@ -45,8 +44,8 @@ from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import SetUp
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import complete
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.ring import Ring
 
 

@@ -25,11 +25,11 @@ from moretta.contract.roles import (
 )
 from moretta.data.holders import Grid
 from moretta.errors import RunFailed
-from moretta.protocols.cgd import row_agreement
+from moretta.protocols.cgd import row_order
 from moretta.protocols.cgd.catching_up import LATE, CatchingUp
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import at, row_groups
-from moretta.protocols.cgd.groups import Group
+from moretta.protocols.cgd.layers import Group
 from moretta.protocols.cgd.messages import (
     Backward,
     Contribute,
@@ -132,7 +132,7 @@ class Server:
                 return aborted
         if self._align:
             whole = {row: names for row, names in self._rows.items() if names[0] in complete}
-            aborted = yield from row_agreement.align(now, whole)
+            aborted = yield from row_order.align(now, whole)
             if aborted is not None:
                 return aborted
         for stage in self._stages(complete):
@@ -146,7 +146,7 @@ class Server:
             if aborted is not None:
                 return aborted
         there = complete if self._align else cohort
-        aborted = yield from row_agreement.compare(now, {row: _of(there, names) for row, names in self._rows.items()})
+        aborted = yield from row_order.compare(now, {row: _of(there, names) for row, names in self._rows.items()})
         if aborted is None:
             aborted = yield from self._steps.locate(now, cohort)
         if aborted is None:

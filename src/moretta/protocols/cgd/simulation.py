@@ -33,8 +33,8 @@ from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, St
 from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
 from moretta.protocols.cgd.layers import Layers, joined, summed
+from moretta.protocols.cgd.local import centers, confined, shared_biases
 from moretta.protocols.cgd.params import CGD
-from moretta.protocols.cgd.start import centers, confined, shared_biases
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.secure_aggregation.encoding import add_up, decode, encode, plan

@@ -1,14 +1,21 @@
-"""Augmentation of training images at each use: random crops and mirror images (He et al., CVPR 2016), or turns."""
+"""Augmentation of training images at each use: random crops and mirror images (He et al., CVPR 2016), or turns.
+
+`cropped` is for silos without torch, whose rows must not vary within a round. `varied` takes tensors, and draws from
+torch's global generator. This module needs no torch until it is called.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from moretta.errors import RowsError
-from moretta.protocols.common.crops import PADDING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHIFT, SCALE, LIGHT = 0.1, 0.1, 0.2
 
@@ -26,6 +33,8 @@ def crop_and_flip(images: Tensor, *, reflect: bool = False) -> Tensor:
 
     images: [B, C, H, W]. Edges are filled with zeros, or with what lies before them, mirrored.
     """
+    import torch
+
     rows, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, [PADDING] * 4, mode="reflect" if reflect else "constant")
     down, right = torch.randint(0, 2 * PADDING + 1, (2, rows, 1))
@@ -43,6 +52,8 @@ def turned(images: Tensor) -> Tensor:
     Contrast is up to a fifth more or less, and so is brightness. Raises `moretta.errors.ParameterError` for pixels
     outside [0, 1], which would be cut off.
     """
+    import torch
+
     if images.numel() and (float(images.min()) < 0 or float(images.max()) > 1):
         raise RowsError(
             'augment = "turn" is for pixels in [0, 1], and some here are not; remove it, or what scales them otherwise'
@@ -55,3 +66,23 @@ def turned(images: Tensor) -> Tensor:
     moved = torch.nn.functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
     contrast, brightness = ((1 + LIGHT * draw[4]), LIGHT * draw[5])
     return (moved * contrast[:, None, None, None] + brightness[:, None, None, None]).clamp(0, 1)
+
+
+PADDING = 4  # pixels
+CROPS = ("crop-flip", "reflect-crop-flip")
+
+
+def cropped(images: NDArray[Any], how: str, rng: np.random.Generator) -> NDArray[Any]:
+    """Shift each image by up to 4 pixels either way, and mirror half of them left to right.
+
+    images: [B, C, H, W]. how: one of `CROPS`; edges are filled with zeros, or with what lies before them, mirrored.
+    """
+    rows, _, height, width = images.shape
+    sides = ((0, 0), (0, 0), (PADDING, PADDING), (PADDING, PADDING))
+    padded = np.pad(images, sides, mode="reflect" if how == "reflect-crop-flip" else "constant")
+    down, right = rng.integers(0, 2 * PADDING + 1, (2, rows, 1))
+    mirrored = rng.random((rows, 1)) < 0.5
+    down_to, right_to = down + np.arange(height), right + np.arange(width)
+    right_to = np.where(mirrored, right_to[:, ::-1], right_to)
+    row = np.arange(rows)[:, None, None]
+    return np.ascontiguousarray(padded[row, :, down_to[:, :, None], right_to[:, None, :]].transpose(0, 3, 1, 2))

@@ -8,9 +8,10 @@ protocols share. A run's report and the lists in docs/threat-models.md and READM
 A condition is a function of a run's record, the contents of its `result.json`. What its docstring says after "Whether"
 stands in the lists. It answers for a record that lacks what older or other runs do not state.
 
-What depends on who took part follows from the opened sums (`opened_sums`). Settings and the list of missed answers
-do not say it: a silo that was missing may be in the sum after all, once the round is played again. Where a record does
-not show its sums, a condition holds if it can, and the words of the claim say that the record does not show it.
+What depends on who took part follows from the opened sums (`moretta.engines.driver.OpenedSum`). Settings and the list
+of missed answers do not say it: a silo that was missing may be in the sum after all, once the round is played again.
+Where a record does not show its sums, a condition holds if it can, and the words of the claim say that the record does
+not show it.
 """
 
 from __future__ import annotations

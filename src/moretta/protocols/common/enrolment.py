@@ -41,16 +41,16 @@ from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import Batches, UnionBatches
-from moretta.protocols.common.lazy_tensor import Inputs, LazyTensor
+from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import AskApart, Comparison, compared
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.protocols.common.targets import encode
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
     ALL,
     FLAT,

@@ -1,13 +1,33 @@
-"""PyTorch modules as named numpy arrays, their losses and their optimizers."""
+"""PyTorch modules as named numpy arrays, their first weights, their inputs in batches, and their optimizers.
+
+**Steps** of SGD and Adam are to the bit those of `torch.optim` on the CPU. `torch.optim` loads PyTorch's compiler when
+it is first used, which takes a third as long as all of PyTorch, and around the step of a small model it does more than
+in it.
+
+**The start of a run** (`first_weights`): the model's parameters as they were built or warm-started, each tensor moved a
+little.
+
+Initialisers draw few bits: PyTorch's draw one of 2^24 values between -b and b. Factors that multiply such numbers can
+be found from the products, even rounded once, as PBPFL's scales were (`scales-from-low-bits` of the audit). So each
+parameter W, trained or frozen, begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that
+is the step of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2),
+5e-9). This does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. Buffers stay:
+no scale multiplies them, and some are masks.
+
+All protocols do so, so that they are compared from one start. As n follows from a digest of all parameters W, runs of
+one seed stay the same runs. Whoever does not know the start (from a seed, the operating system or a file) does not know
+n either; a start that others know hides nothing, as before.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -15,12 +35,17 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
-from moretta.protocols.common.lazy_tensor import CHUNK, Inputs, chunks
-from moretta.protocols.common.steps import take_step
 from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.keystream import Keystream, derive, digest_of
+
+CHUNK = 2048  # rows in one forward without gradients
+CHUNK_NUMBERS = 1 << 22  # of their inputs; fewer rows where samples are large
+EPS = 1e-8  # PyTorch's default of Adam
+SPREAD = 2.0**-23  # of max|W|
 
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
@@ -178,6 +203,32 @@ def out_of_place(model: nn.Module) -> nn.Module:
     return model
 
 
+@final
+class LazyTensor:
+    """Lazy rows in the place of a tensor [rows, ...]; an index or a slice of it is a tensor of those rows alone.
+
+    make: from rows as they are read to the tensor that a model takes.
+    """
+
+    def __init__(self, rows: LazyRows, make: Callable[[NDArray[np.float32]], Tensor]) -> None:
+        self._rows, self._make, self.shape = rows, make, rows.shape
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: Tensor | slice) -> Tensor:
+        return self._make(self._rows[key.cpu().numpy() if isinstance(key, Tensor) else key])
+
+
+Inputs = Tensor | LazyTensor
+
+
+def chunks(inputs: Inputs, most: int = CHUNK) -> Iterator[Tensor]:
+    """Yield inputs [rows, ...] in order, as many rows at a time as a forward without gradients takes, or fewer."""
+    step = min(most, max(1, CHUNK_NUMBERS // max(1, math.prod(inputs.shape[1:]))))
+    yield from (inputs[start : start + step] for start in range(0, max(1, len(inputs)), step))
+
+
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Inputs, at_a_time: int = CHUNK) -> Tensor:
     """Return the outputs of a model in eval mode, [rows, outputs], at most so many rows at a time."""
@@ -229,3 +280,51 @@ class Optimizer:
                 name, key = path.removeprefix("optimizer/").rsplit("/", 1)
                 tensor = torch.tensor(value)
                 self._kept[name][key] = tensor if key == "step" else tensor.to(self._parameters[name])
+
+
+@torch.no_grad()
+def take_step(parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate: float, params: Training) -> None:
+    """Move a parameter along its gradient, by the optimizer, momentum and weight decay of `params`.
+
+    gradient: of the parameter's shape, dtype and device; not written to. kept: what the parameter's next step needs of
+    earlier ones, empty before the first; written to, under the names that `torch.optim` gives.
+    """
+    if params.weight_decay:
+        gradient = gradient.add(parameter, alpha=params.weight_decay)
+    if params.optimizer == "adam":
+        _adam(parameter, gradient, kept, rate, params.betas)
+    elif params.momentum:
+        if kept:
+            kept["momentum_buffer"].mul_(params.momentum).add_(gradient)
+        else:
+            kept["momentum_buffer"] = gradient.clone()
+        parameter.add_(kept["momentum_buffer"], alpha=-rate)
+    else:
+        parameter.add_(gradient, alpha=-rate)
+
+
+def _adam(
+    parameter: Tensor, gradient: Tensor, kept: dict[str, Tensor], rate: float, betas: tuple[float, float]
+) -> None:
+    if not kept:
+        kept |= {"step": torch.tensor(0.0, dtype=torch.float32)}
+        kept |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+    kept["step"] += 1
+    mean = kept["exp_avg"].lerp_(gradient, 1 - betas[0])
+    square = kept["exp_avg_sq"].mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    first, second = (1 - beta ** kept["step"].item() for beta in betas)
+    deviation = (square.sqrt() / math.sqrt(second)).add_(EPS)
+    parameter.addcdiv_(mean, deviation, value=-rate / first)
+
+
+def first_weights(model: nn.Module) -> nn.Module:
+    """Return a copy in float64 with its parameters moved; a tied one once."""
+    start = copy.deepcopy(model).double()
+    trained = dict(start.named_parameters())
+    digest = digest_of({name: value.numpy(force=True) for name, value in trained.items()})
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            stream = Keystream(derive(digest, "first weights", name))
+            noise = torch.from_numpy(stream.normal(parameter.numel())).view_as(parameter).to(parameter.device)
+            parameter.add_(SPREAD * parameter.abs().max() * noise)
+    return start

@@ -6,7 +6,7 @@ themselves. It counts whether or not an answer came back, the sum was put togeth
 that was asked for may have left.
 
 **What does not count.** A repetition. Lots and noise follow from the take and from all that an upload depends on
-(`moretta.protocols.common.lots.purpose_of`). So asking the same silos for the same gives the same sum, which says
+(`moretta.protocols.common.batches.purpose_of`). So asking the same silos for the same gives the same sum, which says
 nothing new. A digest of what was asked and of who is in the sum identifies a repetition.
 
 **What that rests on.** Noise is drawn once a take. Two sums of one take over different silos count as two here, but
@@ -144,7 +144,7 @@ class OwnReleases:
     def answered(self, asked: Message, answer: Message) -> None:
         """Count the last upload where the answer helps to open its sum.
 
-        Statistics have no noise to count: the silo records each by name (`moretta.secure_aggregation.answers`), and
+        Statistics have no noise to count: the silo records each by name (`moretta.secure_aggregation.one_sum`), and
         states with its epsilon what that leaves out (`moretta.protocols.common.statistics.without_noise`).
         """
         self.run = asked.stamp.run

@@ -18,9 +18,8 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.accountant import Accountant
-from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.batches import Batches, Lots, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
-from moretta.protocols.common.lots import Lots
 from moretta.protocols.common.overlap import COMPARISON, Comparison
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Roles
@@ -30,9 +29,9 @@ from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.statistics import without_noise as in_words
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.cohort import Credentials
 from moretta.secure_aggregation.keystream import digest_of, encode_purpose
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import aggregator, contributor
 from moretta.secure_aggregation.sums import Contributor
 
@@ -214,7 +213,7 @@ def whole_rows(protocol: Training, setting: Setting) -> tuple[NDArray[np.generic
 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
-    """Return the highest chance, over all silos, of a row to be in a round's lot (`moretta.protocols.common.lots`)."""
+    """Return the highest chance, over all silos, of a row to be in a round's lot (`batches.Lots`)."""
     rows = [len(silo.x) for silo in setting.here]
     if len(rows) < len(setting.silos):
         if setting.least_rows is None:

@@ -46,11 +46,18 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import PeerError, RowsError
-from moretta.protocols.common.predicted import BINS, classes_of, confusion, predicted, probabilities, reliability
-from moretta.protocols.common.row_losses import RowLosses
-from moretta.secure_aggregation.answers import Answers
+from moretta.protocols.common.targets import (
+    BINS,
+    RowLosses,
+    classes_of,
+    confusion,
+    predicted,
+    probabilities,
+    reliability,
+)
 from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import digest_of
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
     GRID_BITS,
     HALF,
@@ -225,7 +232,7 @@ def tables(
 
 
 def read_tables(total: Sum, classes: int) -> dict[str, Array]:
-    """Return `CONFUSION`, int64[classes, classes], and `RELIABILITY`, float64[3, bins] (`predicted.reliability`).
+    """Return `CONFUSION`, int64[classes, classes], and `RELIABILITY`, float64[3, bins] (`targets.reliability`).
 
     Raises `moretta.errors.PeerError` for sums that no rows have.
     """

@@ -17,8 +17,8 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine
 from moretta.errors import ParameterError, RowsError
-from moretta.protocols.common.predicted import CONFUSION_UP_TO
 from moretta.protocols.common.scoring import LEAST_SILOS
+from moretta.protocols.common.targets import CONFUSION_UP_TO
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
@@ -180,12 +180,12 @@ class Setting:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model as the run starts, in the run's dtype (`moretta.protocols.common.first_weights`)."""
+        """The model as the run starts, in the run's dtype (`moretta.protocols.common.modules`)."""
         return self.start().to(self.dtype)
 
     def start(self) -> nn.Module:
         """Return the same before it is rounded to the run's dtype, in float64."""
-        from moretta.protocols.common.first_weights import first_weights  # torch, which a silo's own site may lack
+        from moretta.protocols.common.modules import first_weights  # torch, which a silo's own site may lack
 
         return first_weights(self.built)
 

@@ -25,7 +25,7 @@ from moretta.data.tables.preparation import ColumnRules, MedianRanges
 from moretta.errors import PeerError
 from moretta.protocols.common.overlap import COMPARISON
 from moretta.protocols.common.row_counts import CLASSES
-from moretta.secure_aggregation.answers import Answers
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments
 
 Entry = tuple[str, int, int, tuple[int, ...]]  # the matrix, the order, how many columns, and their indices, () for all

@@ -1,6 +1,12 @@
-"""A silo's targets as arrays that its loss takes, encoded alike with PyTorch and without."""
+"""Targets and outputs without torch, so that every client computes alike: encoded targets, each row's loss, classes.
+
+Losses are in float64. Those of perturbed models differ in their last digits, so nothing is rounded on the way.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -57,3 +63,101 @@ def _floats(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: D
         )
     with np.errstate(over="ignore"):  # an infinite loss is reported later
         return values.astype(dtype)
+
+
+BINS = 10  # of a reliability table
+CONFUSION_UP_TO = 50  # classes; with more, a matrix is no reading, and classes have their own figures only
+
+
+def predicted(outputs: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return each row's class, of outputs [rows, outputs]: the highest output's, or of one output 1 above a half."""
+    return (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+
+
+def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Return each row's true class, of whole numbers [rows] or, of soft labels, the likeliest.
+
+    Soft labels are [rows, classes], or [rows] or [rows, 1] with the probability of class 1.
+    """
+    if y.size == len(y):
+        flat = y.reshape(len(y))
+        return np.asarray(flat.astype(np.float64) > 0.5, np.int64) if flat.dtype.kind == "f" else flat.astype(np.int64)
+    return np.asarray(np.argmax(y, axis=1))
+
+
+def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:
+    """Return what outputs of a classifier say of each class, float64[rows, classes], each row with the sum 1.
+
+    Under cross-entropy the softmax. Under the squared error an output estimates its class's probability, but may leave
+    [0, 1]: it is cut to that, and rows of several are divided by their sum.
+    """
+    wide = outputs.astype(np.float64)
+    if loss == "cross-entropy":
+        shifted = np.exp(wide - wide.max(axis=1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+    cut = np.clip(wide, 0.0, 1.0)
+    if cut.shape[1] == 1:
+        return np.concatenate([1.0 - cut, cut], axis=1)
+    total = cut.sum(axis=1, keepdims=True)
+    return np.where(total > 0, cut / np.where(total > 0, total, 1.0), 1.0 / cut.shape[1])
+
+
+def confusion(chosen: NDArray[np.int64], classes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return a confusion matrix, int64[count, count]: rows of a true class by the class that is predicted."""
+    return np.bincount(classes * count + chosen, minlength=count**2).reshape(count, count)
+
+
+def reliability(
+    chances: NDArray[np.float64], classes: NDArray[np.int64], *, digits: int | None = None
+) -> NDArray[np.float64]:
+    """Return a reliability table, float64[3, bins]: a bin's rows, the sum of their probabilities, how many are right.
+
+    Rows are put into ten equal bins by the probability of the class that is likeliest. chances: [rows, classes].
+    digits: to how many behind the point that probability is rounded; None leaves it.
+    """
+    sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
+    sure = sure if digits is None else np.round(sure, digits)
+    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    return np.stack([np.bincount(bins, of, BINS) for of in (np.ones(len(bins)), sure, right)])
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """`moretta.protocols.common.losses.Loss` row by row, with the same name, smoothing and class_weights.
+
+    The mean loss of a batch is the sum of these over the sum of `weights`. own: the same of one model's outputs,
+    [rows, outputs], and targets, in the place of all this (`moretta.protocols.common.own_loss.of_arrays`).
+    """
+
+    name: str
+    smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    own: Callable[[Array, Array], Array] | None = None
+
+    def __call__(self, outputs: Array, targets: Array) -> NDArray[np.float64]:
+        """Return the rows' losses, class weights included, float64[m, rows].
+
+        outputs: [m, rows, outputs]; targets: [rows, outputs] or, of cross-entropy, int64[rows].
+        """
+        if self.own is not None:
+            return np.stack([self.own(one, targets) for one in outputs]).astype(np.float64)
+        if self.name == "mse":
+            return np.asarray(np.square(outputs.astype(np.float64) - targets).sum(axis=2) / 2)
+        logits = np.moveaxis(outputs, 2, 0).astype(np.float64, order="C")  # reductions over a short last axis are slow
+        logits -= logits.max(axis=0)
+        totals = np.log(np.exp(logits).sum(axis=0))
+        if targets.ndim == 1 and not self.smoothing:
+            picked = logits[targets, :, np.arange(len(targets))].T
+            return np.asarray((totals - picked) * self.weights(targets))
+        count = len(logits)
+        soft = np.eye(count)[targets] if targets.ndim == 1 else targets.astype(np.float64)
+        soft = soft * (1.0 - self.smoothing) + self.smoothing / count
+        if self.class_weights:
+            soft = soft * np.asarray(self.class_weights)
+        return np.asarray(np.einsum("omb,bo->mb", totals - logits, soft))
+
+    def weights(self, targets: Array) -> NDArray[np.float64]:
+        """Return each row's weight in the mean, float64[rows]: 1, or for whole-number targets the class's weight."""
+        if not self.class_weights or targets.dtype.kind == "f":
+            return np.ones(len(targets))
+        return np.asarray(self.class_weights)[targets]

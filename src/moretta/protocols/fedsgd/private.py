@@ -44,10 +44,10 @@ from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant, Privacy
+from moretta.protocols.common.batches import Lots, Purpose, purpose_of
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.lots import Lots, Purpose, purpose_of
 from moretta.protocols.common.releases import OwnReleases
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 

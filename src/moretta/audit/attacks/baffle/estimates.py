@@ -27,7 +27,7 @@ from moretta.protocols.baffle.silo.estimate import Form, differences, directions
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Agree, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 from moretta.secure_aggregation.additive import SealedShares
 from moretta.secure_aggregation.keystream import derive, encode_parts
 from moretta.secure_aggregation.pairwise import MaskedUpload

@@ -73,7 +73,7 @@ def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]
     """Return the model that was sent, and the gradients of linear layers in an upload or a sum."""
     from moretta.audit.attacks.baffle.estimates import FIXED
     from moretta.audit.evidence.uploads import under
-    from moretta.protocols.baffle.silo.estimate_upload import ESTIMATE
+    from moretta.protocols.baffle.silo.estimate import ESTIMATE
 
     asks = (one.message for one in case.heard("server", Estimate))
     ask = next(one for one in asks if isinstance(one, Estimate) and one.stamp == stamp)

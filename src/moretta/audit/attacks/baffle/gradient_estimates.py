@@ -70,8 +70,7 @@ from moretta.audit.evidence.uploads import first_rounds, of_round, rows_of
 from moretta.contract.messages import Array, Message
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import directions_of
-from moretta.protocols.baffle.silo.estimate_upload import ESTIMATE, Parts
+from moretta.protocols.baffle.silo.estimate import ESTIMATE, Parts, directions_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 

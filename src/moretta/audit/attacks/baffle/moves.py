@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo import blocks
-from moretta.protocols.baffle.silo.block_differences import differences
 from moretta.protocols.baffle.silo.blocks import LayerBlock, MovesBlocks
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.work import differences
 
 if TYPE_CHECKING:
     from torch import Tensor

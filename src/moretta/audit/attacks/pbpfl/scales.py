@@ -22,7 +22,7 @@ Scales are taken from the input upwards, each with those below as they were foun
 of channels is not attacked; s_i is the scale of the channel in place i of the noisy model.
 
 As a defence the server holds W in float64, sends R o W with fewer bits, and moves each tensor of the start by noise of
-a lattice's step (`moretta.protocols.common.first_weights`). Not measured here: rows of two rounds can be matched by
+a lattice's step (`moretta.protocols.common.modules`). Not measured here: rows of two rounds can be matched by
 direction, and give the ratio of their scales.
 """
 

@@ -1,7 +1,7 @@
 """A silo that has the run file builds the true model of round 1: initial weights follow from its seed alone.
 
 `moretta.models.catalogue.build` draws weights from the seed of the run file, which silos usually hold too, as they draw
-batches by it. How far W(1) is moved from them follows from them (`moretta.protocols.common.first_weights`), so W^(1) /
+batches by it. How far W(1) is moved from them follows from them (`moretta.protocols.common.modules`), so W^(1) /
 W(1) is R itself. Later rounds do not follow, as they need the other silos' gradients, nor does a warm start from a file
 that only the server has.
 """
@@ -50,7 +50,7 @@ def attack(case: Case) -> Claim:
 
 def _weights(made: Architecture, run: PublicRun, seed: int) -> Tensors:
     from moretta.protocols.common import modules
-    from moretta.protocols.common.first_weights import first_weights
+    from moretta.protocols.common.modules import first_weights
 
     return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
 

@@ -25,7 +25,7 @@ from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.edge.settings import Settings
-from moretta.protocols.baffle.silo import block_differences
+from moretta.protocols.baffle.silo import work
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.estimate import differences, directions_of
 from moretta.protocols.baffle.silo.messages import MESSAGES
@@ -33,8 +33,8 @@ from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows, schema_of
-from moretta.secure_aggregation.answers import Answers
 from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.sums import Contributor
 
@@ -156,7 +156,7 @@ class EdgeSilo:
         def run(x: Array) -> None:
             y = targets[: len(x)]
             if isinstance(forward, OnnxBlocks):
-                block_differences.differences(recipe, forward, at, [(x, y)], recipe.keys(seed))
+                work.differences(recipe, forward, at, [(x, y)], recipe.keys(seed))
             else:
                 differences(recipe.form, recipe.sigma, directions, forward, recipe.loss, at, x, y)
 

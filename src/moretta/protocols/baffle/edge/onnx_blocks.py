@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge import cut_files, metadata, strict
+from moretta.protocols.baffle.edge import metadata, strict
 from moretta.protocols.baffle.edge.onnx_forward import cannot_run, row_of, session_of
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, Signs, stretches
 
@@ -72,14 +72,14 @@ class OnnxBlocks:
 
         Raises ParameterError, in one sentence, for files that are no cut model, or whose blocks are not of the rule.
         """
-        first, *others = (_Part(file) for file in cut_files.unpacked(files))
+        first, *others = (_Part(file) for file in metadata.unpacked(files))
         described = first.session.get_modelmeta().custom_metadata_map
         self.layout, self.precision = metadata.read(described)
         rows = next((put for put in first.session.get_inputs() if put.name == "x"), None)
         if rows is None or not set(first.inputs) <= {"x", *self.layout.shapes}:
             raise _other_files()
         try:
-            given = cut_files.described(described[cut_files.BLOCKS])
+            given = metadata.described(described[metadata.BLOCKS])
             left = iter(others)
             self._layers = {
                 block.name: _Layer(

@@ -11,8 +11,8 @@ from moretta.engines.journal import HelpedFile
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.accountant import Privacy
-from moretta.protocols.common.row_losses import RowLosses
 from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.protocols.common.targets import RowLosses
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 

@@ -19,7 +19,7 @@ terms of s; those with signs even up to s^2, as signs have no third moments.
 
 A linear layer's bias is a further column of its matrix, whose input is 1; a convolution's is a further weight of its
 channel. The scalars of all blocks go through the secure sum side by side, as without blocks. Estimates of units are as
-long as their layers and go beside them: `moretta.protocols.baffle.silo.estimate_upload`.
+long as their layers and go beside them: `moretta.protocols.baffle.silo.estimate`.
 
 Differs from the paper, which moves all parameters at once.
 """

@@ -14,8 +14,7 @@ from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import Combine, check_sigma, directions_of
-from moretta.protocols.baffle.silo.estimate_upload import Parts
+from moretta.protocols.baffle.silo.estimate import Combine, Parts, check_sigma, directions_of
 from moretta.protocols.baffle.silo.forward import Forward, Normalises
 from moretta.protocols.baffle.silo.messages import (
     RUNS_TORCH,
@@ -31,7 +30,7 @@ from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
-from moretta.protocols.common.crops import cropped
+from moretta.protocols.common.augmentation import cropped
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.common.statistics import without_noise

@@ -1,6 +1,6 @@
 """Noise on a silo's K scalars: what one row adds to them is bounded, and noise hides whether it was there.
 
-One round, silo c with lot S_c (`moretta.protocols.common.lots`), L_c its expected size:
+One round, silo c with lot S_c (`moretta.protocols.common.batches`), L_c its expected size:
 
     i in S_c   x_i = the row's own x_1 .. x_K;   x_i <- x_i / max(1, |x_i| / C)
     upload     (sum_i x_i + N(0, z^2 C^2 / S)) / L_c, with the weight L_c
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import State
 from moretta.protocols.common.accountant import Accountant, Privacy
-from moretta.protocols.common.lots import Lots, Purpose, purpose_of
+from moretta.protocols.common.batches import Lots, Purpose, purpose_of
 from moretta.protocols.common.releases import OwnReleases
 from moretta.secure_aggregation.keystream import SecretRoot
 

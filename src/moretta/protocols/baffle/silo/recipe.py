@@ -9,7 +9,7 @@ from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, key_of
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.local_steps import BETAS, LocalSteps
-from moretta.protocols.common.row_losses import RowLosses
+from moretta.protocols.common.targets import RowLosses
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Recipe:
 
     loss: of a row. most: the largest K. own_directions: whether each silo draws its own and uploads its estimate.
     clip_entry: the largest entry of a silo's estimate, 0 for any. augment: how images of a batch are varied
-    (`moretta.protocols.common.crops`), empty: not. batch_statistics: whether those of BatchNorm go up too. At the epoch
+    (`augmentation.cropped`), empty: not. batch_statistics: whether those of BatchNorm go up too. At the epoch
     level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
     else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. rule: of blocks of layers
     that move one after the other; None where all parameters move at once. blocks: of the model, once it is known;

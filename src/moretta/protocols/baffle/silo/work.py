@@ -1,8 +1,11 @@
-"""What a silo computes of its batch in a round, alone or together with other silos: losses of moved parameters."""
+"""What a silo computes of its batch in a round, alone or together with other silos: losses of moved parameters.
+
+`differences` has what they differ by as one block after the other moves (`moretta.protocols.baffle.silo.blocks`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +13,11 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.contract.roles import LEAST, Phase
-from moretta.protocols.baffle.silo import block_differences, blocks
-from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
+from moretta.protocols.baffle.silo import blocks
+from moretta.protocols.baffle.silo.blocks import Differences, LayerBlock, MovesBlocks, Signs, whole_of
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, differences_together, gradient
-from moretta.protocols.baffle.silo.forward import Forward
+from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
 
 
@@ -85,8 +88,78 @@ class BlockWork:
         """Return those of several silos."""
         batches = [(work.inputs, work.targets) for work in works]
         with self.phase("local_forward"):
-            return block_differences.differences(self.recipe, self.forward, self.at, batches, self.keys)
+            return differences(self.recipe, self.forward, self.at, batches, self.keys)
 
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Return the estimate that the moves' mean x and that of layers of units give, float64[n]."""
         return blocks.gradient(self.recipe.blocks, self.forward.layout, means, estimate, self.keys)
+
+
+def differences(
+    recipe: Recipe,
+    forward: MovesBlocks,
+    at: Array,
+    batches: Sequence[tuple[Array, Array]],
+    keys: Sequence[bytes],
+) -> list[Differences]:
+    """Return those of several silos' batches, which go through the model as one: rows do not affect each other.
+
+    at: w, flat. batches: x and y, as `Forward.outputs` and `RowLosses` take them. keys: of each block's signs.
+    """
+    x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    silo_of = np.repeat(np.arange(len(batches)), [len(rows) for rows, _ in batches])
+    shapes = forward.layout.shapes
+    signs = [block.signs(shapes, key) for block, key in zip(recipe.blocks, keys, strict=True)]
+    sums = [dict[str, NDArray[np.float64]]() for _ in batches]
+    parts, step = list[tuple[NDArray[np.float64], NDArray[np.float64]]](), forward.rows_at_once or max(1, len(x))
+    with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
+        for start in range(0, len(x), step):
+            some = slice(start, start + step)
+            own = recipe.loss(forward.start(at, x[some])[None], y[some])[0]
+            found = [np.zeros((0, len(own)))]
+            for block, drawn in zip(recipe.blocks, signs, strict=True):
+                slopes = _slopes(recipe, forward, block, drawn, own, y[some])
+                if block.kind == "units":
+                    _add_up(sums, block, slopes, forward.inputs(block), silo_of[some])
+                else:
+                    found.append(slopes)
+            parts.append((np.concatenate(found), own))
+    derivatives, losses = (np.concatenate(all_rows, axis=-1) for all_rows in zip(*parts, strict=True))
+    return [
+        Differences(
+            derivatives[:, silo_of == silo], losses[silo_of == silo], _mean(forward.layout, sums[silo], len(rows))
+        )
+        for silo, (rows, _) in enumerate(batches)
+    ]
+
+
+def _slopes(
+    recipe: Recipe, forward: MovesBlocks, block: LayerBlock, signs: Signs, own: NDArray[np.float64], y: Array
+) -> NDArray[np.float64]:
+    """Return x of each move and row, float64[moves, rows]. own: the rows' losses."""
+
+    def losses(distance: float) -> NDArray[np.float64]:
+        return np.concatenate([recipe.loss(outputs, y) for outputs in forward.moved(block, signs, distance)])
+
+    if recipe.form == "central":
+        return (losses(recipe.sigma) - losses(-recipe.sigma)) / (2 * recipe.sigma)
+    return (losses(recipe.sigma) - own) / recipe.sigma
+
+
+def _add_up(
+    sums: Sequence[dict[str, NDArray[np.float64]]],
+    block: LayerBlock,
+    slopes: NDArray[np.float64],
+    inputs: Array,
+    silo_of: NDArray[np.intp],
+) -> None:
+    """Add rows' slopes of units times what the layer read to each silo's sums. silo_of: of each row."""
+    for silo in np.unique(silo_of):
+        own = silo_of == silo
+        products = slopes[:, own] @ inputs[own].astype(np.float64), slopes[:, own].sum(axis=1)
+        for name, product in zip(block.tensors, products, strict=False):
+            sums[silo][name] = sums[silo].get(name, 0.0) + product
+
+
+def _mean(layout: Layout, sums: Mapping[str, NDArray[np.float64]], rows: int) -> NDArray[np.float64] | None:
+    return whole_of(layout, sums) / rows if sums else None
