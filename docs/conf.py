@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent / "experiments")]
 
 import blocks  # noqa: E402
 import reference  # noqa: E402
+import reproduction  # noqa: E402
 
 import moretta  # noqa: E402
 
@@ -50,6 +52,7 @@ nitpick_ignore_regex = [(r"py:.*", r".*")]  # no page links to a class; MyST's o
 # Pages of the repository's root, and where they stand in the site.
 ROOT = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md", "CHANGELOG.md": "changelog.md"}
 INCLUDE = re.compile(r"<!-- include: (\S+) -->")
+CURVES = re.compile(r"<!-- curves: (\S+) -->")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -60,11 +63,18 @@ def page_text(app: Any, name: str, source: list[str]) -> None:
         return
     text = INCLUDE.sub(lambda mark: (DOCS.parent / mark[1]).read_text(encoding="utf-8"), source[0])
     included = text != source[0]
+    text = CURVES.sub(lambda mark: curves(DOCS.parent / "experiments" / mark[1]), text)
     if name == "decisions/README":
         text += "\n```{toctree}\n:hidden:\n:glob:\n[0-9]*\n```\n"
     home = DOCS.parent if included else path.parent
     text = text if "file_format: mystnb" in text else one_title(blocks.fenced(text))
     source[0] = LINK.sub(lambda link: led(link, home, path.parent), reference.filled(text))
+
+
+def curves(record: Path) -> str:
+    """Return the curves of an experiment's record as a figure of the page."""
+    drawn = reproduction.drawn(json.loads(record.read_text(encoding="utf-8")))
+    return f"```{{raw}} html\n<figure>{drawn[drawn.index('<svg') :].strip()}</figure>\n```"
 
 
 def one_title(text: str) -> str:

@@ -41,7 +41,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from records_of_pages import Records  # noqa: E402
-from reproduction import DATA, NOT_REPLAYED, Cell, Reproduction, choose, replayed, seconds_of  # noqa: E402
+from reproduction import DATA, NOT_REPLAYED, Cell, Reproduction, as_json, choose, replayed, seconds_of  # noqa: E402
 
 from moretta.contract.settings import Section  # noqa: E402
 from moretta.contract.wording import did_you_mean  # noqa: E402
@@ -283,7 +283,7 @@ def time_all(chosen: Sequence[Row], out: Path, data: Path | None) -> None:
             except MorettaError as error:
                 say(f"{row.table}: {error}")
                 break
-            write_atomically(HERE / "seconds.json", (json.dumps(_timed() | {kind: told}, indent=1) + "\n").encode())
+            write_atomically(HERE / "seconds.json", as_json(_timed() | {kind: told}).encode())
             say(f"{told['of']}: {told['round']:.4g} s a round")
 
 

@@ -375,7 +375,7 @@ class Reproduction:
         results = self.results([done[cell] for cell in cells if cell in done])
         _write(path, results)
         if any(record.get("curve") for record in results["cells"]):
-            path.with_suffix(".svg").write_text(_drawn(results), encoding="utf-8")
+            path.with_suffix(".svg").write_text(drawn(results), encoding="utf-8")
             say(f"curves: {path.with_suffix('.svg')}")
         return results
 
@@ -582,7 +582,7 @@ def _shown(results: Mapping[str, Any], row: Mapping[str, Any], number: int) -> s
     return text if row["paper"] is None else f"{text} ({row['paper'][number]:.{digits}f})"
 
 
-def _drawn(results: Mapping[str, Any]) -> str:
+def drawn(results: Mapping[str, Any]) -> str:
     """Return the curves as SVG: the first axis in one panel, a panel for the rest, error bars over the seeds."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
@@ -681,6 +681,19 @@ def _kept(path: Path) -> list[dict[str, Any]]:
         raise ParameterError(f"{path} holds no results; name another folder by --out") from None
 
 
+def as_json(record: Mapping[str, Any]) -> str:
+    """Return a record as JSON with one line a key, and one an entry where entries have keys of their own."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_entries(value)}" for key, value in record.items()) + "\n}\n"
+
+
+def _entries(value: Any) -> str:
+    if isinstance(value, Mapping) and any(isinstance(entry, Mapping | list) for entry in value.values()):
+        return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()) + "\n}"
+    if isinstance(value, list) and any(isinstance(entry, Mapping | list) for entry in value):
+        return "[\n" + ",\n".join(f" {json.dumps(entry)}" for entry in value) + "\n]"
+    return json.dumps(value)
+
+
 def _write(path: Path, results: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(results, indent=1) + "\n").encode())
+    write_atomically(path, as_json(results).encode())

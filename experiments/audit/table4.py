@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import sys
 import time
@@ -50,6 +49,7 @@ from moretta.secure_aggregation.ring import Ring
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
+from reproduction import as_json
 
 SEED, CLASSES = 0, 100
 VARIANCES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -188,9 +188,9 @@ def main() -> None:
     if asked.picture:
         draw(pictures, asked.picture)
     if asked.out:
-        asked.out.write_text(json.dumps({**table, **provenance()}, indent=1) + "\n")
+        asked.out.write_text(as_json({**table, **provenance()}))
     if asked.json:
-        print(json.dumps(table, indent=1))
+        print(as_json(table), end="")
         return
     print(f"{'hidden by':14}{'|g - g*|':>12}{'relative':>10}{'image error':>13}{'found':>8}{'labels':>8}")
     for row in table["rows"]:  # type: ignore[attr-defined]

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from reproduction import as_json
+
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE.parents[1] / "docs/threat-models.md", HERE / "results"
 DIGITS, WDBC = "experiments/audit/digits.toml", "examples/wdbc.toml"
@@ -142,7 +145,7 @@ def measure(name: str, out: Path) -> None:
 
 def _keep(name: str, kept: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(as_json(kept))
 
 
 def _moretta(words: list[str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What the scripts beside this file share: what they measured, as a table to read and one file of JSON to keep."""
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from moretta.errors import MorettaError, ParameterError
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
+from reproduction import as_json
 
 FORMAT = 1
 SEED = 1
@@ -52,7 +52,7 @@ class Record:
         told |= {"rows": [asdict(one) for one in self.rows], "why_they_differ": list(self.notes)}
         told |= {"settings": self.settings, "wall_seconds": round(time.perf_counter() - self.began, 1)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(told | provenance(), indent=1) + "\n", encoding="utf-8")
+        self.path.write_text(as_json(told | provenance()), encoding="utf-8")
         print(f"{row.row}: {_cells(row)}", file=sys.stderr, flush=True)
 
     def printed(self) -> str:

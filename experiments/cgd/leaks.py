@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import sys
 import time
@@ -47,6 +46,7 @@ from moretta.secure_aggregation.settings import SecureAggregation
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
+from reproduction import as_json
 
 Matrix = NDArray[np.float64]
 SEED = 0
@@ -456,10 +456,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MorettaError as error:
         say(f"error: {error}")
         return 2
-    record = json.dumps(found | provenance(), indent=2)
+    record = as_json(found | provenance())
     if given.out is not None:
-        given.out.write_text(record + "\n")
-    print(record if given.json else printed(found))
+        given.out.write_text(record)
+    print(record.rstrip("\n") if given.json else printed(found))
     return 0
 
 

@@ -42,6 +42,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from printed.cgd import LOCAL
 from provenance import provenance
+from reproduction import as_json
 
 HERE = Path(__file__).parent
 COLUMNS = ("Mean %", "Standard error", "Worst %", "Mean loss", "Trained", "Of")
@@ -133,7 +134,7 @@ def run(name: str, grids: Sequence[str], sample: int, path: Path, overrides: Seq
         rows[grid]["paper"] = {"accuracy": accuracy, "loss": loss}
         told = {"format": 1, "name": path.stem, "columns": list(COLUMNS), "rows": list(rows.values())}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told | provenance(), indent=1) + "\n", encoding="utf-8")
+        path.write_text(as_json(told | provenance()), encoding="utf-8")
         print(f"{grid}: {dict(zip(COLUMNS, rows[grid]['ours'], strict=True))}", file=sys.stderr, flush=True)
     return json.loads(path.read_text(encoding="utf-8"))
 

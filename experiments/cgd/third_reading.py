@@ -10,7 +10,6 @@ their softmax. Beside them stands what a participant answers by itself. Written 
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from moretta.run.assembly import federation_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
-from reproduction import seeds
+from reproduction import as_json, seeds
 
 HERE = Path(__file__).parent
 SEED = 1
@@ -122,8 +121,8 @@ def main() -> int:
         return 1
     given.out.mkdir(parents=True, exist_ok=True)
     record = {"grid": given.grid, "settings": settings[:-1], "public_secret_seed": SEED, **found, **provenance()}
-    (given.out / "cgd-third-reading.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1))
+    (given.out / "cgd-third-reading.json").write_text(as_json(record))
+    print(as_json(record), end="")
     return 0
 
 

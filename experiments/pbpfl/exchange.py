@@ -8,7 +8,6 @@ OUT/pbpfl-exchange.json: the relative error of all samples' softmax, beside that
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from moretta.run.assembly import federation_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
-from reproduction import seeds
+from reproduction import as_json, seeds
 
 RUN = """
 [run]
@@ -88,8 +87,8 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     record = {"rows": rows, "public_secret_seed": SEED, "seconds": round(time.perf_counter() - began, 1)}
     record |= provenance()
-    (given.out / "pbpfl-exchange.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    (given.out / "pbpfl-exchange.json").write_text(as_json(record), encoding="utf-8")
+    print(as_json(record), end="")
     return 0
 
 

@@ -8,7 +8,6 @@ OUT/pbpfl-rounding.json: the loss of the first rounds, and how far weights are f
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from moretta.run.assembly import federation_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance
-from reproduction import seeds
+from reproduction import as_json, seeds
 
 RUN = Path(__file__).parent / "table-2.toml"
 SEED, ROUNDS, ROWS = 2, 8, 200
@@ -58,8 +57,8 @@ def main() -> int:
     settings = {"run": RUN.name, "seed": SEED, "public_secret_seed": SEED, "rounds": ROUNDS, "rows": ROWS}
     record = {"rows": rows, "settings": settings, "seconds": round(time.perf_counter() - began, 1), **provenance()}
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "pbpfl-rounding.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    (given.out / "pbpfl-rounding.json").write_text(as_json(record), encoding="utf-8")
+    print(as_json(record), end="")
     return 0
 
 

@@ -1874,8 +1874,23 @@ VECTORS = {
     "cgd": cgd_vectors,
 }
 
+
+def text_of(vectors: dict[str, Any]) -> str:
+    """Return vectors as JSON, one line a vector."""
+    return "{\n" + ",\n".join(f"{_text(name)}: {_lines(value)}" for name, value in vectors.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        return "[\n" + ",\n".join(f" {_text(each)}" for each in value) + "\n]"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 if __name__ == "__main__":
     for name, make in VECTORS.items():
-        text = json.dumps(make(), indent=1, ensure_ascii=False) + "\n"
-        (HERE / f"{name}.json").write_text(text, encoding="utf-8")
+        (HERE / f"{name}.json").write_text(text_of(make()), encoding="utf-8")
         print(f"{name}.json", file=sys.stderr)
