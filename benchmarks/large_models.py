@@ -48,7 +48,7 @@ from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 from moretta.engines.delivery import replies_of, valid
 from moretta.engines.driver import Driver
-from moretta.engines.usage import Clock
+from moretta.engines.usage import Clock, give_back_heap
 from moretta.models import catalogue
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
@@ -133,7 +133,7 @@ def roles(model: str, protocol: str, here: list[str]) -> Roles:
 def settled() -> None:
     """Give back what building has left on the heap (glibc), as a run does, and circles of Python's objects."""
     gc.collect()
-    memory.give_back_heap()
+    give_back_heap()
 
 
 def warm_up(protocol: str) -> dict[str, float]:
