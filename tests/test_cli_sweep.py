@@ -13,7 +13,7 @@ import pytest
 from test_cli import call, here  # noqa: F401  # a fixture
 
 from moretta.commands import compare as command
-from moretta.commands.progress import train_with_bar
+from moretta.commands.train import train_with_bar
 from moretta.errors import ParameterError, RunFailed
 from moretta.report.folder import read_run
 from moretta.run.sweep import seeds_of

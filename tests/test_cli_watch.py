@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_cli import call, prepare
 
-from moretta.commands import watch
+from moretta.commands import train
 from moretta.engines.run_folder import RunFolder
 from moretta.report.page_server import listening
 
@@ -59,7 +59,7 @@ def test_a_run_is_watched_to_its_end_and_json_is_alone_on_stdout(here: Path, mon
         connected.wait(60)  # so short a run may end before a page was asked for
 
     browser = threading.Thread(target=listen)
-    monkeypatch.setattr(watch, "tell", tell)
+    monkeypatch.setattr(train, "tell", tell)
     done = call("train", "run.toml", "--out", "mine", "--watch", "--json")
     browser.join(60)
     assert not browser.is_alive()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sklearn.datasets import load_breast_cancer
 
-from moretta.commands import look
+from moretta.commands import rows
 from moretta.data import wdbc, withholding
 
 ROOT = Path(__file__).parents[1]
@@ -86,4 +86,4 @@ def test_the_breast_cancer_records_are_scikit_learns() -> None:
 
 
 def test_the_looks_default_is_the_withholdings() -> None:
-    assert look.LEAST_SHOWN == withholding.LEAST_SHOWN
+    assert rows.LEAST_SHOWN == withholding.LEAST_SHOWN

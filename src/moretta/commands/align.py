@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moretta.commands.schema import FileEncoding, Separator, form_of
+from moretta.commands.rows import FileEncoding, Separator, form_of
 from moretta.commands.terminal import AsJson, say
 from moretta.errors import ParameterError
 

@@ -1,17 +1,28 @@
-"""`moretta compare`: several runs side by side, trained first if a run file is given."""
+"""`moretta compare` and `reproduce`: runs side by side, trained first if a run file is given; papers' experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from moretta.commands.progress import audit_with_bar, train_with_bar
-from moretta.commands.terminal import AllowCode, AsJson, Overrides, allows_code, needs_torch, read, say, show, tell
-from moretta.errors import ParameterError
+from moretta.commands.terminal import (
+    AllowCode,
+    AsJson,
+    Overrides,
+    allows_code,
+    needs_torch,
+    read,
+    say,
+    screen,
+    show,
+    tell,
+)
+from moretta.commands.train import audit_with_bar, train_with_bar
+from moretta.errors import ParameterError, RunFailed
 
 if TYPE_CHECKING:
     from moretta.config import run_files
@@ -199,3 +210,76 @@ def _print_comparison(
             print(f"report: {page}")
 
     say(told, as_json, plainly)
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="An experiment; left out, they are listed.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The quick form, minutes on two cores.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets.", envvar="MORETTA_DATA")] = None,
+    out: Annotated[Path, typer.Option(help="Where results are kept, and gone on from.")] = Path("runs/reproduce"),
+    epochs: Annotated[int | None, typer.Option(help="Train so long instead.")] = None,
+    only: Annotated[
+        list[str], typer.Option(metavar="LEVEL", help="Train only cells of this level; may be repeated.")
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
+    overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment of the papers, and show our figures beside theirs."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from moretta.data.references import OWN_CODE, resolve
+
+    if not (experiments / "reproduction.py").is_file():
+        raise ParameterError(
+            f"{experiments} holds no experiments, which are in Moretta's repository and not in what pip installs; run "
+            "this in a checkout, or name its folder by --experiments"
+        )
+    with needs_torch():
+        listing, choose = (resolve(f"reproduction:{what}", experiments, OWN_CODE) for what in ("listing", "choose"))
+        if name is None:
+            found = listing(experiments)
+            say({"experiments": found}, as_json, lambda: _print_experiments(found))
+            return
+        chosen = choose(name, experiments, data, quick, epochs, overrides, only)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=screen, transient=True) as bar:
+            task = bar.add_task(name, total=None)
+
+            def watch(cell: str, number: int, rounds: int) -> None:
+                bar.update(task, description=cell, completed=number, total=rounds)
+
+            def tell(line: str) -> None:
+                bar.console.print(line, soft_wrap=True)
+
+            try:
+                results = chosen.run(out, tell, watch)
+            except KeyboardInterrupt:
+                raise RunFailed("interrupted; the same command goes on with the cells that are left") from None
+    say(
+        results,
+        as_json,
+        lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments, OWN_CODE)),
+    )
+
+
+def _print_experiments(found: Sequence[Mapping[str, Any]]) -> None:
+    width = max(len(one["name"]) for one in found)
+    for one in found:
+        print(f"{one['name']:{width}}  {one['title']} ({one['paper']})")
+    print("moretta reproduce NAME --data DIR runs one, with --quick in minutes")
+
+
+def _print_reproduction(results: Mapping[str, Any], kept: Path, table: Callable[..., Any]) -> None:
+    show(table(results))
+    print("why they differ:")
+    for note in results["why_they_differ"]:
+        print(f"  - {note}")
+    print(f"results: {kept}")

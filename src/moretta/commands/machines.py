@@ -22,7 +22,7 @@ from moretta.commands.terminal import (
     screen,
     tell,
 )
-from moretta.commands.watch import Port, Watch, page_of
+from moretta.commands.train import Port, Watch, page_of
 from moretta.errors import MissingExtra, ParameterError
 from moretta.report.terminal import one_line
 

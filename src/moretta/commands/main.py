@@ -7,37 +7,64 @@ stdout too.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from moretta.commands import (
-    align,
-    audit,
-    compare,
-    dossier,
-    keys,
-    kits,
-    look,
-    machines,
-    models,
-    new,
-    report,
-    reproduce,
-    schema,
-    train,
-    watch,
-)
-from moretta.commands.every import UsageError, add_quiet, misused
-from moretta.commands.terminal import begin, needs_torch, one_object, print_error, say, screen, unhush
+from moretta.commands import align, compare, kits, machines, models, report, rows, train
+from moretta.commands.terminal import begin, hush, needs_torch, one_object, print_error, say, screen, unhush
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
 from moretta.report.terminal import PrintableRecords, one_line
+
+# typer brings click along in some versions and depends on it in others.
+UsageError: Any = typer.BadParameter.__base__
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors; under --json also the one object.")]
+
+
+def add_quiet(app: typer.Typer) -> None:
+    """Let every command of an application be quiet, those of its groups too."""
+    for command in app.registered_commands:
+        if command.callback is not None:
+            command.callback = _hushed(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_quiet(group.typer_instance)
+
+
+def _hushed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with the option of being quiet, as typer reads it from a signature."""
+
+    @functools.wraps(command)
+    def called(*arguments: Any, quiet: bool = False, **options: Any) -> Any:
+        if quiet:
+            hush()
+        return command(*arguments, **options)
+
+    signature = inspect.signature(command, eval_str=True)
+    if "quiet" in signature.parameters:  # by an earlier call
+        return command
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    parameters = [*signature.parameters.values(), option]
+    called.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def misused(error: Any) -> str:
+    """Return in one sentence what is wrong with a command line. error: a `UsageError`."""
+    path = "moretta" if error.ctx is None else error.ctx.command_path
+    return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
+
 
 HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
 
@@ -126,17 +153,17 @@ def _options(
 
 def _add_commands() -> None:
     """Add all commands, in the order in which the help lists them."""
-    _add(new.new, train.train, watch.watch, look.look, compare.compare, report.report, audit.audit)
+    _add(train.new, train.train, train.watch, rows.look, compare.compare, report.report, report.audit)
     _add(models.predict, models.export)
     for entry in ENTRIES.values():
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)
-    _add(reproduce.reproduce, machines.serve, machines.join, machines.accept)
+    _add(compare.reproduce, machines.serve, machines.join, machines.accept)
     _add(machines.job, machines.doctor)
-    app.add_typer(dossier.dossier, name="dossier")
-    app.add_typer(schema.schema, name="schema")
+    app.add_typer(report.dossier, name="dossier")
+    app.add_typer(rows.schema, name="schema")
     app.add_typer(align.align, name="align")
-    app.add_typer(keys.keys, name="keys")
+    app.add_typer(kits.keys, name="keys")
     app.add_typer(kits.kit, name="kit")
     add_quiet(app)
 

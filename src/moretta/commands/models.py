@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moretta.commands.schema import Absent, Decimal, FileEncoding, Separator, given_of
+from moretta.commands.rows import Absent, Decimal, FileEncoding, Separator, given_of
 from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, say
 from moretta.errors import ParameterError
 

@@ -1,4 +1,4 @@
-"""`moretta report`: one page about runs."""
+"""`moretta report`, `audit` and `dossier`: pages about runs, what each role could learn, and what assessments need."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
-from moretta.commands.terminal import AsJson, needs_torch, say
+from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, read, say, show
+from moretta.commands.train import audit_with_bar
+from moretta.errors import RunFailed
 
 
 def report(
@@ -22,3 +25,121 @@ def report(
 
         page = write_report(folders, out or folders[0] / "report.html", comparison.weight_differences(folders))
     say({"report": str(page)}, as_json, lambda: print(page))
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run with recorded views.")],
+    thorough: Annotated[bool, typer.Option("--thorough", help="Also slow attacks; up to an hour.")] = False,
+    background: Annotated[
+        Path | None, typer.Option(help="Rows that attackers may have: .npz with x and y; else half of the test rows.")
+    ] = None,
+    fail_above: Annotated[
+        list[str], typer.Option("--fail-above", metavar="NAME=SCORE", help="Exit 1 where an attack scores more.")
+    ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    federation: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Of a run made from Python: what returns its Federation."),
+    ] = None,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what a run recorded, and say what each role could learn."""
+    with needs_torch():
+        from moretta.run import auditing
+
+        limits = auditing.limits_of(fail_above)
+        allowed = allows_code(folder, allow_code, data=True)
+        found = audit_with_bar(folder, thorough, background, limits, allowed, federation)
+    say(read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
+    if above := found.above(limits):
+        raise RunFailed("; ".join(above.values()))
+
+
+def _print_audit(folder: Path) -> None:
+    from moretta.report.audit import audit_lines
+    from moretta.report.folder import read_run
+    from moretta.report.statements import verdict_text, verdicts
+
+    record = read_run(folder)
+    found = record.audit
+    if found is None:  # it was just written
+        raise RunFailed(f"{folder / 'audit.json'} is gone")
+    (verdict,) = verdicts([record])
+    show(verdict_text(verdict), "", audit_lines(found))
+    print(f"audit: {folder / 'audit.json'}   (moretta report {folder} shows it)")
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A dossier: its page or its JSON.")]
+
+
+class WritesByDefault(TyperGroup):
+    """`moretta dossier RUN` is `moretta dossier write RUN`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Put the command in where none is named."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["write", *args]
+        return super().parse_args(ctx, args)
+
+
+dossier = typer.Typer(
+    cls=WritesByDefault,
+    no_args_is_help=True,
+    help="Write what a run's folder says for a data-protection impact assessment, sign it, check signatures: "
+    "`moretta dossier RUN` writes; all take --json.",
+)
+
+
+@dossier.command("write")
+def write(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path | None, typer.Option(help="The page, its JSON beside it; RUN/dossier.html by default.")] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="What people answered, as TOML; RUN/dossier.toml by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the dossier of a run: a page that prints, and the JSON that each sentence of it stands in."""
+    with needs_torch():
+        from moretta.report.dossier.page import write_dossier
+
+        written = write_dossier(folder, out, answers)
+    open_ones, every = written.count("open"), written.count()
+    told = {"dossier": str(written.files.page), "data": str(written.files.data), "sentences": every, "open": open_ones}
+    say(told, as_json, lambda: print(f"{written.files.page}: {every} sentences, {open_ones} questions are open"))
+
+
+@dossier.command("sign")
+def sign(
+    file: File,
+    key: Annotated[Path, typer.Option(metavar="DIR", help="The folder of your identity, as `moretta keys` made it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Sign a dossier by an identity, beside those who signed it before."""
+    with needs_torch():
+        from moretta.report.dossier import page
+        from moretta.secure_aggregation.identity import Identity, fingerprint
+
+        identity = Identity.load(key)
+        files = page.sign(file, identity)
+    told = {"signatures": str(files.signatures), "fingerprint": fingerprint(identity.public_key)}
+    say(told, as_json, lambda: print(f"{files.signatures}: signed by {told['fingerprint']}"))
+
+
+@dossier.command("verify")
+def verify(
+    file: File,
+    roster: Annotated[Path, typer.Option(metavar="FILE", help="The roster of all identities.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check who signed a dossier; exit 1 where a file was changed since, or a signer is unknown."""
+    with needs_torch():
+        from moretta.report.dossier import page
+        from moretta.secure_aggregation.identity import Roster
+
+        found = page.check(file, Roster.load(roster))
+    told = {name: list(some) for name, some in vars(found).items()}
+    signed, missing = ", ".join(found.signers) or "nobody", ", ".join(found.missing) or "nobody"
+    say(told, as_json, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))
+    if found.fault:
+        raise RunFailed(f"{file}: {found.fault}")

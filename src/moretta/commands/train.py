@@ -1,15 +1,139 @@
-"""`moretta train`: the model of a run file, trained in this process."""
+"""`moretta new`, `train` and `watch`: a project to begin with, a run file's model trained here, a run's living page.
+
+Training and audits show a bar on stderr.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moretta.commands.progress import train_with_bar
-from moretta.commands.terminal import AsJson, Overrides, RunPath, needs_torch, print_result
-from moretta.commands.watch import Port, Watch, page_of
+from moretta.commands.terminal import AsJson, Overrides, RunPath, needs_torch, print_result, say, screen, tell
+from moretta.errors import RunFailed
+
+if TYPE_CHECKING:
+    from moretta.audit.auditor import Audit
+    from moretta.config import run_files
+    from moretta.run.federation import Result
+
+
+def new(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="The project's folder, which is made.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a project: made-up tables, a model, a run file, and a test that runs."""
+    from moretta.run.project import create
+
+    files = [path.relative_to(name) for path in create(name)]
+
+    def plainly() -> None:
+        print(f"{name}: {', '.join(map(str, files))}")
+        print(f"cd {name}; moretta train run.toml --out runs/{name.absolute().name}")
+
+    say({"format": 1, "folder": str(name), "files": list(map(str, files))}, as_json, plainly)
+
+
+def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, opening: bool = True) -> Result:
+    """Train a run file's model into a run folder. Raises RunFailed if a person interrupts it.
+
+    opening: whether to say first what it trains on.
+    """
+    from moretta.run.assembly import federation_of
+    from moretta.run.preview import opening_of
+
+    federation = federation_of(run_file, folder)
+
+    def begin() -> None:
+        for line in opening_of(federation) if opening and not resume else ():
+            tell(line)
+
+    try:
+        return federation.train(
+            run_file.run.rounds, run_file.run.seed, resume=resume, begin=begin, progress=not screen.quiet
+        )
+    except KeyboardInterrupt:  # typer would only say that it aborted
+        raise RunFailed(f"interrupted; {_left_in(folder)}") from None
+
+
+def _left_in(folder: Path) -> str:
+    """Return how to go on after a run that was interrupted."""
+    if any((folder / "checkpoint").glob("round-*")):
+        return f"{folder} goes on from its last checkpoint by --resume"
+    return f"{folder} has no checkpoint yet: remove it, and begin again" if folder.exists() else "nothing was written"
+
+
+def audit_with_bar(
+    folder: Path,
+    thorough: bool = False,
+    background: Path | None = None,
+    needed: Iterable[str] = (),
+    allow_code: bool = False,
+    federation: str | None = None,
+) -> Audit:
+    """Audit a run folder. Raises RunFailed if a person interrupts it; `moretta.run.auditing` says the rest."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from moretta.run import auditing
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(f"audit of {folder.name}", total=None)
+
+        def progress(done: int, of: int, name: str) -> None:
+            bar.update(task, description=f"audit of {folder.name}: {name}", completed=done, total=of)
+
+        try:
+            return auditing.audit_folder(
+                folder,
+                thorough=thorough,
+                background=background,
+                progress=progress,
+                needed=needed,
+                allow_code=allow_code,
+                federation=federation,
+            )
+        except KeyboardInterrupt:
+            raise RunFailed("interrupted; nothing was written of this audit") from None
+
+
+Port = Annotated[int | None, typer.Option("--watch-port", help="The port of that page.", min=0, max=65535)]
+Watch = Annotated[bool, typer.Option("--watch", help="Serve a page of the run on this machine, as it goes.")]
+
+
+@contextmanager
+def page_of(folder: Path, watch: bool, port: int | None) -> Iterator[Callable[[str], None]]:
+    """Serve the page of a run where one is wanted, for as long as the block lasts; yields what tells it a sentence."""
+    if not watch and port is None:
+        yield lambda sentence: None
+        return
+    from moretta.report.page_server import page_beside
+
+    with page_beside(folder, port or 0, tell) as note:
+        yield note
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, of a run that goes on or has ended.")],
+    port: Annotated[int, typer.Option(help="The page's port; any that is free by default.", min=0, max=65535)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a page about a run on this machine, which follows it until ctrl-c."""
+    import secrets
+    import threading
+
+    from moretta.report.living import Said, check_run_folder, state_of
+    from moretta.report.page_server import PageServer, address_of, listening
+
+    check_run_folder(folder)
+    found, token = listening(port), secrets.token_urlsafe(32)
+    with PageServer(found, token, folder, Said()).serving(), suppress(KeyboardInterrupt):
+        tell(f"the run's page is at {address_of(found, token)} until ctrl-c")
+        threading.Event().wait()
+    say({"format": 1, "folder": str(folder), **state_of(folder, Said())}, as_json, lambda: None)
 
 
 def train(
