@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moretta.commands.rows import FileEncoding, Separator, form_of
-from moretta.commands.terminal import AsJson, say
+from moretta.commands.terminal import say
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def begin(
     earlier: Earlier = None,
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
-    as_json: AsJson = False,
 ) -> None:
     """Begin: write a list of one's own ids, which nobody can read, for the other partner."""
     from moretta.data.alignment import steps
@@ -64,7 +63,7 @@ def begin(
     made = steps.begin(
         read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])), rules, rows.name, pad_to, before
     )
-    _hand_over(made, out, secret, 1, as_json)
+    _hand_over(made, out, secret, 1)
 
 
 @align.command()
@@ -78,7 +77,6 @@ def answer(
     ids: Rules = None,
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
-    as_json: AsJson = False,
 ) -> None:
     """Answer a partner that began."""
     from moretta.data.alignment import steps
@@ -91,7 +89,7 @@ def answer(
         rows.name,
         pad_to,
     )
-    _hand_over(made, out, secret, 2, as_json)
+    _hand_over(made, out, secret, 2)
 
 
 @align.command()
@@ -108,7 +106,6 @@ def finish(
     earlier: Earlier = None,
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
-    as_json: AsJson = False,
 ) -> None:
     """Find the shared rows, write the alignment and, at whoever began, step 3; the secrets are removed."""
     from moretta.data.alignment import steps
@@ -142,7 +139,7 @@ def finish(
         f"{last.common} rows in common, of {last.listed} listed here and {last.listed_there} there: {alignment}; "
         "each partner now knows which of its own ids the other has"
     )
-    say(told, as_json, lambda: print(said, *(f"hand over: {path}" for path in written), sep="\n"))
+    say(told, lambda: print(said, *(f"hand over: {path}" for path in written), sep="\n"))
 
 
 @align.command()
@@ -150,7 +147,6 @@ def narrow(
     left: Annotated[Path, typer.Argument(metavar="LEFT", help="What is left, from the partner that went on.")],
     alignment: Annotated[Path, typer.Option(metavar="FILE", help="The alignment with that partner.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the narrower alignment goes.")],
-    as_json: AsJson = False,
 ) -> None:
     """Keep the rows that a further partner has too."""
     from moretta.data.alignment import steps
@@ -160,7 +156,7 @@ def narrow(
     found = steps.narrow(Alignment.load(alignment), left.read_bytes())
     found.save(out)
     told = {"rows": len(found.order), "digest": found.digest.hex(), "alignment": str(out)}
-    say(told, as_json, lambda: print(f"{len(found.order)} rows are left: {out}"))
+    say(told, lambda: print(f"{len(found.order)} rows are left: {out}"))
 
 
 def read_ids(path: Path, column: str, form: Format) -> Sequence[str] | NDArray[np.generic]:
@@ -193,11 +189,11 @@ def _earlier(path: Path | None) -> Alignment | None:
     return None if path is None else Alignment.load(path)
 
 
-def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int, as_json: bool) -> None:
+def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int) -> None:
     """Write a step for the other partner and one's own secrets, or neither."""
     _write({secret: made[1], out: made[0]})
     told = {"step": number, "out": str(out), "secret": str(secret)}
-    say(told, as_json, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
+    say(told, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
 
 
 def _write(files: Mapping[Path, bytes]) -> None:

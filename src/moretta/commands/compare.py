@@ -11,7 +11,6 @@ from rich.text import Text
 
 from moretta.commands.terminal import (
     AllowCode,
-    AsJson,
     Overrides,
     allows_code,
     needs_torch,
@@ -59,7 +58,6 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Where the runs and report.html go; runs/NAME by default.")] = None,
     allow_code: AllowCode = False,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Compare run folders, or run one run file by several protocols, from one seed or several, and compare those."""
     given = runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
@@ -87,12 +85,12 @@ def compare(
             cells = _cells(run_file, home, named, variant, audits, chosen)
             _train_each(cells, resume)
             if chosen is not None:
-                return _print_sweep(cells, home, as_json)
+                return _print_sweep(cells, home)
             folders = [cell.folder for cell in cells]
         if audits:
             _audit_each(folders, given is not None, allow_code)
         differences, page = _write_page(folders, home)
-    _print_comparison(folders, differences, as_json, page, audits)
+    _print_comparison(folders, differences, page, audits)
 
 
 def _cells(
@@ -128,7 +126,7 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
         train_with_bar(cell.run_file, cell.folder, cell.folder in begun, opening=number == 1)
 
 
-def _print_sweep(cells: Sequence[Cell], home: Path, as_json: bool) -> None:
+def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     """Write the page of runs from several seeds, and print what they come to."""
     from moretta.report.folder import read_run
     from moretta.report.page import write_report
@@ -155,7 +153,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path, as_json: bool) -> None:
         print(f"mean ± standard deviation over runs from seeds {', '.join(map(str, seeds))}")
         print(f"report: {page}")
 
-    say(told, as_json, plainly)
+    say(told, plainly)
 
 
 def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -> None:
@@ -182,7 +180,7 @@ def _write_page(folders: Sequence[Path], home: Path | None) -> tuple[dict[str, f
 
 
 def _print_comparison(
-    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, page: Path | None, audits: bool
+    folders: Sequence[Path], differences: Mapping[str, float], page: Path | None, audits: bool
 ) -> None:
     from moretta.protocols.registry import REFERENCE
     from moretta.report.audit import leaks_table, side_by_side
@@ -209,7 +207,7 @@ def _print_comparison(
         if page is not None:
             print(f"report: {page}")
 
-    say(told, as_json, plainly)
+    say(told, plainly)
 
 
 def reproduce(
@@ -225,7 +223,6 @@ def reproduce(
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     experiments: Annotated[Path, typer.Option(help="The folder of experiments.")] = Path("experiments"),
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Run an experiment of the papers, and show our figures beside theirs."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -241,7 +238,7 @@ def reproduce(
         listing, choose = (resolve(f"reproduction:{what}", experiments, OWN_CODE) for what in ("listing", "choose"))
         if name is None:
             found = listing(experiments)
-            say({"experiments": found}, as_json, lambda: _print_experiments(found))
+            say({"experiments": found}, lambda: _print_experiments(found))
             return
         chosen = choose(name, experiments, data, quick, epochs, overrides, only)
         columns = (
@@ -265,7 +262,6 @@ def reproduce(
                 raise RunFailed("interrupted; the same command goes on with the cells that are left") from None
     say(
         results,
-        as_json,
         lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments, OWN_CODE)),
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from moretta.commands.machines import Fingerprint, KitPath, compared, needs_flare
-from moretta.commands.terminal import AsJson, say
+from moretta.commands.terminal import say
 
 keys = typer.Typer(no_args_is_help=True, help="Make and show long-lived identities; both commands take --json.")
 
@@ -18,33 +18,31 @@ keys = typer.Typer(no_args_is_help=True, help="Make and show long-lived identiti
 @keys.command("new")
 def new_key(
     out: Annotated[Path, typer.Option(help="A new folder for identity.key, which stays there, and identity.pub.")],
-    as_json: AsJson = False,
 ) -> None:
     """Make an identity: its private key for this silo alone, its public key for everybody's roster."""
     from moretta.secure_aggregation.identity import Identity
 
     identity = Identity.fresh()
     identity.save(out, alone=True)
-    _say_key(identity.public_key, {"out": str(out)}, as_json)
+    _say_key(identity.public_key, {"out": str(out)})
 
 
 @keys.command("show")
 def show_key(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of an identity, or one of its two files.")],
-    as_json: AsJson = False,
 ) -> None:
     """Show the public key of an identity as a roster has it, and its fingerprint."""
     from moretta.secure_aggregation.identity import read_public_key
 
-    _say_key(read_public_key(path), {}, as_json)
+    _say_key(read_public_key(path), {})
 
 
-def _say_key(key: bytes, more: Mapping[str, str], as_json: bool) -> None:
+def _say_key(key: bytes, more: Mapping[str, str]) -> None:
     from moretta.secure_aggregation.identity import fingerprint, public_line
 
     marks = {"fingerprint": fingerprint(key), **more}
     lines = [public_line(key), *(f"{name}: {text}" for name, text in marks.items())]
-    say({"key": lines[0], **marks}, as_json, lambda: print(*lines, sep="\n"))
+    say({"key": lines[0], **marks}, lambda: print(*lines, sep="\n"))
 
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits of NVIDIA FLARE; every command takes --json.")
@@ -64,14 +62,13 @@ def patch(
             help="Of a site: the server's public line or file, or two while it changes; of the server: its own key.",
         ),
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Let a FLARE startup kit run Moretta's jobs: allow-list, launcher, communication settings, the server's key."""
     with needs_flare():
         from moretta.deployment import provisioning
 
         changes = provisioning.patch(kit, silo, server_key)
-    say({"kit": str(kit), "changes": changes}, as_json, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
+    say({"kit": str(kit), "changes": changes}, lambda: print(*(changes or ["nothing to do"]), sep="\n"))
 
 
 @kit.command("new")
@@ -79,7 +76,6 @@ def new(
     kits: KitsPath,
     host: Annotated[str, typer.Option(help="The name or address by which sites reach the server.")],
     port: Annotated[int, typer.Option(help="The port that sites connect to.", min=1, max=65535)] = 8002,
-    as_json: AsJson = False,
 ) -> None:
     """Make a server's kit, and an authority that signs the requests of sites, who make their own keys."""
     with needs_flare():
@@ -92,7 +88,7 @@ def new(
         f"{kits} has the server's kit and the authority   (at each site: moretta join KIT --silo silo.toml --request)",
         f"server's key: {found}   (read it out to each site by telephone, or another second way)",
     ]
-    say({"kits": str(kits), "server-key": found}, as_json, lambda: print(*lines, sep="\n"))
+    say({"kits": str(kits), "server-key": found}, lambda: print(*lines, sep="\n"))
 
 
 @kit.command("sign")
@@ -103,7 +99,6 @@ def sign(
     renew: Annotated[
         bool, typer.Option("--renew", help="Let a site that has a certificate have another, for another key.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Certify a site's own key, once its fingerprint was compared with what the site has read out."""
     with needs_flare():
@@ -117,4 +112,4 @@ def sign(
             renew=renew,
         )
     told = {"name": signed.name, "fingerprint": signed.fingerprint, "reply": str(reply)}
-    say(told, as_json, lambda: print(f"reply: {reply}   (send it to {signed.name}; nothing in it is secret)"))
+    say(told, lambda: print(f"reply: {reply}   (send it to {signed.name}; nothing in it is secret)"))

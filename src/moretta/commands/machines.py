@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from moretta.commands.terminal import (
-    AsJson,
     Overrides,
     RunPath,
     interruptible,
@@ -21,6 +20,7 @@ from moretta.commands.terminal import (
     say,
     screen,
     tell,
+    wants_json,
 )
 from moretta.commands.train import Port, Watch, page_of
 from moretta.errors import MissingExtra, ParameterError
@@ -59,7 +59,6 @@ def serve(
     watch: Watch = False,
     watch_port: Port = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Play a run with sites on machines of their own, and leave a run folder."""
     from moretta.config import run_files
@@ -90,7 +89,7 @@ def serve(
         result = read_json(folder / "result.json")
         for sentence in result["warnings"]:  # the server's job has them in its log alone
             tell(f"warning: {sentence}")
-        print_result([folder], {}, as_json, result)
+        print_result([folder], {}, result)
 
 
 def join(
@@ -110,26 +109,21 @@ def join(
         typer.Option("--reply", metavar="FILE", help="Complete KIT with the server's reply."),
     ] = None,
     fingerprint: Fingerprint = None,
-    as_json: AsJson = False,
 ) -> None:
     """Take part in runs as one site, until the server ends them; or, before that, have its own key certified."""
     if request or reply is not None:
         if request and reply is not None:
             raise ParameterError("--request comes first, and --reply when the server has answered; give one of them")
-        return (
-            _ask_for_certificate(kit, silo, as_json)
-            if reply is None
-            else _complete(kit, silo, reply, fingerprint, as_json)
-        )
+        return _ask_for_certificate(kit, silo) if reply is None else _complete(kit, silo, reply, fingerprint)
     with needs_flare("edge-flare" if edge else "flare"):
         from moretta.deployment.join import join as take_part
 
         with interruptible("interrupted; joining again takes part in the next run"):
             out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
-    say({"out": str(out)}, as_json, lambda: print(f"ended; what is this site's is in {out}"))
+    say({"out": str(out)}, lambda: print(f"ended; what is this site's is in {out}"))
 
 
-def _ask_for_certificate(kit: Path, silo: Path, as_json: bool) -> None:
+def _ask_for_certificate(kit: Path, silo: Path) -> None:
     from moretta.config import silo_file
     from moretta.deployment import certificate_requests
 
@@ -140,10 +134,10 @@ def _ask_for_certificate(kit: Path, silo: Path, as_json: bool) -> None:
         f"fingerprint: {made.fingerprint}   (read it out to the operator by telephone, or another second way)",
         f"then: moretta join {kit} --silo {silo} --reply {made.name}.reply",
     ]
-    say(told, as_json, lambda: print(*lines, sep="\n"))
+    say(told, lambda: print(*lines, sep="\n"))
 
 
-def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None, as_json: bool) -> None:
+def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None) -> None:
     from moretta.config import silo_file
 
     with needs_flare():
@@ -154,7 +148,7 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None, as_js
             kit, silo_file.load(silo), reply, lambda key: compared("the server's key", of_key(key), fingerprint)
         )
     told = {"kit": str(kit), "server-key": found}
-    say(told, as_json, lambda: print(f"{kit} is complete, of the server {found}   (moretta join {kit} --silo {silo})"))
+    say(told, lambda: print(f"{kit} is complete, of the server {found}   (moretta join {kit} --silo {silo})"))
 
 
 def compared(whose: str, own: str, given: str | None) -> bool:
@@ -178,7 +172,6 @@ def job(
         typer.Option("--server-key", metavar="KEY", help="The server's own key, a file or folder; it signs the job."),
     ],
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Write a job folder for sites that already run FLARE."""
     from moretta.config import run_files
@@ -190,13 +183,12 @@ def job(
 
         jobs.check_replaced(out)
         jobs.write_job(run_file, out, Identity.load(server_key))
-    say({"job": str(out)}, as_json, lambda: print(f"{out}   (nvflare job submit -j {out})"))
+    say({"job": str(out)}, lambda: print(f"{out}   (nvflare job submit -j {out})"))
 
 
 def accept(
     silo: SiloPath,
     yes: Annotated[bool, typer.Option("--yes", help="Accept what is shown without asking.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show how the run that waits at a site differs from what the site has agreed to, and accept it."""
     from moretta.config import silo_file
@@ -213,8 +205,8 @@ def accept(
         lines.append(f"refused by this site's silo.toml, which accepting does not change: {waiting.sentence}")
     if closed and changes:
         lines.append("accepting opens no closed settings while others wait; run it again for those")
-    if not as_json:
-        for line in lines or ["nothing waits"]:
+    for line in lines or ["nothing waits"]:
+        if not wants_json():
             tell(line)
     if (closed or changes) and not yes:
         if not (sys.stdin.isatty() and screen.is_terminal):
@@ -223,7 +215,7 @@ def accept(
     if yes:
         agreement.accept(waiting)
     told = {"waiting": lines, "accepted": yes and bool(closed or changes), "agreed": len(agreement.agreed())}
-    say(told, as_json, lambda: print(f"{told['agreed']} sets of settings are agreed to"))
+    say(told, lambda: print(f"{told['agreed']} sets of settings are agreed to"))
 
 
 def doctor(
@@ -235,13 +227,12 @@ def doctor(
     port: Annotated[
         int | None, typer.Option(help="Of the server: the port that sites connect to.", min=1, max=65535)
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Look whether this machine could take part: versions, certificates, clock, reachability, data, model, memory."""
     from moretta.deployment.doctor import examine
 
     findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
     told = {"findings": [finding.told() for finding in findings], "passes": all(one.passes for one in findings)}
-    say(told, as_json, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
+    say(told, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
     if not told["passes"]:
         raise typer.Exit(1)

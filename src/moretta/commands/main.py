@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from moretta.commands import align, compare, kits, machines, models, report, rows, train
-from moretta.commands.terminal import begin, hush, needs_torch, one_object, print_error, say, screen, unhush
+from moretta.commands.terminal import begin, needs_torch, one_object, print_error, say, screen, speak, unhush
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
 from moretta.protocols.registry import ENTRIES
@@ -28,33 +28,36 @@ from moretta.report.terminal import PrintableRecords, one_line
 UsageError: Any = typer.BadParameter.__base__
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors; under --json also the one object.")]
 
 
-def add_quiet(app: typer.Typer) -> None:
-    """Let every command of an application be quiet, those of its groups too."""
+def add_shared_options(app: typer.Typer) -> None:
+    """Give every command of an application, those of its groups too, the options --json and --quiet."""
     for command in app.registered_commands:
         if command.callback is not None:
-            command.callback = _hushed(command.callback)
+            command.callback = _with_shared_options(command.callback)
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            add_quiet(group.typer_instance)
+            add_shared_options(group.typer_instance)
 
 
-def _hushed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the option of being quiet, as typer reads it from a signature."""
+def _with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with these options, as typer reads them from a signature."""
 
     @functools.wraps(command)
-    def called(*arguments: Any, quiet: bool = False, **options: Any) -> Any:
-        if quiet:
-            hush()
+    def called(*arguments: Any, as_json: bool = False, quiet: bool = False, **options: Any) -> Any:
+        speak(as_json=as_json, quiet=quiet)
         return command(*arguments, **options)
 
     signature = inspect.signature(command, eval_str=True)
     if "quiet" in signature.parameters:  # by an earlier call
         return command
-    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
-    parameters = [*signature.parameters.values(), option]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in (("as_json", AsJson), ("quiet", Quiet))
+    ]
+    parameters = [*signature.parameters.values(), *shared]
     called.__dict__["__signature__"] = signature.replace(parameters=parameters)
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     return called
@@ -165,7 +168,7 @@ def _add_commands() -> None:
     app.add_typer(align.align, name="align")
     app.add_typer(kits.keys, name="keys")
     app.add_typer(kits.kit, name="kit")
-    add_quiet(app)
+    add_shared_options(app)
 
 
 def _add(*commands: Callable[..., None]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moretta.commands.rows import Absent, Decimal, FileEncoding, Separator, given_of
-from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, say
+from moretta.commands.terminal import AllowCode, allows_code, needs_torch, say
 from moretta.errors import ParameterError
 
 Architecture = Annotated[
@@ -35,7 +35,6 @@ def predict(
     file_encoding: FileEncoding = None,
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     allow_code: AllowCode = False,
-    as_json: AsJson = False,
 ) -> None:
     """Predict with the released model of a run; what is not said of a .csv file is as in the run."""
     with needs_torch():
@@ -53,7 +52,7 @@ def predict(
             allow_code=allowed,
         )
     told = {"rows": rows, "outputs": outputs, "out": str(out)}
-    say(told, as_json, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+    say(told, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
 
 def export(
@@ -68,7 +67,6 @@ def export(
         bool, typer.Option("--history", help="Export the history, as TensorBoard's events, and no model.")
     ] = False,
     allow_code: AllowCode = False,
-    as_json: AsJson = False,
 ) -> None:
     """Write the released model of a run as a state_dict or as ONNX, or its history for TensorBoard."""
     with needs_torch():
@@ -79,8 +77,8 @@ def export(
             if true_model or silo is not None:
                 raise ParameterError("--history exports no model; leave out --true-model and --silo")
             rounds = export_history(folder, out)
-            say({"out": str(out), "rounds": rounds}, as_json, lambda: print(f"{out}   (tensorboard --logdir {out})"))
+            say({"out": str(out), "rounds": rounds}, lambda: print(f"{out}   (tensorboard --logdir {out})"))
             return
         allowed = out.suffix.lower() == ".onnx" and allows_code(folder, allow_code)
         export_model(folder, out, true_model=true_model, silo=silo, model=model, allow_code=allowed)
-    say({"out": str(out), "true_model": true_model}, as_json, lambda: print(out))
+    say({"out": str(out), "true_model": true_model}, lambda: print(out))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from moretta.commands.terminal import AllowCode, AsJson, allows_code, needs_torch, read, say, show
+from moretta.commands.terminal import AllowCode, allows_code, needs_torch, read, say, show
 from moretta.commands.train import audit_with_bar
 from moretta.errors import RunFailed
 
@@ -16,7 +16,6 @@ from moretta.errors import RunFailed
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
     out: Annotated[Path | None, typer.Option(help="The page, an .html file; DIR/report.html by default.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about runs."""
     with needs_torch():
@@ -24,7 +23,7 @@ def report(
         from moretta.run import comparison
 
         page = write_report(folders, out or folders[0] / "report.html", comparison.weight_differences(folders))
-    say({"report": str(page)}, as_json, lambda: print(page))
+    say({"report": str(page)}, lambda: print(page))
 
 
 def audit(
@@ -41,7 +40,6 @@ def audit(
         typer.Option(metavar="MODULE:FUNCTION", help="Of a run made from Python: what returns its Federation."),
     ] = None,
     allow_code: AllowCode = False,
-    as_json: AsJson = False,
 ) -> None:
     """Attack what a run recorded, and say what each role could learn."""
     with needs_torch():
@@ -50,7 +48,7 @@ def audit(
         limits = auditing.limits_of(fail_above)
         allowed = allows_code(folder, allow_code, data=True)
         found = audit_with_bar(folder, thorough, background, limits, allowed, federation)
-    say(read(folder, "audit.json"), as_json, lambda: _print_audit(folder))
+    say(read(folder, "audit.json"), lambda: _print_audit(folder))
     if above := found.above(limits):
         raise RunFailed("; ".join(above.values()))
 
@@ -97,7 +95,6 @@ def write(
     answers: Annotated[
         Path | None, typer.Option(help="What people answered, as TOML; RUN/dossier.toml by default.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write the dossier of a run: a page that prints, and the JSON that each sentence of it stands in."""
     with needs_torch():
@@ -106,14 +103,13 @@ def write(
         written = write_dossier(folder, out, answers)
     open_ones, every = written.count("open"), written.count()
     told = {"dossier": str(written.files.page), "data": str(written.files.data), "sentences": every, "open": open_ones}
-    say(told, as_json, lambda: print(f"{written.files.page}: {every} sentences, {open_ones} questions are open"))
+    say(told, lambda: print(f"{written.files.page}: {every} sentences, {open_ones} questions are open"))
 
 
 @dossier.command("sign")
 def sign(
     file: File,
     key: Annotated[Path, typer.Option(metavar="DIR", help="The folder of your identity, as `moretta keys` made it.")],
-    as_json: AsJson = False,
 ) -> None:
     """Sign a dossier by an identity, beside those who signed it before."""
     with needs_torch():
@@ -123,14 +119,13 @@ def sign(
         identity = Identity.load(key)
         files = page.sign(file, identity)
     told = {"signatures": str(files.signatures), "fingerprint": fingerprint(identity.public_key)}
-    say(told, as_json, lambda: print(f"{files.signatures}: signed by {told['fingerprint']}"))
+    say(told, lambda: print(f"{files.signatures}: signed by {told['fingerprint']}"))
 
 
 @dossier.command("verify")
 def verify(
     file: File,
     roster: Annotated[Path, typer.Option(metavar="FILE", help="The roster of all identities.")],
-    as_json: AsJson = False,
 ) -> None:
     """Check who signed a dossier; exit 1 where a file was changed since, or a signer is unknown."""
     with needs_torch():
@@ -140,6 +135,6 @@ def verify(
         found = page.check(file, Roster.load(roster))
     told = {name: list(some) for name, some in vars(found).items()}
     signed, missing = ", ".join(found.signers) or "nobody", ", ".join(found.missing) or "nobody"
-    say(told, as_json, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))
+    say(told, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))
     if found.fault:
         raise RunFailed(f"{file}: {found.fault}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moretta.commands.terminal import AsJson, Overrides, needs_torch, say
+from moretta.commands.terminal import Overrides, needs_torch, say
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def init(
     decimal: Decimal = ".",
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Propose a schema for a table: read it, decide what it asks to decide, and name it in [data] schema."""
     from moretta.data.tables.description import as_toml, lines_of
@@ -79,7 +78,7 @@ def init(
             print(f"decide: {name} {doubt}")
         print(out)
 
-    say(told, as_json, show)
+    say(told, show)
 
 
 @schema.command("check")
@@ -90,7 +89,6 @@ def check(
     decimal: Decimal = ".",
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006
-    as_json: AsJson = False,
 ) -> None:
     """Read a table by a schema, and say what does not fit, by column."""
     from moretta.data.tables import schema as schemas
@@ -107,7 +105,7 @@ def check(
         print(*lines_of(found), sep="\n")
         print(f"{len(rows.x)} rows, {rows.x.shape[1]} inputs; the schema's digest begins with {found.digest[:16]}")
 
-    say(told, as_json, show)
+    say(told, show)
 
 
 MOST_WITHHELD = 1_000_000
@@ -128,7 +126,6 @@ def look(
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     overrides: Overrides = [],  # noqa: B006
-    as_json: AsJson = False,
 ) -> None:
     """Show how many rows there are, what is absent, and how values and classes are spread; train nothing."""
     from moretta.config import run_files
@@ -162,4 +159,4 @@ def look(
         print(*lines_of(told), sep="\n")
         print(f"page: {out}" if out is not None else "--out page.html draws it")
 
-    say(told, as_json, plainly)
+    say(told, plainly)

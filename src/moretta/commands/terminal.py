@@ -24,8 +24,8 @@ from moretta.report.terminal import PrintableStream, Screen, one_line
 screen = Screen(stderr=True)
 _printed = list[bool]()  # an object a command: there is one
 _stdout = list[TextIO]()  # where that goes
+_as_json = list[bool]()  # whether it is asked for
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run the code that the run folder names, unasked.")]
 Overrides = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
@@ -66,8 +66,11 @@ def one_object() -> AbstractContextManager[object]:
     return redirect_stdout(sys.stderr) if wants_json() else nullcontext()
 
 
-def hush() -> None:
-    """Show nothing more but errors, until `unhush`."""
+def speak(*, as_json: bool, quiet: bool) -> None:
+    """Say what a command comes to as one object, or for a person; quiet: show nothing more but errors."""
+    _as_json[:] = [as_json]
+    if not quiet:
+        return
     screen.quiet = True
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)
@@ -112,12 +115,12 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return dict(read_json(folder / name))
 
 
-def say(told: Mapping[str, Any], as_json: bool, plainly: Callable[[], None]) -> None:
+def say(told: Mapping[str, Any], plainly: Callable[[], None]) -> None:
     """Print a command's result: as one JSON object, or for a person, unless nothing is to be said.
 
     plainly: Calls `print` and `show`; a terminal gets what they print as `moretta.report.terminal.printable`.
     """
-    if as_json:
+    if any(_as_json):
         _print_object(told)
         _printed.append(True)
     elif not screen.quiet:
@@ -131,9 +134,7 @@ def show(*renderables: RenderableType) -> None:
     Screen(file=stream.raw if isinstance(stream, PrintableStream) else stream).print(*renderables, sep="\n")
 
 
-def print_result(
-    folders: Sequence[Path], differences: Mapping[str, float], as_json: bool, told: dict[str, Any]
-) -> None:
+def print_result(folders: Sequence[Path], differences: Mapping[str, float], told: dict[str, Any]) -> None:
     """Print what runs came to. told: the JSON object."""
 
     def plainly() -> None:
@@ -149,7 +150,7 @@ def print_result(
             print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
 
-    say({"format": 1, **told}, as_json, plainly)
+    say({"format": 1, **told}, plainly)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moretta.commands.terminal import AsJson, Overrides, RunPath, needs_torch, print_result, say, screen, tell
+from moretta.commands.terminal import Overrides, RunPath, needs_torch, print_result, say, screen, tell
 from moretta.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 def new(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="The project's folder, which is made.")],
-    as_json: AsJson = False,
 ) -> None:
     """Write a project: made-up tables, a model, a run file, and a test that runs."""
     from moretta.run.project import create
@@ -34,7 +33,7 @@ def new(
         print(f"{name}: {', '.join(map(str, files))}")
         print(f"cd {name}; moretta train run.toml --out runs/{name.absolute().name}")
 
-    say({"format": 1, "folder": str(name), "files": list(map(str, files))}, as_json, plainly)
+    say({"format": 1, "folder": str(name), "files": list(map(str, files))}, plainly)
 
 
 def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, opening: bool = True) -> Result:
@@ -119,7 +118,6 @@ def page_of(folder: Path, watch: bool, port: int | None) -> Iterator[Callable[[s
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, of a run that goes on or has ended.")],
     port: Annotated[int, typer.Option(help="The page's port; any that is free by default.", min=0, max=65535)] = 0,
-    as_json: AsJson = False,
 ) -> None:
     """Serve a page about a run on this machine, which follows it until ctrl-c."""
     import secrets
@@ -133,7 +131,7 @@ def watch(
     with PageServer(found, token, folder, Said()).serving(), suppress(KeyboardInterrupt):
         tell(f"the run's page is at {address_of(found, token)} until ctrl-c")
         threading.Event().wait()
-    say({"format": 1, "folder": str(folder), **state_of(folder, Said())}, as_json, lambda: None)
+    say({"format": 1, "folder": str(folder), **state_of(folder, Said())}, lambda: None)
 
 
 def train(
@@ -143,7 +141,6 @@ def train(
     watch: Watch = False,
     watch_port: Port = None,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
-    as_json: AsJson = False,
 ) -> None:
     """Train the model of a run file and leave a run folder."""
     from moretta.config import run_files
@@ -152,4 +149,4 @@ def train(
     folder = out or run_file.folder
     with needs_torch(), page_of(folder, watch, watch_port):
         result = train_with_bar(run_file, folder, resume)
-    print_result([folder], {}, as_json, dict(result.record))
+    print_result([folder], {}, dict(result.record))

@@ -14,8 +14,7 @@ from moretta.errors import ParameterError
 if TYPE_CHECKING:
     from moretta.protocols.pbpfl.params import PBPFL
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Say = Callable[[Mapping[str, Any], bool, Callable[[], None]], None]
+Say = Callable[[Mapping[str, Any], Callable[[], None]], None]
 
 
 def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[None]], say: Say) -> None:
@@ -42,13 +41,12 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
                 "exact at the price of most of what scales hide, see docs/models.md."
             ),
         ] = None,
-        as_json: AsJson = False,
     ) -> None:
         """Say whether PBPFL trains a model exactly, and what of it stays unperturbed."""
         with needs_torch():
             settings = _settings(loss, partitions, variant, scales)
             found = _check(model, inputs, classes, settings, fall_back=scales is None)
-        say(found, as_json, lambda: _print_check(found))
+        say(found, lambda: _print_check(found))
         if not found["passes"]:
             raise typer.Exit(1)
 
