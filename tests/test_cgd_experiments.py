@@ -83,7 +83,7 @@ def test_features_are_what_the_last_layer_reads(
     assert x_test.shape == (4, 64)
 
     prediction.predict(backbone, _as_npz(images, tmp_path), tmp_path / "out.npy")
-    head = list(trained_model.load(backbone).module.children())[-1]
+    head = list(trained_model.read(backbone).network.children())[-1]
     outputs = x_test @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     np.testing.assert_allclose(outputs, np.load(tmp_path / "out.npy"), rtol=1e-4, atol=1e-5)
     assert list(y_test) == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from moretta.commands import compare as command
 from moretta.commands.train import train_with_bar
 from moretta.errors import ParameterError, RunFailed
 from moretta.report.folder import read_run
-from moretta.run.sweep import seeds_of
+from moretta.run.comparison import seeds_of
 
 SWEEP = ("compare", "run.toml", "--protocols", "fedsgd,pbpfl", "--seeds", "2", "--out", "all")
 

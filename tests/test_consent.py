@@ -144,5 +144,5 @@ def test_a_state_dict_and_a_report_need_no_code(theirs: Path, monkeypatch: pytes
 
 def test_from_python_it_is_refused_too(theirs: Path) -> None:
     with pytest.raises(ParameterError, match="give --allow-code"):
-        trained_model.load(theirs / "run")
+        trained_model.read(theirs / "run")
     assert not (theirs / "ran").exists()

@@ -9,7 +9,8 @@ from pathlib import Path
 from sklearn.datasets import load_breast_cancer
 
 from moretta.commands import rows
-from moretta.data import wdbc, withholding
+from moretta.data import wdbc
+from moretta.data.look import LEAST_SHOWN
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"cryptography", "numpy", "onnx", "onnxruntime", "pandas", "pyarrow", "scipy", "sklearn", "torch"}
@@ -86,4 +87,4 @@ def test_the_breast_cancer_records_are_scikit_learns() -> None:
 
 
 def test_the_looks_default_is_the_withholdings() -> None:
-    assert rows.LEAST_SHOWN == withholding.LEAST_SHOWN
+    assert rows.LEAST_SHOWN == LEAST_SHOWN

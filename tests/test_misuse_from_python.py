@@ -830,7 +830,7 @@ CALLS: Mapping[str, tuple[Callable[[Result], object], str]] = {
     ),
     "a key of a loaded model": (
         lambda run: run.raw_model().predict(X, silo="a"),  # type: ignore[call-arg]
-        r"^RawModel\.predict: silo is not known; known are x$",
+        r"^TrainedModel\.predict: silo is not known; known are x$",
     ),
     "an unknown key of save": (
         lambda run: run.save(path="x"),  # type: ignore[call-arg]

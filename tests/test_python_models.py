@@ -22,7 +22,7 @@ import moretta
 from moretta import BAFFLE, CGD, PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, Schema, Silo, read_table
 from moretta.errors import ParameterError
 from moretta.models import graph
-from moretta.run.raw_model import RawModel
+from moretta.run.trained_model import TrainedModel
 
 Rows = tuple[np.ndarray, np.ndarray]
 SETTINGS: dict[str, Any] = {"loss": "cross-entropy", "learning_rate": 0.3}
@@ -280,7 +280,7 @@ def test_samples_of_several_arrays(tmp_path: Path) -> None:
 
 
 def graph_name() -> str:
-    from moretta.run.saving import GRAPH
+    from moretta.run.trained_model import GRAPH
 
     return GRAPH
 
@@ -457,8 +457,8 @@ def test_an_archive_of_torch_export_is_never_opened(tmp_path: Path) -> None:
 def test_a_raw_model_says_what_it_is() -> None:
     result = federation(FedSGD(**SETTINGS), feature_names=["a", "b", "c"]).train(2)
     model = result.raw_model()
-    assert isinstance(model, RawModel)
-    assert repr(model) == "RawModel(classification, rows [3])"
+    assert isinstance(model, TrainedModel)
+    assert repr(model) == "TrainedModel(classification, rows [3])"
     assert (model.task, model.columns, model.training) == ("classification", ("a", "b", "c"), False)
     absent = torch.tensor([[60.0, float("nan"), 3.0], [60.0, 4000.0, 3.0]])
     with torch.no_grad():

@@ -28,7 +28,8 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.data import dataset, domains, partition, sources
+from moretta.data import domains, partition, sources
+from moretta.data.rows import Dataset
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -59,7 +60,7 @@ def warm_start(backbone: nn.Module, model: nn.Module, path: Path) -> None:
     save_file({**modules.arrays(backbone), **fresh}, path)
 
 
-def dealt(run_file: RunFile, dataset: dataset.Dataset, trunk: nn.Module) -> tuple[list[Silo], Tests]:
+def dealt(run_file: RunFile, dataset: Dataset, trunk: nn.Module) -> tuple[list[Silo], Tests]:
     """Return the silos of a run and the test rows of each domain, all as features."""
     wanted = run_file.data
     dataset = domains.into_domains(dataset, wanted.domains or (), run_file.run.seed)
@@ -109,7 +110,7 @@ def measure(given: argparse.Namespace) -> Record:
     shape, arguments = dataset.x_train.shape[1:], dict[str, Any](run_file.model.arguments)
     model = catalogue.build(run_file.model.source, inputs=shape, outputs=dataset.outputs, seed=SEED, **arguments)
     start = HERE / "domains.safetensors"
-    warm_start(trained_model.load(given.backbone).module, model, start)
+    warm_start(trained_model.read(given.backbone).network, model, start)
     modules.load(model, modules.read_state_dict(start))
     trunk, head = split(model)
     silos, tests = dealt(run_file, dataset, trunk.eval())

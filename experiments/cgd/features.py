@@ -42,7 +42,7 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
 
     Raises `moretta.errors.ParameterError` where the run has no model, or one that does not end in a linear layer.
     """
-    network = trained_model.load(backbone)
+    network = trained_model.read(backbone)
     layers = list(network.module.children())
     if not isinstance(network.module, nn.Sequential) or not isinstance(layers[-1], nn.Linear):
         raise ParameterError(f"{backbone}: expected a network that ends in a linear layer, such as a resnet")

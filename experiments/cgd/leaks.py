@@ -25,7 +25,8 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Phase, no_phase
-from moretta.data import dataset, partition, sources
+from moretta.data import partition, sources
+from moretta.data.rows import Dataset
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
@@ -137,7 +138,7 @@ def digits(rows: int, columns: int = 1) -> list[Silo]:
     return dealt(sources.load("digits", seed=SEED), rows, columns)[0]
 
 
-def dealt(dataset: dataset.Dataset, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
+def dealt(dataset: Dataset, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
     """Return silos named silo-1 ..., or in a grid silo-1-1 ..., and the test rows, all samples flat."""
     how, grid = ("iid", None) if columns == 1 else ("grid", (rows, columns))
     parts = partition.distribute(dataset, rows * columns, how, SEED, grid=grid)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moretta.protocols.pbpfl.params import PBPFL
     from moretta.run.federation import Federation, Result
     from moretta.run.history import FinishedRound, StopTraining
-    from moretta.run.raw_model import load
+    from moretta.run.trained_model import load
     from moretta.secure_aggregation.settings import SecureAggregation
 
 __version__ = "0.1.0"
@@ -75,7 +75,7 @@ _HOMES = {
     "Silo": "moretta.data.silo",
     "StopTraining": "moretta.run.history",
     "align": "moretta.data.alignment.exchange",
-    "load": "moretta.run.raw_model",
+    "load": "moretta.run.trained_model",
     "read_table": "moretta.data.tables.rows",
 }
 

@@ -16,10 +16,8 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Replies
 from moretta.data.alignment import curve, steps
-from moretta.data.alignment.exchange import Aligner, relay
-from moretta.data.alignment.messages import MESSAGES, Blind, BlindAgain, Match, Narrow
-from moretta.data.alignment.partner import Listing, Partner
-from moretta.data.alignment.result import Alignment
+from moretta.data.alignment.exchange import MESSAGES, Aligner, Blind, BlindAgain, Match, Narrow, relay
+from moretta.data.alignment.partner import Alignment, Listing, Partner
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot
 

@@ -4,8 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data.checks import as_features, as_targets, check_fit, class_of
-from moretta.data.dataset import Dataset, SiloData
+from moretta.data.rows import Dataset, SiloData, as_features, as_targets, check_fit, class_of
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from moretta.config import run_files
-from moretta.data.dataset import Dataset
 from moretta.data.domains import DOMAINS, into_domains
 from moretta.data.partition import distribute
+from moretta.data.rows import Dataset
 from moretta.data.sources import load
 from moretta.errors import ParameterError
 from moretta.run import assembly

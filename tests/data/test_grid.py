@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta.data.dataset import Dataset, SiloData
 from moretta.data.partition import Distributed, distribute, partition
+from moretta.data.rows import Dataset, SiloData
 from moretta.data.sources import load
 from moretta.errors import ParameterError
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moretta.config import run_files
-from moretta.data.dataset import Dataset
+from moretta.data.rows import Dataset
 from moretta.data.sources import load
 from moretta.errors import ParameterError
 from moretta.run.assembly import federation_of

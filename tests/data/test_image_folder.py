@@ -14,12 +14,12 @@ import pytest
 from test_dicom import dicom
 
 from moretta.contract.lazy_rows import LazyRows
-from moretta.data.dataset import Dataset
 from moretta.data.images import folder as folders
 from moretta.data.images.folder import LabelledImages, read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.partition import distribute
 from moretta.data.reading import ExpectedRows, OwnRows, read_rows
+from moretta.data.rows import Dataset
 from moretta.data.sources import load
 from moretta.data.tables import schema
 from moretta.errors import MissingExtra, ParameterError

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data.images.office_home import load_office_home
+from moretta.data.images.sets import load_office_home
 from moretta.data.partition import distribute
 from moretta.data.sources import load
 from moretta.errors import MissingExtra, ParameterError

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta.data.dataset import Dataset
 from moretta.data.partition import distribute, partition
+from moretta.data.rows import Dataset
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moretta.data.dataset import Dataset
 from moretta.data.partition import distribute, partition
+from moretta.data.rows import Dataset
 from moretta.data.split import split, units_of
 from moretta.errors import ParameterError
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moretta.data.tables.files import read_columns
-from moretta.data.tables.spreadsheet import escaped, unescaped, written
+from moretta.data.tables.files import escaped, read_columns, unescaped, written
 
 FORMULAS = ('=HYPERLINK("http://example.org","x")', "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "'=1", "＝1")
 INSIDE = ("a;=1+1", "a;  @SUM(A1)", "a\t=1", 'a;"=1+1"', "a\n=1+1", "a|-1+1", "\ufeff=1+1", "a;'=1")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from moretta.data.withholding import WITHHELD, Shown, few, shown, shown_by_silo, total
+from moretta.data.look import WITHHELD, Shown, few, shown, shown_by_silo, total
 
 LEAST = 5
 CELLS = st.lists(st.integers(0, 12), min_size=1, max_size=6)

@@ -22,9 +22,9 @@ from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.onnx_export import graph_of
 from moretta.protocols.baffle.silo.blocks import Rule
 from moretta.protocols.baffle.silo.forward import Layout
-from moretta.run import saving
+from moretta.run import trained_model
 from moretta.run.python_arguments import Made
-from moretta.run.raw_model import load
+from moretta.run.trained_model import load
 
 
 def open_onnx(data: bytes) -> None:
@@ -113,7 +113,7 @@ def model_folders() -> list[bytes]:
     place, model = folder() / "saved", small_model()
     shutil.rmtree(place, ignore_errors=True)
     tensors = {name: one.numpy() for name, one in model.state_dict().items()}
-    saving.save(place, model, {"released": tensors}, INPUTS, Made(), torch.float32)
+    trained_model.save(place, model, {"released": tensors}, INPUTS, Made(), torch.float32)
     with safe_open(place / "graph.safetensors", "pt") as file:
         graph = file.metadata()["graph"].encode()
     return [BETWEEN.join([graph, (place / "model.json").read_bytes(), (place / "inputs.json").read_bytes()])]

@@ -15,9 +15,9 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Phase, Reason, no_phase
 from moretta.data.alignment.ids import IdRules, ids_digest
-from moretta.data.alignment.result import Alignment
+from moretta.data.alignment.partner import Alignment
+from moretta.data.rows import Subjects
 from moretta.data.silo import aligned, in_order
-from moretta.data.subjects import Subjects
 from moretta.engines.in_process import InProcess
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError, RunFailed
 from moretta.protocols.common import overlap

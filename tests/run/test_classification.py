@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from moretta import CGD, FedSGD
 from moretta.data.tables.preparation import Preparation
-from moretta.run.classification import CONFUSION_UP_TO
 from moretta.run.evaluation import Evaluator, evaluate
+from moretta.run.metrics import CONFUSION_UP_TO
 
 
 class Known(nn.Module):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moretta.data.alignment.ids import IdRules
-    from moretta.data.alignment.result import Alignment
+    from moretta.data.alignment.partner import Alignment
     from moretta.data.tables.files import Format
 
 align = typer.Typer(
@@ -150,7 +150,7 @@ def narrow(
 ) -> None:
     """Keep the rows that a further partner has too."""
     from moretta.data.alignment import steps
-    from moretta.data.alignment.result import Alignment
+    from moretta.data.alignment.partner import Alignment
 
     _check_files([out], [left, alignment])
     found = steps.narrow(Alignment.load(alignment), left.read_bytes())
@@ -184,7 +184,7 @@ def _rules(names: Sequence[str] | None) -> IdRules:
 
 
 def _earlier(path: Path | None) -> Alignment | None:
-    from moretta.data.alignment.result import Alignment
+    from moretta.data.alignment.partner import Alignment
 
     return None if path is None else Alignment.load(path)
 
@@ -198,7 +198,7 @@ def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int) 
 
 def _write(files: Mapping[Path, bytes]) -> None:
     """Write all of these files for their owner alone, or none."""
-    from moretta.data.alignment.result import write_new
+    from moretta.data.alignment.partner import write_new
 
     written = list[Path]()
     try:

@@ -26,7 +26,7 @@ from moretta.errors import ParameterError, RunFailed
 if TYPE_CHECKING:
     from moretta.config import run_files
     from moretta.report.table import OverSeeds
-    from moretta.run.sweep import Cell
+    from moretta.run.comparison import Cell
 
 
 def compare(
@@ -67,7 +67,7 @@ def compare(
         )
     with needs_torch():
         from moretta.config import run_files
-        from moretta.run import comparison, sweep
+        from moretta.run import comparison
 
         if given is not None and not protocols and not variant and not seeds:
             raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
@@ -81,7 +81,7 @@ def compare(
             named = [name.strip() for name in protocols.split(",")] if protocols else []
             if not named and not variant:
                 named = [run_file.protocol.name]
-            chosen = sweep.seeds_of(seeds, run_file.run.seed) if seeds else None
+            chosen = comparison.seeds_of(seeds, run_file.run.seed) if seeds else None
             cells = _cells(run_file, home, named, variant, audits, chosen)
             _train_each(cells, resume)
             if chosen is not None:
@@ -102,10 +102,10 @@ def _cells(
     seeds: Sequence[int] | None,
 ) -> list[Cell]:
     """Return the runs of a run file by each protocol and variant, from each seed."""
-    from moretta.run import comparison, sweep
+    from moretta.run import comparison
 
     runs = comparison.variants(comparison.recording(run_file) if audits else run_file, protocols, variants)
-    return sweep.cells(runs, seeds, home)
+    return comparison.cells(runs, seeds, home)
 
 
 def _train_each(cells: Sequence[Cell], resume: bool) -> None:

@@ -57,9 +57,8 @@ def init(
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
     """Propose a schema for a table: read it, decide what it asks to decide, and name it in [data] schema."""
-    from moretta.data.tables.description import as_toml, lines_of
     from moretta.data.tables.files import read_columns
-    from moretta.data.tables.inference import Hints, propose
+    from moretta.data.tables.inference import Hints, as_toml, lines_of, propose
     from moretta.data.tables.schema import Schema
     from moretta.engines.files import write_atomically
 
@@ -92,7 +91,7 @@ def check(
 ) -> None:
     """Read a table by a schema, and say what does not fit, by column."""
     from moretta.data.tables import schema as schemas
-    from moretta.data.tables.description import lines_of
+    from moretta.data.tables.inference import lines_of
     from moretta.data.tables.rows import read_table
 
     found = schemas.load(by)
@@ -109,7 +108,7 @@ def check(
 
 
 MOST_WITHHELD = 1_000_000
-LEAST_SHOWN = 5  # as `moretta.data.withholding` has it, which a command's help has no time to import
+LEAST_SHOWN = 5  # as `moretta.data.look` has it, which a command's help has no time to import
 
 
 def look(

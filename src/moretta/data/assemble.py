@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import taken
 from moretta.contract.messages import Array
-from moretta.data.checks import as_features, as_targets
-from moretta.data.dataset import Dataset
 from moretta.data.images.folder import LabelledImages
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import scaled
 from moretta.data.layout import SampleLayout, packed_parts
+from moretta.data.rows import Dataset, as_features, as_targets
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.inference import Missing, Task
 from moretta.data.tables.preparation import ColumnRules

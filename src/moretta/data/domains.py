@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
-from moretta.data.checks import class_of
-from moretta.data.dataset import Dataset
+from moretta.data.rows import Dataset, class_of
 from moretta.data.split import generator
 from moretta.errors import ParameterError
 

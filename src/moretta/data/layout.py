@@ -288,7 +288,7 @@ def _as_arrays(arrays: Mapping[str, ArrayLike], where: str) -> dict[str, NDArray
 
 
 def _is_integers(array: NDArray[Any]) -> bool:
-    """Whether these are token ids, as `moretta.data.checks.as_features` has it of a single array."""
+    """Whether these are token ids, as `moretta.data.rows.as_features` has it of a single array."""
     return array.dtype.kind in "iu" and array.dtype.itemsize > 1
 
 

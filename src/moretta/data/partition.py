@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import taken
 from moretta.contract.wording import check_choice
-from moretta.data.checks import class_of
-from moretta.data.dataset import Dataset, SiloData
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
+from moretta.data.rows import Dataset, SiloData, class_of
 from moretta.data.split import RowNumbers, Units, cut, generator, places_of, units_of
 from moretta.errors import ParameterError
 

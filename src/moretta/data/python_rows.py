@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
-from moretta.data.tables.dense import check_dense, is_sparse
+from moretta.data.tables.files import check_dense, is_sparse
 from moretta.errors import ParameterError
 
 NUMBERS = "fiub"

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.data.checks import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, packed_parts
 from moretta.data.references import is_reference
+from moretta.data.rows import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
 from moretta.data.sources import called
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.rows import encode, expansion_of

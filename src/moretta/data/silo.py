@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import blocks, taken
 from moretta.data import python_rows
-from moretta.data.alignment.result import Alignment
+from moretta.data.alignment.partner import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
-from moretta.data.subjects import Subjects
+from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import rules_of
 from moretta.data.tables.schema import Schema

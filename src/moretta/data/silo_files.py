@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.alignment.result import Alignment
+from moretta.data.alignment.partner import Alignment
 from moretta.data.assemble import Wish, from_table
-from moretta.data.dataset import Dataset, SiloData
 from moretta.data.partition import Distributed
+from moretta.data.rows import Dataset, SiloData
 from moretta.data.silo import Silo, aligned
 from moretta.data.split import cut
 from moretta.data.tables.files import Format, read_columns

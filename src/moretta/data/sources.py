@@ -10,13 +10,11 @@ from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
 from moretta.contract.wording import check_choice, did_you_mean
 from moretta.data.assemble import Wish, from_arrays, from_images, from_parts, from_table, split_rows
-from moretta.data.checks import as_features, as_targets
-from moretta.data.dataset import Dataset
 from moretta.data.images.folder import FOLDER, read_labelled
-from moretta.data.images.office_home import SIZE, load_office_home
 from moretta.data.images.pixels import ImageForm, squares
-from moretta.data.images.sets import SETS, Images, load_images, read_npz, scaled
+from moretta.data.images.sets import SETS, SIZE, Images, load_images, load_office_home, read_npz, scaled
 from moretta.data.references import OWN_CODE, beside, is_reference, resolve, said
+from moretta.data.rows import Dataset, as_features, as_targets
 from moretta.data.split import RowNumbers, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer, infer_labels

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.checks import class_of
+from moretta.data.rows import class_of
 from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")

@@ -22,14 +22,14 @@ from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import Specification, of_run_file, playing, shared
 from moretta.contract.lazy_rows import taken
-from moretta.data.alignment.result import Alignment
+from moretta.data.alignment.partner import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, read_rows
+from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, aligned, in_order, layout_of, rules_of_columns
 from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
-from moretta.data.subjects import Subjects
 from moretta.data.tables.rows import rules_of
 from moretta.deployment import site_policy
 from moretta.errors import ParameterError

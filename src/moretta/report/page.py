@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moretta.contract.wording import enumerated
-from moretta.data.withholding import WITHHELD, few
+from moretta.data.look import WITHHELD, few
 from moretta.engines.files import check_ending, write_atomically
 from moretta.errors import MissingExtra, ParameterError
 from moretta.report import audit, plots

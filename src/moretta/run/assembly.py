@@ -9,9 +9,9 @@ from typing import NamedTuple
 from moretta.config import specification
 from moretta.config.run_files import RunFile
 from moretta.contract.messages import Array
-from moretta.data.dataset import SiloData
 from moretta.data.grid import GRIDS
 from moretta.data.layout import SampleLayout
+from moretta.data.rows import SiloData
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, rules_of

@@ -22,7 +22,7 @@ from moretta.errors import ParameterError
 from moretta.run import consent
 from moretta.run.assembly import federation_of
 from moretta.run.federation import Federation
-from moretta.run.saving import MADE
+from moretta.run.trained_model import MADE
 
 
 def audit_folder(

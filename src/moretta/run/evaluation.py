@@ -25,8 +25,7 @@ from moretta.protocols.common.roles import Fitted
 from moretta.protocols.common.targets import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
-from moretta.run.classification import figures_of_classes
-from moretta.run.metrics import Metric, name_of, scores
+from moretta.run.metrics import Metric, figures_of_classes, name_of, scores
 
 SCORES = ("loss", "accuracy", "mse")
 log = logging.getLogger("moretta")
@@ -66,7 +65,7 @@ class Evaluator:
         """Return the scores of a run's models; where silos have models of their own the mean, or the worst of them.
 
         Beside the worst stand the means over models on all rows and, as `slices`, each on a part of its own of them.
-        `classes`, the tables of a classifier (`moretta.run.classification`), are of one model: the only or the worst.
+        `classes`, the tables of a classifier (`moretta.run.metrics`), are of one model: the only or the worst.
         """
         inputs, metrics, parts = self._prepared(rows[0]), len(models) <= MANY, list[dict[str, Any]]()
         scores, cuts = dict[str, dict[str, Any]](), slices(len(rows[0]), len(models))
@@ -197,7 +196,7 @@ def evaluate(
     inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
     outputs. metrics: false leaves them out, where many models are measured. own: further ones. Of classes there are
-    tables too, `classes` (`moretta.run.classification.tables_of_counts`). names: of the classes, for the tables.
+    tables too, `classes` (`moretta.run.metrics.tables_of_counts`). names: of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)

@@ -24,6 +24,7 @@ from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph, model_of
 from moretta.run.raw_rows import Prepared
+from moretta.run.trained_model import TrainedModel
 
 HERE = "moretta.run.export"  # the process that exports somebody's graph
 INPUTS, ONNX = "inputs", "onnx"
@@ -46,7 +47,7 @@ def export(
     list that the schema in inputs.json has; the graph's metadata holds the same. A row's outputs are NaN where a value
     is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
     graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
-    model, allow_code: as of `moretta.run.trained_model.load`; a state_dict needs no code. Raises
+    model, allow_code: as of `moretta.run.trained_model.read`; a state_dict needs no code. Raises
     `moretta.errors.ParameterError` for another file name, weights that are there and no export, such as a run's own, or
     a model that ONNX cannot express.
     """
@@ -58,11 +59,11 @@ def export(
         tensors = trained_model.weights(folder, true_model=true_model, silo=silo)
         write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))
         return
-    found = trained_model.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     inputs = json.dumps(read_inputs(folder))
-    if isinstance(found.module, ForeignGraph):
+    if isinstance(found.network, ForeignGraph):
         _check_extras()
-        request = {**found.module.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
+        request = {**found.network.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
         made = ConfinedProcess(HERE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
     else:
         made = _onnx(found, inputs)
@@ -125,9 +126,9 @@ def _check_extras() -> None:
         raise MissingExtra(f"exporting to ONNX needs {error.name}; run: pip install 'moretta[onnx]'") from None
 
 
-def _onnx(model: trained_model.FinishedModel, inputs: str) -> bytes:
+def _onnx(model: TrainedModel, inputs: str) -> bytes:
     _check_extras()
-    module: nn.Module = Prepared(model.module, model.preparation, model.may_lack, model.expansion)
+    module: nn.Module = Prepared(model.network, model.preparation, model.may_lack, model.expansion)
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
     rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
     dimension = {0: torch.export.Dim("rows")}
@@ -168,7 +169,7 @@ def main() -> None:
 
     def answer(request: dict[str, Array]) -> Mapping[str, Array]:
         inputs = request[INPUTS].tobytes().decode()
-        found = trained_model.of(model_of(request), json.loads(inputs))
+        found = TrainedModel(model_of(request), json.loads(inputs))
         return {ONNX: np.frombuffer(_onnx(found, inputs), np.uint8)}
 
     serve(answer)

@@ -29,8 +29,8 @@ from moretta.contract.roles import Client
 from moretta.contract.wording import check_choice, kind_of
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
+from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, digests_by_silo, layout_of, row_shape, rules_of_columns
-from moretta.data.subjects import Subjects
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
@@ -50,7 +50,7 @@ from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
-from moretta.run import checks, inputs, python_arguments, resuming, saving
+from moretta.run import checkpoints, checks, inputs, python_arguments, trained_model
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
 from moretta.run.history import OnRound
@@ -343,9 +343,11 @@ class Federation:
     ) -> Result:
         digest, states = self.digest(seed, rounds), None
         if resume:
-            place, states = resuming.last_session(None if folder is None else folder.path, digest, self._roster, rounds)
+            place, states = checkpoints.last_session(
+                None if folder is None else folder.path, digest, self._roster, rounds
+            )
         else:
-            place = CheckpointId(resuming.run_id(self.spec, self._roster, seed), 0, 0, digest)
+            place = CheckpointId(checkpoints.run_id(self.spec, self._roster, seed), 0, 0, digest)
         helped = None if folder is None else folder.helped
         players = self._built(self._setting(seed, rounds, place, helped))  # before anything is written
         silos = self._players_names(players)
@@ -355,12 +357,12 @@ class Federation:
                 'scheme = "none", as its sum would be its own data'
             )
         if states is not None:
-            resuming.refuse_others(states, players)
+            checkpoints.refuse_others(states, players)
             restore_states(players, states)
         elif folder is not None:
             folder.begin(self.spec.text or None)
             if not self.spec.text:
-                saving.keep_made(folder, self.made, rounds, seed)
+                trained_model.keep_made(folder, self.made, rounds, seed)
         if folder is not None:
             folder.begin_helped(begun=states is not None)
             folder.hold_rows(digests_by_silo(self.silos))
@@ -420,8 +422,8 @@ class Federation:
         return None if given is None else (packed_as(given[0], self.layout, part), given[1])
 
     def digest(self, seed: int, rounds: int) -> str:
-        """Return what a resumed run must agree on (`moretta.run.resuming.digest_of`)."""
-        return resuming.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
+        """Return what a resumed run must agree on (`moretta.run.checkpoints.digest_of`)."""
+        return checkpoints.digest_of(self.spec, self.silos, self.model, self.layout, seed, rounds)
 
     @property
     def summing(self) -> SecureAggregation:

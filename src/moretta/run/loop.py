@@ -27,16 +27,16 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
 from moretta.run.checkpoints import BestRound, restore_states, states_of
-from moretta.run.classification import metrics_of_counts, tables_of_counts
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, OnRound, StopTraining, line_of, round_of
+from moretta.run.metrics import metrics_of_counts, tables_of_counts
+from moretta.run.preview import told_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
-from moretta.run.summed_look import told_of_sums
 from moretta.run.trainable import Trainable
 
 

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.data.checks import as_features, check_finite
 from moretta.data.images.folder import FILE, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.layout import gather
-from moretta.data.tables.files import Format, is_table, read_columns
+from moretta.data.rows import as_features
+from moretta.data.tables.files import Format, is_predicted, is_table, read_columns, written
 from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
-from moretta.data.tables.spreadsheet import is_predicted, written
 from moretta.engines.files import check_ending, check_replaced, write_atomically
-from moretta.errors import MorettaError, ParameterError
-from moretta.protocols.common.enrolment import inputs_of
-from moretta.protocols.common.modules import outputs_of
+from moretta.errors import ParameterError
 from moretta.protocols.common.targets import probabilities
 from moretta.run import trained_model
-from moretta.run.foreign import ForeignGraph
-from moretta.run.trained_model import FinishedModel
+from moretta.run.trained_model import TrainedModel, classes_of
 
 HEADER = 100_000  # characters of a first line that are looked at
 
@@ -63,48 +58,23 @@ def predict(
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
     fields of `Format` in which a .csv file is written otherwise than the run's own. model: of a run made from Python,
-    the "module:function" that builds its architecture. allow_code: as of `moretta.run.trained_model.load`.
+    the "module:function" that builds its architecture. allow_code: as of `moretta.run.trained_model.read`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
     `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
     check_ending(out, ".csv", ".npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    found = trained_model.load(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     given = _rows(rows, found, replace(found.form, **(form or {})))
-    outputs = outputs_of_rows(found, given.x, str(rows))
+    outputs = found.outputs(given.x, str(rows))
     _write(out, outputs, given, found)
     return outputs.shape[0], outputs.shape[1]
 
 
-def outputs_of_rows(model: FinishedModel, x: Array, where: str) -> NDArray[Any]:
-    """Return a model's outputs, [rows, outputs], of rows that were `checked`. where: begins an error's sentence."""
-    device = str(next(model.module.parameters()).device)
-    try:
-        inputs = inputs_of(x, model.preparation, model.dtype, device)
-        # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction should
-        # depend on who else is in the file, not in its last digit either.
-        run = model.module.outputs if isinstance(model.module, ForeignGraph) else partial(outputs_of, model.module)
-        found = run(inputs, 1) if x.ndim == 2 else run(inputs)
-    except MorettaError:
-        raise
-    except Exception as error:  # whatever somebody's model does with rows that it cannot take
-        said = str(error).strip().partition("\n")[0]
-        raise ParameterError(
-            f"{where}: the model cannot take these rows of {x.dtype} ({said}); save numbers as floats, and "
-            "tokens as the integers that it was trained on"
-        ) from error
-    return np.asarray(found.cpu().numpy())
-
-
-def classes_of(outputs: NDArray[Any]) -> NDArray[np.int64]:
-    """Return each row's class as accuracy has it: of one output the second above 0.5, else that of the largest."""
-    return (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
-
-
-def _rows(path: Path, model: FinishedModel, form: Format) -> _Rows:
+def _rows(path: Path, model: TrainedModel, form: Format) -> _Rows:
     """Return the rows to predict as a silo's own are: float32, NaN where a value is absent, or int64 for tokens."""
     if model.image is not None and (path.is_dir() or is_table(path.name)):
         return _images(path, model, model.image, form)
@@ -114,28 +84,10 @@ def _rows(path: Path, model: FinishedModel, form: Format) -> _Rows:
         found = _table(path, model, form)
     else:
         raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
-    return _Rows(checked(found.x, model, str(path)), found.named, found.names)
+    return found
 
 
-def checked(x: Array, model: FinishedModel, where: str) -> Array:
-    """Return rows in the model's shape. where: begins the sentence of an error.
-
-    Raises `moretta.errors.ParameterError` for rows of another shape, infinite ones, and NaN where a value has to be.
-    """
-    shape = model.shape
-    if len(shape) == 1 and len(x) and x[0].size == shape[0]:  # where columns were dealt out, samples are flat
-        x = x.reshape(len(x), -1)
-    if x.shape[1:] != shape or not len(x):
-        raise ParameterError(f"{where}: expected rows of shape {list(shape)}, got {len(x)} of {list(x.shape[1:])}")
-    names = tuple(model.columns) if len(model.columns) == x.shape[-1] else ()
-    check_finite(x, names, where, allow_missing=model.fills_absent)
-    if model.fills_absent and len(model.may_lack) == x.shape[-1]:
-        whole = np.flatnonzero(~model.may_lack)
-        check_finite(x[..., whole], tuple(names[place] for place in whole) if names else (), where)
-    return x
-
-
-def _images(path: Path, model: FinishedModel, image: ImageForm, form: Format) -> _Rows:
+def _images(path: Path, model: TrainedModel, image: ImageForm, form: Format) -> _Rows:
     """Return the images of a folder, or those below its own folder that a table names; each is named by its path."""
     column = (model.table.name_of("file") if model.table else None) or FILE
     if path.is_dir():
@@ -145,7 +97,7 @@ def _images(path: Path, model: FinishedModel, image: ImageForm, form: Format) ->
     return _Rows(x, column, np.array(names, np.str_))
 
 
-def _arrays(path: Path, model: FinishedModel) -> _Rows:
+def _arrays(path: Path, model: TrainedModel) -> _Rows:
     arrays = read_npz(path)
     if model.layout is not None:
         x: Array = model.layout.pack(gather(arrays, "x"), f"{path}: x")
@@ -157,7 +109,7 @@ def _arrays(path: Path, model: FinishedModel) -> _Rows:
     return _Rows(x, "id", None if names is None else names.astype(np.str_))
 
 
-def _array(path: Path, arrays: Mapping[str, Array], model: FinishedModel) -> Array:
+def _array(path: Path, arrays: Mapping[str, Array], model: TrainedModel) -> Array:
     if "x" not in arrays:
         raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
     pixels = model.source in SETS and arrays["x"].dtype == np.uint8
@@ -170,7 +122,7 @@ def _array(path: Path, arrays: Mapping[str, Array], model: FinishedModel) -> Arr
     return x
 
 
-def _table(path: Path, model: FinishedModel, form: Format) -> _Rows:
+def _table(path: Path, model: TrainedModel, form: Format) -> _Rows:
     schema = model.table or _of_arrays(model)
     if schema is None:
         raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
@@ -181,7 +133,7 @@ def _table(path: Path, model: FinishedModel, form: Format) -> _Rows:
     return _Rows(read.x, named or "", names)
 
 
-def _of_arrays(model: FinishedModel) -> Schema | None:
+def _of_arrays(model: TrainedModel) -> Schema | None:
     """Return what the columns of arrays mean that have names; their marks of absence are columns too."""
     names = [name for name in model.columns if f"{name}={ABSENT_CATEGORY}" in model.columns or "=" not in name]
     if not names:
@@ -191,7 +143,7 @@ def _of_arrays(model: FinishedModel) -> Schema | None:
     return Schema(columns={name: Number(blanks=marked.get(name, blanks)) for name in names})
 
 
-def _write(out: Path, outputs: Array, rows: _Rows, model: FinishedModel) -> None:
+def _write(out: Path, outputs: Array, rows: _Rows, model: TrainedModel) -> None:
     if out.suffix.lower() == ".npy":
         buffer = io.BytesIO()
         np.save(buffer, outputs, allow_pickle=False)
@@ -223,7 +175,7 @@ def _are_one(there: Path, table: Path) -> bool:
         return False
 
 
-def _predicted(outputs: Array, model: FinishedModel) -> tuple[list[str], list[list[Any]]]:
+def _predicted(outputs: Array, model: TrainedModel) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
     if model.task != "classification":
         names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{k}" for k in range(outputs.shape[1])]

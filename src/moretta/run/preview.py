@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from moretta.config.run_files import RunFile
-from moretta.data.checks import as_features, as_targets
-from moretta.data.dataset import SiloData
 from moretta.data.grid import GRIDS
 from moretta.data.images.sets import read_npz
-from moretta.data.look import Look, Owner, lines_of, look_at
+from moretta.data.look import LEAST_SHOWN, Look, Owner, Spread, lines_of, look_at
+from moretta.data.rows import SiloData, as_features, as_targets
 from moretta.data.silo import Silo
-from moretta.data.tables import description
+from moretta.data.tables import inference
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
-from moretta.data.tables.inference import Hints, infer
+from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN
 from moretta.data.tables.rows import encode, expansion_of, rules_of
-from moretta.data.withholding import LEAST_SHOWN
+from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
+from moretta.protocols.common.row_counts import Counted
 from moretta.run.rows import load_columns, load_rows, table_of
-
-if TYPE_CHECKING:
-    from moretta.run.federation import Federation
+from moretta.run.trainable import Trainable
 
 
 def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
@@ -74,7 +72,7 @@ def _look_of_columns(run_file: RunFile, least: int) -> Look:
     )
 
 
-def look_of_federation(federation: Federation, least: int = LEAST_SHOWN) -> Look:
+def look_of_federation(federation: Trainable, least: int = LEAST_SHOWN) -> Look:
     """Return a look at the rows of a federation whose silos are all here."""
     parts = {"testing": federation.test, "validation": federation.validation}
     return look_at(
@@ -89,19 +87,21 @@ def look_of_federation(federation: Federation, least: int = LEAST_SHOWN) -> Look
     )
 
 
-def opening_of(federation: Federation) -> list[str]:
+def opening_of(federation: Trainable) -> list[str]:
     """Return what is said before round one: rows at each silo, absent values, classes, and columns by kind."""
     if _in_one_order(federation.silos):
         lines = lines_of(look_of_federation(federation).told(by_silo=True))
     else:  # they are put in order in the set-up, and there are no whole rows until then
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.table is not None:
-        return [*lines, *description.lines_of(federation.table)]
+        return [*lines, *inference.lines_of(federation.table)]
     columns = len(federation.feature_names)
     return [*lines, f"numbers: {columns} columns"] if columns else lines
 
 
-def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, least: int = LEAST_SHOWN) -> Look:
+def look_of_file(
+    path: Path, schema: Path | None, form: Format, wanted: inference.Hints, least: int = LEAST_SHOWN
+) -> Look:
     """Return a look at one file: a table, by a schema or an inferred one, or an .npz file with x and y.
 
     Raises `moretta.errors.ParameterError` for what cannot be read.
@@ -113,7 +113,7 @@ def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, l
             )
         return _look_of_arrays(path, read_npz(path), least)
     columns = read_columns(path, form)
-    table = infer(columns, wanted, path.name, form) if schema is None else schemas.load(schema)
+    table = inference.infer(columns, wanted, path.name, form) if schema is None else schemas.load(schema)
     rows = encode(columns, table, path.name, form, labelled=table.target is not None)
     owner = Owner(path.name, rows.x, rows.y)
     classes = len(table.classes) or None
@@ -161,3 +161,62 @@ def _owners(silos: Iterable[Silo | SiloData]) -> list[Owner]:
             whole[:, list(silo.columns)] = silo.x
         found.append(Owner(name, whole, labelled))
     return found
+
+
+def told_of_sums(
+    found: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
+) -> dict[str, Any]:
+    """Return what may be shown of it (`moretta.data.look.Look.told`). silos: how many. names: of the input columns."""
+    if not len(found.present):
+        columns = []
+    elif table is not None:
+        columns = _by_schema(found, table)
+    else:
+        given = names or [f"x{place}" for place in range(len(found.present))]
+        columns = [_number(name, found, place, may_lack=_may_lack(found)) for place, name in enumerate(given)]
+    target = _target(found, class_names, table)
+    look = Look(("all silos",), np.array([found.rows]), tuple(columns), target, {}, (len(found.present),))
+    return look.told() | {"silos": silos}
+
+
+def _may_lack(found: Counted) -> bool:
+    return bool((found.present < found.rows).any())
+
+
+def _by_schema(found: Counted, table: Schema) -> list[Spread]:
+    """Return each column of a schema: the mean of a category's zeros and ones tells how many rows have it."""
+    expansion, spreads = expansion_of(table), list[Spread]()
+    rows = np.rint(found.mean * found.present).astype(np.int64)
+    for place, (name, feature) in enumerate(table.features.items()):
+        mine = expansion.source == place
+        marks = rows[mine & (expansion.kinds == MARK)]
+        if isinstance(feature, Category):
+            counts = rows[mine & (expansion.kinds == ONE_OF)][None, :]
+            spreads.append(Spread(name, "category", feature.categories, counts, marks if len(marks) else None))
+            continue
+        (column,) = np.flatnonzero(mine & (expansion.kinds == PLAIN))
+        number = _number(name, found, int(column), may_lack=feature.blanks != "refuse")
+        kind: Any = "ordered" if isinstance(feature, Ordered) else feature.kind
+        limits = None if isinstance(feature, Ordered) else feature.range
+        unit = feature.unit if isinstance(feature, Number) else ""
+        said = number.range if kind == "number" else ()
+        if limits is not None:
+            said = str(limits[0]), str(limits[1])
+        spreads.append(Spread(name, kind, number.cells, number.counts, number.absent, unit, said, limits is not None))
+    return spreads
+
+
+def _number(name: str, found: Counted, place: int, *, may_lack: bool) -> Spread:
+    """Return a column of numbers: how many there are, and about where they lie, two deviations around their mean."""
+    there, mean, spread = int(found.present[place]), float(found.mean[place]), float(found.deviation[place])
+    absent = np.array([found.rows - there]) if may_lack else None
+    about = f"{mean - 2 * spread:.2g}", f"{mean + 2 * spread:.2g}"
+    return Spread(name, "number", ("any value",), np.array([[there]]), absent, "", about)
+
+
+def _target(found: Counted, names: Sequence[str], table: Schema | None) -> Spread:
+    named = (table and table.name_of("target")) or "target"
+    if len(found.classes) == 1:
+        return Spread(named, "number", ("any value",), found.classes[None, :])
+    words = tuple(names) or tuple(f"class {number}" for number in range(len(found.classes)))
+    return Spread(named, "classes", words, found.classes[None, :])

@@ -17,8 +17,8 @@ from moretta.config.specification import Specification
 from moretta.contract.keywords import path_of
 from moretta.contract.wording import check_choice, kind_of, nearest, shown
 from moretta.data import python_rows
-from moretta.data.checks import class_of
 from moretta.data.references import OWN_CODE
+from moretta.data.rows import class_of
 from moretta.data.settings import Data
 from moretta.data.silo import Silo, layout_of, row_shape
 from moretta.data.tables.schema import Schema
@@ -175,7 +175,7 @@ def names_in(keyword: str, told: object) -> tuple[str, ...]:
 def task_of(silos: Sequence[Silo], loss: str) -> str:
     """Return "classification" or "regression", by the targets of all silos and not by the first's alone.
 
-    Whole numbers and one-hot rows are classes, as in files (`moretta.data.checks.as_targets`), and under cross-entropy
+    Whole numbers and one-hot rows are classes, as in files (`moretta.data.rows.as_targets`), and under cross-entropy
     so are soft labels. Raises `moretta.errors.ParameterError`, naming two silos, where some have classes and some
     numbers.
     """

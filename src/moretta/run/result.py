@@ -23,7 +23,7 @@ from moretta.run.raw_rows import Prepared
 if TYPE_CHECKING:
     from moretta.audit.auditor import Audit
     from moretta.audit.evidence.truth import Trained
-    from moretta.run.raw_model import RawModel
+    from moretta.run.trained_model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,26 @@ class Result:
         return self.record["seconds"]  # type: ignore[no-any-return]
 
     @names_keywords()
-    def raw_model(self, *, silo: str | None = None, true_model: bool = False) -> RawModel:
-        """Return a copy of a model that takes rows as the data has them (`moretta.run.raw_model.RawModel`).
+    def raw_model(self, *, silo: str | None = None, true_model: bool = False) -> TrainedModel:
+        """Return a copy of a model that takes rows as the data has them (`moretta.run.trained_model.TrainedModel`).
 
         silo: whose, where each silo has its own. true_model: the server's, not the released one, which silos hold too
         and which gives exact predictions. Raises `moretta.errors.ParameterError` where the run has no such model.
         """
-        from moretta.run.raw_model import RawModel
-        from moretta.run.trained_model import of
+        from moretta.run.trained_model import TrainedModel
 
         module = copy.deepcopy(self._architecture())
         modules.load(module, self._tensors(silo, true_model))
-        return RawModel(of(module, self.inputs))
+        return TrainedModel(module, self.inputs)
 
     @names_keywords()
     def predict(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.generic]:
-        """Return what is predicted of each row, as `RawModel.predict`; the model as of `raw_model`."""
+        """Return what is predicted of each row, as `TrainedModel.predict`; the model as of `raw_model`."""
         return self.raw_model(silo=silo, true_model=true_model).predict(x)
 
     @names_keywords()
     def predict_proba(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.float64]:
-        """Return what each class's probability is, as `RawModel.predict_proba`; the model as of `raw_model`."""
+        """Return what each class's probability is, as `TrainedModel.predict_proba`; the model as of `raw_model`."""
         return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
 
     @names_keywords()
@@ -94,7 +93,7 @@ class Result:
         folder alone. None is the run's own folder: it is given what it lacks, the model's graph, where nothing that can
         be imported builds the model. Raises `moretta.errors.ParameterError` for a model that cannot be written down.
         """
-        from moretta.run import saving
+        from moretta.run import trained_model
 
         named = None if folder is None else path_of(folder, "save: expected the path of a new folder, or None")
         federation = self._federation()
@@ -103,11 +102,11 @@ class Result:
             if self.folder is None:
                 raise ParameterError("save: the run has no folder of its own; name one, Result.save(folder)")
             if not federation.made.source:
-                saving.keep_graph(self.folder, self._architecture(), self.inputs, dtype)
+                trained_model.keep_graph(self.folder, self._architecture(), self.inputs, dtype)
             return self.folder
         found = {f"models/{name}": self._tensors(name, False) for name in self.models}
         found = found or {"released": self._tensors(None, False)}
-        saving.save(named, self._architecture(), found, self.inputs, federation.made, dtype)
+        trained_model.save(named, self._architecture(), found, self.inputs, federation.made, dtype)
         return named
 
     def _tensors(self, silo: str | None, true_model: bool) -> Tensors:

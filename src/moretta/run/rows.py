@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 from moretta.config.run_files import RunFile
 from moretta.data import domains, partition, silo_files, sources
 from moretta.data.assemble import Wish, check_apart
-from moretta.data.dataset import Dataset
 from moretta.data.grid import check_grid
 from moretta.data.partition import Distributed
+from moretta.data.rows import Dataset, Subjects
 from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.silo_files import TableFile
-from moretta.data.subjects import Subjects
 from moretta.data.tables.files import Format
 from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError

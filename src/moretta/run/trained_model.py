@@ -1,10 +1,9 @@
-"""A finished run's model, ready to use: its architecture from the run file, its weights, what its inputs mean."""
+"""The trained model: a network, how its rows are prepared, and what its inputs and outputs mean; loaded and kept."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,96 +11,261 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.contract.messages import Tensors
+from moretta.contract.keywords import names_keywords, path_of, says_keywords
+from moretta.contract.messages import Array, Tensors
+from moretta.contract.wording import kind_of
+from moretta.data import python_rows
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
-from moretta.data.references import OWN_CODE
+from moretta.data.references import OWN_CODE, is_reference
+from moretta.data.rows import as_features, check_finite
 from moretta.data.tables import schema
-from moretta.data.tables.files import Format
+from moretta.data.tables.files import Format, as_columns
 from moretta.data.tables.preparation import Expansion, Preparation
-from moretta.data.tables.rows import expansion_of
+from moretta.data.tables.rows import encode, expansion_of
 from moretta.data.tables.schema import Schema
-from moretta.engines.files import read_file
-from moretta.engines.run_folder import read_inputs, read_json, read_model
-from moretta.errors import ParameterError
-from moretta.models import catalogue
+from moretta.engines.files import make_folder, read_file, write_atomically
+from moretta.engines.run_folder import RunFolder, read_inputs, read_json, read_model
+from moretta.errors import MorettaError, ParameterError
+from moretta.models import catalogue, graph
 from moretta.models.checks import build_within
 from moretta.models.graph import Graph
 from moretta.protocols.common import modules
+from moretta.protocols.common.enrolment import inputs_of
+from moretta.protocols.common.modules import outputs_of
+from moretta.protocols.common.targets import probabilities
 from moretta.run import consent
 from moretta.run.foreign import ForeignGraph
-from moretta.run.saving import GRAPH, MADE
+from moretta.run.python_arguments import Made
+from moretta.run.raw_rows import Expanded, Prepared
 
+MADE = "model.json"
+GRAPH = "graph.safetensors"
 HARMLESS = 1_000_000  # numbers of a model that anybody may ask for
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@dataclass(frozen=True)
-class FinishedModel:
-    """A model in eval mode, and what its inputs and outputs mean.
+class TrainedModel(nn.Module):
+    """A network behind all that its run agreed on: what is filled in, scales, and the encoders of a table.
 
-    shape: of one row of inputs; columns: their names, for tables. table: what a table's columns mean, None for arrays;
-    form: how its .csv files are written. fills_absent: whether a value may be absent; may_lack: bool[columns], in which
-    columns, or [1] for all alike. classes: their names, if known. source: of the run's data. layout: how a row of
-    several arrays is packed. image: what files of images become. integers: whether rows are token ids. tables: the
-    files that the run's rows are from, whether they are there or not.
+    As a module it takes a tensor of rows as the silos have them, nothing scaled or filled in, NaN where a value is
+    absent, and returns outputs, [rows, outputs]; a row that cannot be has NaN. Of a table it takes coded rows too
+    (`read_table(..).coded`); where a sample has several arrays it takes them by keyword. It is in eval mode.
+
+    `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with
+    their words. task: "classification" or "regression". classes: their names, if known. columns: of the inputs.
+
+    Args:
+        network: The model that was trained.
+        inputs: The content of inputs.json: what inputs and outputs mean.
+        run_file: Of its run, if it had one: how its files are written, and what files of images become.
+        where: What errors call inputs.json.
     """
 
-    module: nn.Module
-    preparation: Preparation
-    shape: tuple[int, ...]
-    columns: Sequence[str]
-    table: Schema | None
-    form: Format
-    fills_absent: bool
-    may_lack: NDArray[np.bool_]
-    task: str
-    loss: str
-    classes: Sequence[str]
-    source: str
-    layout: SampleLayout | None = None
-    image: ImageForm | None = None
-    integers: bool = False
-    tables: Sequence[Path] = ()
+    def __init__(
+        self, network: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = None, where: str = ""
+    ) -> None:
+        super().__init__()
+        self.shape = tuple(inputs["shape"])
+        self.layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
+        self.table: Schema | None = schema.of(inputs["table"], where) if inputs["table"] else None
+        self.preparation = Preparation.loads(inputs)
+        self.fills_absent, self.may_lack = bool(inputs["fills_absent"]), np.array(inputs["may_lack"], np.bool_)
+        self.task, self.loss = str(inputs["task"]), str(inputs["loss"])
+        self.classes, self.columns = tuple(inputs["classes"]), tuple(inputs["columns"])
+        self.integers = bool(inputs.get("integers", False))  # whether rows are token ids
+        self.form = run_file.data.form if run_file else Format()
+        self.source = run_file.data.source if run_file else ""
+        self.image = _image(run_file, self.table, self.shape)
+        self.tables = [] if run_file is None else _tables(run_file)
+        self.model = Prepared(network, self.preparation, self.may_lack)
+        self.expand = None if self.expansion is None else Expanded(self.expansion)
+        self.eval()
+
+    def __repr__(self) -> str:
+        return f"TrainedModel({self.task}, rows {list(self.shape)})"
+
+    @property
+    def network(self) -> nn.Module:
+        """The model that was trained."""
+        return self.model.model
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's present dtype: a user may have said `.double()`."""
-        return next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
+        """The network's present dtype: a user may have said `.double()`."""
+        return next((one.dtype for one in self.network.parameters() if one.is_floating_point()), torch.float32)
 
     @property
     def expansion(self) -> Expansion | None:
         """How coded rows of its table become inputs; None for arrays."""
         return None if self.table is None or not self.table.features else expansion_of(self.table)
 
+    def forward(self, x: Tensor | None = None, **arrays: Tensor) -> Tensor:
+        """Return the outputs, [rows, outputs]."""
+        wanted = set() if self.layout is None else set(self.layout.names)
+        if set(arrays) != wanted or (x is None) == (self.layout is None):
+            raise ParameterError(f"expected {self.layout or f'one tensor of rows {list(self.shape)}'}, and no others")
+        for one in arrays.values() if x is None else [x]:
+            if not isinstance(one, Tensor):
+                raise ParameterError(f"expected a tensor; got {kind_of(one)}: give it to predict or predict_proba")
+        if self.layout is not None or x is None:  # as silos pack them
+            x = torch.cat([one.flatten(1).float() for _, one in sorted(arrays.items())], dim=1)
+        if self.expand is not None and self._is_coded(x.shape):
+            x = self.expand(x.double())
+        if x.shape[1:] != self.shape:
+            raise ParameterError(f"expected rows of shape {list(self.shape)}, got {list(x.shape[1:])}")
+        outputs: Tensor = self.model(x)
+        return outputs
 
+    @names_keywords()
+    def predict(self, x: Any) -> NDArray[np.generic]:
+        """Return what is predicted of each row: int64[rows], the class's number, or numbers as the targets were.
+
+        `classes` has the names of the numbers, where the run knew them. Each row of numbers is computed by itself, as
+        by `moretta predict`, so that no prediction depends on the others.
+        Raises `moretta.errors.ParameterError` for rows that are not as the run's.
+        """
+        outputs = self.outputs(self._rows(x), "x")
+        if self.task == "classification":
+            return classes_of(outputs)
+        return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+
+    @names_keywords()
+    def predict_proba(self, x: Any) -> NDArray[np.float64]:
+        """Return what each class's probability is, float64[rows, classes]. Raises as `predict` does."""
+        if self.task != "classification":
+            raise ParameterError("predict_proba is for classes, and this model predicts numbers; use predict")
+        return probabilities(self.outputs(self._rows(x), "x"), self.loss)
+
+    def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
+        """Return the outputs, [rows, outputs], of rows as a silo has them, which may be lazy.
+
+        where: begins the sentence of an error. Raises `moretta.errors.ParameterError` for rows of another shape,
+        infinite ones, NaN where a value has to be, and rows that the network fails on.
+        """
+        x = self._checked(x, where)
+        device = str(next(self.network.parameters()).device)
+        try:
+            inputs = inputs_of(x, self.preparation, self.dtype, device)
+            # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction
+            # should depend on who else is in the file, not in its last digit either.
+            run = self.network.outputs if isinstance(self.network, ForeignGraph) else partial(outputs_of, self.network)
+            found = run(inputs, 1) if x.ndim == 2 else run(inputs)
+        except MorettaError:
+            raise
+        except Exception as error:  # whatever somebody's model does with rows that it cannot take
+            said = str(error).strip().partition("\n")[0]
+            raise ParameterError(
+                f"{where}: the model cannot take these rows of {x.dtype} ({said}); save numbers as floats, and "
+                "tokens as the integers that it was trained on"
+            ) from error
+        return np.asarray(found.cpu().numpy())
+
+    def _checked(self, x: Array, where: str) -> Array:
+        """Return rows in the network's shape; where columns were dealt out, samples are flat."""
+        if len(self.shape) == 1 and len(x) and x[0].size == self.shape[0]:
+            x = x.reshape(len(x), -1)
+        if x.shape[1:] != self.shape or not len(x):
+            raise ParameterError(
+                f"{where}: expected rows of shape {list(self.shape)}, got {len(x)} of {list(x.shape[1:])}"
+            )
+        names = self.columns if len(self.columns) == x.shape[-1] else ()
+        check_finite(x, names, where, allow_missing=self.fills_absent)
+        if self.fills_absent and len(self.may_lack) == x.shape[-1]:
+            whole = np.flatnonzero(~self.may_lack)
+            check_finite(x[..., whole], tuple(names[place] for place in whole) if names else (), where)
+        return x
+
+    def _is_coded(self, shape: Sequence[int]) -> bool:
+        """Whether rows are a table's coded ones, and not expanded yet."""
+        return self.expansion is not None and tuple(shape[1:]) == (len(self.expansion.features),) != self.shape
+
+    def _rows(self, x: Any) -> Array:
+        """Return rows as a silo's own are: numbers, NaN where a value is absent."""
+        if python_rows.is_dataset(x):
+            raise ParameterError("x: got a Dataset; give its samples alone, as an array")
+        if self.layout is not None:
+            if not isinstance(x, Mapping):
+                raise ParameterError(f"x: expected {self.layout}, as a mapping of arrays")
+            arrays = {name: python_rows.samples({name: one}, "x")[name] for name, one in x.items()}
+            return self.layout.pack(arrays, "x")
+        framed = python_rows.is_frame(x)
+        if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
+            return encode(as_columns(x, "x"), self.table, "x", labelled=False, training=False).x
+        if isinstance(x, Mapping):
+            x = np.stack([np.asarray(x[name]) for name in self._wanted(tuple(x))], axis=1) if x else np.empty((0, 0))
+        elif framed:
+            self._wanted(python_rows.names_of(x))
+            x = python_rows.in_order(x, self.columns, "x", "the run")
+        plain: Any = python_rows.samples(x, "x")
+        rows = as_features(plain, "x")
+        if rows.dtype.kind == "i" and not self.integers:  # numbers that have no fraction, by chance
+            rows = rows.astype(np.float32)
+        return self.expansion.apply(rows) if self.expansion is not None and self._is_coded(rows.shape) else rows
+
+    def _wanted(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the columns that the run had. Raises ParameterError where it had none by name, or one is missing."""
+        if not self.columns:
+            raise ParameterError("x: the run's rows had no names of columns; give an array with them in the same order")
+        for name in self.columns:
+            if name not in names:
+                raise ParameterError(f"x: expected a column {name!r}, as the run has; it has {', '.join(names):.200}")
+        return self.columns
+
+
+def classes_of(outputs: NDArray[Any]) -> NDArray[np.int64]:
+    """Return each row's class as accuracy has it: of one output the second above 0.5, else that of the largest."""
+    return (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+
+
+@names_keywords()
+@says_keywords()
 def load(
+    folder: str | Path,
+    *,
+    silo: str | None = None,
+    true_model: bool = False,
+    model: str | None = None,
+    allow_code: bool = False,
+) -> TrainedModel:
+    """Return the model of a run's folder, or of one that `Result.save` wrote, ready for rows as the data has them.
+
+    silo: whose model, where each silo has its own. true_model: the server's, not the released one. model: what builds
+    it, a built-in name or "module:function", where the folder does not say. allow_code: import the code that the folder
+    names (`moretta.run.consent`), and run its graph in this process; without it no code of the folder's is run, and a
+    graph runs in a confined process, on the CPU and without gradients. Nothing is ever unpickled.
+    Raises `moretta.errors.ParameterError`, in one sentence, for a folder that holds no such model.
+    """
+    folder = path_of(folder, "load: expected the path of a run folder")
+    if model is not None and not isinstance(model, str):
+        raise ParameterError(f'model: expected a name or "module:function"; got {kind_of(model)}')
+    if not folder.is_dir():
+        raise ParameterError(f"{folder}: expected a run folder, or one of Result.save; there is no such directory")
+    return read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+
+
+def read(
     folder: Path,
     *,
     true_model: bool = False,
     silo: str | None = None,
     model: str | None = None,
     allow_code: bool = False,
-) -> FinishedModel:
-    """Load the released model of a run, the server's true one, or a silo's own.
-
-    model: of a run made from Python, what builds its architecture: a built-in name, or a "module:function" beside the
-    working directory, which is then called; None: as the folder says. allow_code: import the code of the model that the
-    folder names (`moretta.run.consent`), and run its graph in this process, not in a confined one. Raises
-    `moretta.errors.ParameterError` for a folder without such a model, one that does not say how its model is built,
-    without `model`, or one that names code which is not allowed.
+) -> TrainedModel:
+    """Return the same as `load`, whose arguments these are, for commands. A "module:function" is beside the working
+    directory.
     """
     inputs = read_inputs(folder)
     tensors = weights(folder, true_model=true_model, silo=silo)
     run_file = _run_file(folder, model, allow_code)
     try:
-        module = _module(folder, inputs, tensors, run_file, model, allow_code)
-        return of(module, inputs, run_file, f"{folder}: inputs.json")
+        network = _module(folder, inputs, tensors, run_file, model, allow_code)
+        return TrainedModel(network, inputs, run_file, f"{folder}: inputs.json")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ParameterError(
             f"{folder}: inputs.json or {MADE} is not as a run leaves it ({type(error).__name__}); restore it"
@@ -166,31 +330,6 @@ def _graph(folder: Path, tensors: Tensors, trusted: bool) -> nn.Module:
         raise ParameterError(f"{folder / GRAPH}: {error}") from None
 
 
-def of(module: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = None, where: str = "") -> FinishedModel:
-    """Return a model with what inputs.json says of it. run_file: of its run, if it had one. where: of the file."""
-    shape = tuple(inputs["shape"])
-    layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
-    table = schema.of(inputs["table"], where) if inputs["table"] else None
-    return FinishedModel(
-        module=module.eval(),
-        preparation=Preparation.loads(inputs),
-        shape=shape,
-        columns=list(inputs["columns"]),
-        table=table,
-        form=run_file.data.form if run_file else Format(),
-        fills_absent=bool(inputs["fills_absent"]),
-        may_lack=np.array(inputs["may_lack"], np.bool_),
-        task=inputs["task"],
-        loss=inputs["loss"],
-        classes=list(inputs["classes"]),
-        source=run_file.data.source if run_file else "",
-        layout=layout,
-        image=_image(run_file, table, shape),
-        integers=bool(inputs.get("integers", False)),
-        tables=[] if run_file is None else _tables(run_file),
-    )
-
-
 def _tables(run_file: RunFile) -> list[Path]:
     data = run_file.data
     files = [one if isinstance(one, str) else one.source for one in data.files.values()]
@@ -247,3 +386,47 @@ def model_file(folder: Path, *, true_model: bool = False, silo: str | None = Non
             f"{folder}: expected a run with one model; here each silo has its own, name one by --silo{named}{further}"
         )
     return folder / ("model.safetensors" if true_model else "released.safetensors")
+
+
+def keep_made(folder: RunFolder, made: Made, rounds: int, seed: int) -> None:
+    """Write how a run from Python was made: what builds its model, and what `train` was given."""
+    folder.write_json(MADE, {**_plain(made, folder.path), "rounds": rounds, "seed": seed})
+
+
+def keep_graph(folder: Path, network: nn.Module, inputs: Mapping[str, Any], row_dtype: torch.dtype) -> None:
+    """Write a model's graph into the folder of the run that trained it."""
+    write_atomically(folder / GRAPH, graph.written(network, inputs["shape"], row_dtype))
+
+
+def save(
+    folder: Path,
+    network: nn.Module,
+    models: Mapping[str, Tensors],
+    inputs: Mapping[str, Any],
+    made: Made,
+    row_dtype: torch.dtype,
+) -> None:
+    """Write models into a folder that `load` and the shell's commands read.
+
+    models: tensors by the name of the file without its ending. inputs: what inputs.json has. made: how the model is
+    built; where that is not known, its graph is written (`moretta.models.graph`). row_dtype: of what the model reads.
+    Raises `moretta.errors.ParameterError`, and writes nothing, for a folder that another model is in, or a model that
+    has neither code to import nor a graph.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ParameterError(f"{folder} exists and is not empty; name another folder to save to")
+    drawn = None if made.source else graph.written(network, inputs["shape"], row_dtype)
+    make_folder(folder)
+    kept = RunFolder(folder)
+    if drawn is not None:
+        write_atomically(folder / GRAPH, drawn)
+    for name, tensors in models.items():
+        kept.write_model(f"{name}.safetensors", tensors, mode=0o644 if name == "released" else 0o600)
+    kept.write_json(MADE, _plain(made, folder))
+    kept.write_json("inputs.json", inputs)
+
+
+def _plain(made: Made, folder: Path) -> dict[str, Any]:
+    """Return how a model is built as plain data. Its base is written from the folder on, where there is code in it."""
+    base = os.path.relpath(made.base, folder) if is_reference(made.source) else "."
+    return {"source": made.source, "arguments": dict(made.arguments), "base": base}

@@ -31,8 +31,7 @@ from test_cgd_resume import interrupted
 from moretta import CGD, Centralised, Engine, Federation, Silo
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Replies
-from moretta.data.alignment.exchange import relay
-from moretta.data.alignment.messages import Blind, BlindAgain, Blinded, BlindedAgain, Match, Matched, Narrow
+from moretta.data.alignment.exchange import Blind, BlindAgain, Blinded, BlindedAgain, Match, Matched, Narrow, relay
 from moretta.engines import views
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import MisuseError, ParameterError, PeerError

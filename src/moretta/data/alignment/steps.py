@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.data.alignment.curve import Points, as_points
-from moretta.data.alignment.exchange import check_rules, read_kept
+from moretta.data.alignment.exchange import check_bytes, check_rules, read_kept
 from moretta.data.alignment.ids import IdRules
-from moretta.data.alignment.messages import check_bytes
-from moretta.data.alignment.partner import Listing, Partner, kept_of, narrowed
-from moretta.data.alignment.result import Alignment
+from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
 from moretta.errors import CodecError, ParameterError, PeerError, RowsError
 from moretta.secure_aggregation.asked import check_digest
 from moretta.secure_aggregation.keystream import SecretRoot

@@ -3,6 +3,17 @@
 numbers   float64[rows], NaN where a cell is absent
 dates     datetime64[D][rows], NaT where absent
 words     str[rows], empty where absent
+
+**Formulas.** A class or an id may be called ``=HYPERLINK(...)``, and a spreadsheet computes such a cell of a CSV file.
+`written` puts a single quote before it and double quotes around it, as OWASP's page "CSV Injection" advises, so a
+spreadsheet shows it as text. Where a decimal comma is usual it takes semicolons for separators, and heeds no quotes
+then but those behind one. So what begins as a formula behind a separator, a quote or a line end within a cell gets a
+single quote too. Numbers stay as they are.
+
+    >>> escaped("=1+1"), escaped("-0.5"), escaped("'=1+1"), unescaped(escaped("=1+1"))
+    ("'=1+1", '-0.5', "''=1+1", '=1+1')
+    >>> escaped("a;=1+1"), unescaped(escaped("a;=1+1"))
+    ("a;'=1+1", 'a;=1+1')
 """
 
 from __future__ import annotations
@@ -14,7 +25,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +36,15 @@ from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, free_memory, within_memory
 from moretta.data.tables.arrow_files import decoded_size, read_arrow, read_parquet
-from moretta.data.tables.dense import check_dense
-from moretta.data.tables.spreadsheet import NUMBER, is_predicted, unescaped
 from moretta.errors import MissingExtra, ParameterError
 
 ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 CELL_BYTES = 72  # of a word in memory: Python's object and what names it
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _NUMBER = f"^{NUMBER}$"
+# Where a cell may begin, our quotes, and behind them what begins a formula, of East Asian width too.
+_FORMULA = re.compile(r"((?:^|[;\t|\"\r\n])[ \ufeff]*)('*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
 Column = NDArray[Any]
 Separator = Literal[",", ";", "\t", "|"]
@@ -335,3 +347,56 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
         f"{file}: column {name!r} has the type {kind}, and expected are numbers, words, dates, true and false; "
         "change or remove it"
     )
+
+
+def check_dense(given: object, where: str, name: str = "") -> None:
+    """Refuse what is no plain array and would be taken for one."""
+    if is_sparse(given):
+        raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {name}.toarray()")
+    rows = given if isinstance(given, list | tuple) else ()
+    if np.ma.isMaskedArray(given) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have what the mask hides
+        what = "masked arrays in a list" if rows else "a masked array"
+        remedy = "leave out the rows whose target is masked" if name == "y" else "say what stands for masked values"
+        example = "" if name == "y" or rows else f", as {name}.astype(float).filled(nan)"
+        raise ParameterError(f"{where}: got {what}; {remedy}{example}")
+
+
+def is_sparse(given: object) -> bool:
+    """Whether this is a sparse matrix of SciPy."""
+    return hasattr(given, "toarray")
+
+
+def written(header: Sequence[str], columns: Sequence[Sequence[str] | Sequence[float]]) -> bytes:
+    """Return a CSV file of columns of equal length, with a header."""
+    rows = [header, *zip(*columns, strict=True)]
+    return "".join(",".join(map(_cell, row)) + "\n" for row in rows).encode()
+
+
+def escaped(cell: str) -> str:
+    """Return a cell that no spreadsheet computes; further quotes before a formula are kept apart from ours."""
+    return cell if re.fullmatch(NUMBER, cell) else _FORMULA.sub(r"\1'\2", cell)
+
+
+def unescaped(cell: str) -> str:
+    """Return what `escaped` was given."""
+    found = _FORMULA.sub(lambda match: match[1] + match[2][1:], cell)
+    return found if escaped(found) == cell else cell
+
+
+def is_predicted(names: Sequence[str]) -> bool:
+    """Return whether columns are named as those of `moretta.run.prediction` are, perhaps behind an id."""
+    return _is_predicted(names) or _is_predicted(names[1:])
+
+
+def _is_predicted(names: Sequence[str]) -> bool:
+    if names[:1] == ["prediction"]:
+        return all(name.startswith("probability_") for name in names[1:])
+    return bool(names) and list(names) == [f"prediction_{k}" for k in range(len(names))]
+
+
+def _cell(value: str | float) -> str:
+    if not isinstance(value, str):
+        return repr(float(value))
+    text = escaped(value)
+    quoted = text != value or not text or re.search(r'[",\r\n]', text)
+    return '"' + text.replace('"', '""') + '"' if quoted else text

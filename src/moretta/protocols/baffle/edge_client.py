@@ -17,7 +17,7 @@ from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import State
 from moretta.data.layout import SampleLayout
-from moretta.data.subjects import Subjects
+from moretta.data.rows import Subjects
 from moretta.engines.child import ChildClient
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from moretta.contract.messages import Array, Message, Tensors, message
-from moretta.data.alignment.messages import MESSAGES as ALIGNMENT
-from moretta.data.alignment.messages import check_bytes
+from moretta.data.alignment.exchange import MESSAGES as ALIGNMENT
+from moretta.data.alignment.exchange import check_bytes
 from moretta.errors import PeerError
 
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State
-from moretta.data.alignment.exchange import Aligner, relay
-from moretta.data.alignment.messages import MESSAGES, Blind, Narrow
-from moretta.data.alignment.result import Alignment, Disclosed
+from moretta.data.alignment.exchange import MESSAGES, Aligner, Blind, Narrow, relay
+from moretta.data.alignment.partner import Alignment, Disclosed
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.cgd.group_keys import GroupKeys, at, group_of, row_group
 from moretta.protocols.cgd.messages import AlignmentUsed, DescribeRows, RowsDescribed, UseAlignment

@@ -34,9 +34,9 @@ from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.data.layout import SampleLayout
-from moretta.data.subjects import Subjects
+from moretta.data.look import LEAST_SHOWN, shown, total
+from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
-from moretta.data.withholding import LEAST_SHOWN, shown, total
 from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied

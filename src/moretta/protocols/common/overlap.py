@@ -4,7 +4,7 @@
       AskApart(key, digests of its test rows' ids and groups) -->
                                                               <-- Apart, or a refusal
 
-Nothing is sent where the server's test rows have neither ids nor groups (`moretta.data.subjects.Subjects`).
+Nothing is sent where the server's test rows have neither ids nor groups (`moretta.data.rows.Subjects`).
 
 Who learns what: a silo holds the key, so it learns which of its own ids and groups are among the server's, how many the
 server has, and of any id that it guesses whether it is among them. The server learns, of a silo that refuses, that some
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange
-from moretta.data.subjects import Subjects
+from moretta.data.rows import Subjects
 from moretta.errors import PeerError, RowsError
 from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import KEY_BYTES, encode_parts, encode_purpose

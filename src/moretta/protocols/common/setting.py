@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moretta.data.layout import SampleLayout
+from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, row_shape
-from moretta.data.subjects import Subjects
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine

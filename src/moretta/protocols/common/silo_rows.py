@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
-from moretta.data.subjects import Subjects
+from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import PeerError, RowsError
 from moretta.protocols.common import overlap, scoring
