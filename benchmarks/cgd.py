@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from moretta import CGD
 from moretta.contract.messages import Stamp
-from moretta.data.grid import Grid, Part
+from moretta.data.holders import Grid, Part
 from moretta.data.images.sets import load_images, scaled
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.secure_aggregation.ring import Ring

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from moretta.config import run_files
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Exchange
-from moretta.data.grid import grid_of
+from moretta.data.holders import grid_of
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.common import modules

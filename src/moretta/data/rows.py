@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,10 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
-from moretta.data.tables.inference import Task
 from moretta.data.tables.preparation import ColumnRules
-from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
+
+if TYPE_CHECKING:  # of pydantic, which an edge client's process lacks
+    from moretta.data.tables.inference import Task
+    from moretta.data.tables.schema import Schema
 
 
 @dataclass(frozen=True, eq=False)

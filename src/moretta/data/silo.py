@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import blocks, taken
 from moretta.data import python_rows
-from moretta.data.alignment.partner import Alignment
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import rules_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, RowsError
+
+if TYPE_CHECKING:  # what aligns needs cryptography
+    from moretta.data.alignment.partner import Alignment
 
 
 @names_keywords()

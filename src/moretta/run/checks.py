@@ -12,7 +12,7 @@ import torch
 
 from moretta.config.specification import Specification
 from moretta.contract.wording import enumerated, nearest, shown
-from moretta.data.grid import grid_of
+from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError

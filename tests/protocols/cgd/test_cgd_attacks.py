@@ -18,7 +18,7 @@ from moretta import CGD
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp
 from moretta.contract.roles import State
-from moretta.data.grid import grid_of
+from moretta.data.holders import grid_of
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess

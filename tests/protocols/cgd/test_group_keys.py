@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Replies
-from moretta.data.grid import Grid, Part
+from moretta.data.holders import Grid, Part
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.cgd.group_keys import (
     KEY_BYTES,

@@ -27,7 +27,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from moretta.contract.messages import Array, Message, Stamp
-from moretta.data.grid import Grid
+from moretta.data.holders import Grid
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.cgd.layers import Group
 from moretta.secure_aggregation.agreement import SetUp

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from moretta.contract.messages import Array, Tensors
-from moretta.data.grid import Grid
+from moretta.data.holders import Grid
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 

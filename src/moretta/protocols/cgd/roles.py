@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.roles import Client as Role
 from moretta.data.alignment.exchange import Aligner, align
-from moretta.data.grid import Grid, check_order, grid_of
+from moretta.data.holders import Grid, check_order, grid_of
 from moretta.data.silo import Silo, in_order
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError, RowsError

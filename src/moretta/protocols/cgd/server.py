@@ -23,7 +23,7 @@ from moretta.contract.roles import (
     State,
     no_phase,
 )
-from moretta.data.grid import Grid
+from moretta.data.holders import Grid
 from moretta.errors import RunFailed
 from moretta.protocols.cgd import row_order
 from moretta.protocols.cgd.catching_up import LATE, CatchingUp

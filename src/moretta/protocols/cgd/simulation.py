@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
-from moretta.data.grid import Grid
+from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
 from moretta.protocols.cgd.layers import Layers, joined, summed
 from moretta.protocols.cgd.local import centers, confined, shared_biases

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from moretta.contract.messages import Array, Tensors
-from moretta.data.grid import Grid
+from moretta.data.holders import Grid
 from moretta.data.tables.preparation import Preparation
 from moretta.protocols.cgd.client import Client
 from moretta.protocols.cgd.layers import Layers, joined

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import joined
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client, Server
-from moretta.data.grid import check_ids, check_order, grid_of
+from moretta.data.holders import check_ids, check_order, grid_of
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError

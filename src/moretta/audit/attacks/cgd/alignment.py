@@ -29,7 +29,7 @@ from moretta.data.alignment.curve import POINT_BYTES, encode
 from moretta.data.alignment.exchange import Blinded, BlindedAgain
 from moretta.data.alignment.ids import IdRules, numbered
 from moretta.data.alignment.partner import Listing, Partner
-from moretta.data.grid import grid_of
+from moretta.data.holders import grid_of
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 

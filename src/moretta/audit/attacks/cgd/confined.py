@@ -19,7 +19,7 @@ from moretta.audit.evidence.intervals import Interval, bootstrapped
 from moretta.audit.evidence.truth import PartyRows, Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import no_phase
-from moretta.data.grid import Grid, grid_of
+from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import in_order
 from moretta.errors import ParameterError
 from moretta.protocols.cgd.client import ROW_RING, Client
