@@ -1,0 +1,133 @@
+"""Who holds which rows and columns of data that is also split by column: the grid m_h x m_v of CGD."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moretta.data.silo import Silo
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.keystream import encode_purpose
+
+
+def grid_of(silos: Sequence[Silo]) -> Grid:
+    """Return who holds which rows and columns; a silo outside the grid is a row by itself.
+
+    The first silo of a row that has labels holds them: `Silo.holds_labels`.
+    """
+    parts = {silo.name: Part(silo.name, silo.row or silo.name, silo.columns) for silo in silos}
+    heads = {parts[silo.name].row: silo.name for silo in reversed(silos) if silo.holds_labels}
+    return Grid(parts, heads)
+
+
+def check_order(silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` unless the rows of local silos are known to be in their row's order.
+
+    They are by ids, which are compared, or by their owner's word (`Silo.aligned`).
+    """
+    holders = Counter(silo.row for silo in silos if silo.columns)
+    for silo in silos:
+        if silo.columns and holders[silo.row] > 1 and not silo.remote and silo.ids is None and not silo.aligned:
+            raise ParameterError(
+                f"silo `{silo.name}` holds some columns of row `{silo.row}`, and nothing says that its rows are in the "
+                "other holders' order; give their ids, which are compared, put them in one order by `moretta align` or "
+                "[protocol] align = true, or say that the order is known (silo.toml: rows-in-order = true; from "
+                "Python: Silo aligned=True)"
+            )
+
+
+def check_ids(silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where local silos of one row have other ids, or them in another order."""
+    first = dict[str, Silo]()
+    for silo in silos:
+        if not silo.columns or silo.ids is None:
+            continue
+        other = first.setdefault(silo.row, silo)
+        if other.ids is None or not np.array_equal(silo.ids, other.ids):
+            raise ParameterError(
+                f"row `{silo.row}`: the ids of `{silo.name}` are not those of `{other.name}` in the same order; sort "
+                "both by id, and keep the rows that both have"
+            )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One participant's place.
+
+    name: the participant's. row: the name of its row of the grid, whose participants hold different columns of the
+    same samples. columns: the indices of its columns among all, empty where nothing is split by column.
+    """
+
+    name: str
+    row: str
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All participants' places.
+
+    parts: by name. heads: by row, the participant that holds the labels.
+    """
+
+    parts: Mapping[str, Part]
+    heads: Mapping[str, str]
+    _rows: Mapping[str, tuple[str, ...]] = field(init=False, repr=False)
+    _column_groups: Mapping[str, tuple[str, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rows, columns = dict[str, list[str]](), dict[tuple[int, ...], list[str]]()
+        for name, part in self.parts.items():
+            rows.setdefault(part.row, []).append(name)
+            columns.setdefault(part.columns, []).append(name)
+        object.__setattr__(self, "_rows", {row: tuple(names) for row, names in rows.items()})
+        groups = {f"columns-{number}": tuple(names) for number, names in enumerate(columns.values(), 1)}
+        object.__setattr__(self, "_column_groups", groups)
+
+    @property
+    def rows(self) -> Mapping[str, tuple[str, ...]]:
+        """The participants of each row, in order."""
+        return self._rows
+
+    @property
+    def column_groups(self) -> Mapping[str, tuple[str, ...]]:
+        """The participants that hold the same columns, by the group's name ("columns-1", ...)."""
+        return self._column_groups
+
+    def digest(self, *, joint: bool) -> bytes:
+        """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.
+
+        Silos that were sent different grids have different digests, so no common key
+        (`moretta.protocols.cgd.group_keys`).
+        """
+        said: list[int | str] = ["joint" if joint else "independent"]
+        for part in self.parts.values():
+            said += [part.name, part.row, int(self.heads.get(part.row) == part.name), len(part.columns), *part.columns]
+        return hashlib.sha256(encode_purpose("cgd grid", *said)).digest()
+
+    def check(self, total: int) -> None:
+        """Raise `moretta.errors.ParameterError` unless every row has each of the `total` columns exactly once."""
+        cuts = {name: part.columns for name, part in self.parts.items()}
+        for row, names in self.rows.items():
+            held = Counter(column for name in names for column in cuts[name])
+            if twice := sorted(column for column, times in held.items() if times > 1):
+                raise ParameterError(
+                    f"row `{row}`: columns {twice!r:.100} are held by two participants; expected each column once a row"
+                )
+            if absent := sorted(set(range(total)) - set(held)):
+                raise ParameterError(f"row `{row}`: nobody holds columns {absent!r:.100}; expected all {total}")
+            if outside := sorted(set(held) - set(range(total))):
+                raise ParameterError(f"row `{row}`: columns {outside!r:.100} are not among the {total} of the data")
+            if self.heads.get(row) not in names:
+                raise ParameterError(f"row `{row}`: expected one of its participants to hold the labels")
+        first = {cuts[name] for name in next(iter(self.rows.values()))}
+        for row, names in self.rows.items():
+            if {cuts[name] for name in names} != first:
+                raise ParameterError(
+                    f"row `{row}` is cut into other columns than the first row; expected the same parts in every row, "
+                    "as each part's layer is summed over the rows"
+                )
