@@ -86,9 +86,9 @@ def masking(parameters: int, bits: int, pairs: int) -> Figures:
             np.add(part, buffer[: part.size], out=part)
 
     work = {
-        "one": lambda: add_masks([words], [(True, KEY)]),
+        "one": lambda: add_masks(words, [(True, KEY)]),
         "floor": lambda: floor(CHUNK),
-        "ten": lambda: add_masks([words], [(True, KEY)] * SILOS),
+        "ten": lambda: add_masks(words, [(True, KEY)] * SILOS),
         "whole": lambda: floor(parameters),
     }
     found = interleaved(work, pairs, warm_up=1, clock=time.process_time)

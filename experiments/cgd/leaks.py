@@ -85,7 +85,7 @@ class Participant:
         match message:
             case Join():
                 words = np.array(message.words, order="C")
-                add_masks([words], me._group_keys.row_masks(now, me._others(), words.shape, message.fraction_bits))
+                add_masks(words, me._group_keys.row_masks(now, me._others(), words.shape, message.fraction_bits))
                 self.others_z[now.round] = self._in_order(ROW_RING.decode(words, message.fraction_bits), now.round)
                 self._keep_delta(reply.sealed, now)
             case Backward():

@@ -143,7 +143,7 @@ class Wiretap:
         if name in self._opened:
             return self._opened[name]
         mask = np.zeros(size, np.uint64)
-        add_masks([mask], [(True, name)])
+        add_masks(mask, [(True, name)])
         return mask
 
     def _knows(self, name: bytes) -> bool:
@@ -210,11 +210,11 @@ class Wiretap:
         return of_round
 
     def _on_masks(self, real: Any) -> Any:
-        def add_masks(words: Sequence[Words], masks: Sequence[tuple[bool, bytes]]) -> None:
+        def add_masks(words: Words, masks: Sequence[tuple[bool, bytes]]) -> None:
             real(words, masks)
             if self._upload is not None:
                 self._upload.masks = {key: 1 if adds else MODULUS - 1 for adds, key in masks}
-                self._upload.hidden = np.concatenate([array.reshape(-1) for array in words])
+                self._upload.hidden = words.reshape(-1).copy()
 
         return add_masks
 

@@ -24,7 +24,7 @@ from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import replies_of
 from moretta.errors import CodecError
-from moretta.secure_aggregation.encoding import parts
+from moretta.secure_aggregation.encoding import unpacked
 from moretta.secure_aggregation.ring import CHUNK
 
 NOW = Stamp("run", 1, 0)
@@ -116,7 +116,7 @@ def test_ten_uploads_take_no_memory_and_their_sum_a_chunks() -> None:
             Ask.all([str(k) for k in range(sent)], uploads[0], Large), lambda silo, _: uploads[int(silo)]
         )
         tracemalloc.reset_peak()
-        (summed,) = parts(replies.empty, {"a": (total,)}, "u8").values()
+        (summed,) = unpacked(replies.empty(total, "u8"), {"a": (total,)}).values()
         np.copyto(summed, uploads[0].tensors["a"])
         for upload in uploads[1:]:
             np.add(summed, upload.tensors["a"], out=summed)

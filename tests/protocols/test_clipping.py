@@ -128,11 +128,11 @@ def test_who_spoils_every_round_moves_the_measure_slowly() -> None:
 
 
 def test_of_two_medians_the_larger_counts() -> None:
-    assert RunningMedian([1.0] * 50 + [0.01] * 11).median == 1.0  # a run that has fitted its rows
-    assert RunningMedian([0.01] * 50 + [1.0] * 11).median == 1.0  # one that has left a plateau
+    assert RunningMedian([1.0] * 50 + [0.01] * 11).note(0) == 1.0  # a run that has fitted its rows
+    assert RunningMedian([0.01] * 50 + [1.0] * 11).note(0) == 1.0  # one that has left a plateau
     empty = RunningMedian()
     empty.note(0.0)
-    assert len(empty) == 0
+    assert empty.seen == []
 
 
 def test_the_measure_is_taken_up_from_a_checkpoint() -> None:

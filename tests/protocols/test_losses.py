@@ -72,9 +72,7 @@ def test_weighing_silos_by_their_d_gives_the_loss_of_the_union(rows, outputs, se
 def test_density_is_1_without_class_weights_and_with_probability_rows() -> None:
     y, t = drawn(4, 3, 0, False)
     assert Loss("cross-entropy", 0.1).density(t) == 1.0
-    assert not Loss("cross-entropy", 0.1).weighs_rows
     weighted = Loss("cross-entropy", 0.0, (1.0, 2.0, 4.0))
-    assert weighted.weighs_rows
     assert weighted.density(y.softmax(1)) == 1.0
     assert weighted.density(torch.tensor([0, 1, 2, 2])) == 11 / 4
 

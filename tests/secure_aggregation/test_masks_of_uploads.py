@@ -90,18 +90,22 @@ def test_no_tensor_silo_or_round_shares_a_mask_with_another(tmp_path: Path, name
 
 
 def test_one_mask_for_all_tensors_of_an_upload_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    apart, encoded, parts = pairwise.add_masks, pairwise.encode, list[Array]()
+    apart, parts = pairwise.add_masks, list[Array]()
 
-    def encode(*given: Any) -> tuple[Array, dict[str, Array]]:
-        whole, words = encoded(*given)
-        parts[:] = whole[:1], *words.values()
-        return whole, words
+    def noted(make: Any) -> Any:
+        def room(*given: Any) -> tuple[Array, dict[str, Array]]:
+            whole, words = make(*given)
+            parts[:] = whole[:1], *words.values()
+            return whole, words
 
-    def add_masks(words: list[Array], masks: list[tuple[bool, bytes]]) -> None:
-        for array in parts if len(words) == 1 else words:  # a silo's upload is one array, the server's sum is not
-            apart([array], masks)  # each begins the keystreams anew, as one phi would do for tensors of one shape
+        return room
 
-    monkeypatch.setattr(pairwise, "encode", encode)
+    def add_masks(words: Array, masks: list[tuple[bool, bytes]]) -> None:
+        for array in parts:  # each begins the keystreams anew, as one phi would do for tensors of one shape
+            apart(array, masks)
+
+    monkeypatch.setattr(pairwise, "encode", noted(pairwise.encode))
+    monkeypatch.setattr(pairwise, "room_for", noted(pairwise.room_for))
     monkeypatch.setattr(pairwise, "add_masks", add_masks)
     found = under_one_mask(words_of(played(tmp_path, PROTOCOLS["pbpfl, mse"])))
     assert found

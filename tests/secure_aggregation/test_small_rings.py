@@ -84,9 +84,9 @@ def test_no_sum_of_two_in_range_wraps_and_one_more_bit_would() -> None:
 def test_masks_cancel_at_every_word(bits: int) -> None:
     words = np.arange(1 << bits).astype(f"uint{bits}")
     masked = words.copy()
-    add_masks([masked], [(True, b"k" * 32), (False, b"l" * 32)])
+    add_masks(masked, [(True, b"k" * 32), (False, b"l" * 32)])
     assert not np.array_equal(masked, words)
-    add_masks([masked], [(False, b"k" * 32), (True, b"l" * 32)])
+    add_masks(masked, [(False, b"k" * 32), (True, b"l" * 32)])
     assert np.array_equal(masked, words)
 
 

@@ -119,25 +119,23 @@ class Driver:
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
-        self._wanted = wanted
-        away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
-        if len(present) - len(lost) - len(away) >= self._least:
-            lost |= away
-        takes, attempt, waits = RoundTakes(wanted), 0, 0
+        self._wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
+        away = self._engine.away(present)
+        if len(present) - len(lost.keys() | away.keys()) >= self._least:
+            for silo, why in away.items():
+                lost.setdefault(silo, why)
+        takes, attempt, waits = RoundTakes(present), 0, 0
         while True:
             now, present = Stamp(self._run, number, attempt, takes.take), takes.playing(lost)
             self._asked.ask(now)
             ended, failure = self._tried(now, present, begin, lost)
-            if isinstance(ended, Aborted):
-                _note(lost, takes.after(ended, lost))
-            _note(gone, lost)
-            if isinstance(ended, Report):
-                _note(gone, ended.left_out)
             if not isinstance(ended, Aborted):
-                _note(gone, takes.others())
+                for missing in (lost, ended.left_out if isinstance(ended, Report) else {}, takes.others()):
+                    _note(gone, missing)
                 dropped = [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
                 return ended, now, dropped
+            _note(lost, takes.after(ended, lost))
+            _note(gone, lost)
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
             failure = failure or self._shortage(number, takes, lost)
@@ -198,6 +196,8 @@ class Driver:
 
     def _left_out(self, present: Sequence[str]) -> dict[str, Missing]:
         """Return the silos that have cost too many takes, unless too few would be left."""
+        if not self._cost:
+            return {}
         out = [silo for silo in present if self._cost[silo] >= COSTS]
         if len(present) - len(out) < self._least:
             return {}
@@ -245,11 +245,14 @@ class Driver:
                 except StopIteration as end:
                     used = not isinstance(end.value, Aborted)
                     return end.value  # type: ignore[no-any-return]
-                replies = self._believed(self._engine.deliver(ask))
+                replies = self._engine.deliver(ask)
+                if replies.missing:
+                    replies = self._believed(replies)
+                    _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
-                _note(gone, replies.missing)
         finally:
-            self._sums += [OpenedSum.of(*one, set_up=set_up, used=used) for one in opened]
+            for stamp, silos in opened:
+                self._sums.append(OpenedSum.of(stamp, silos, set_up=set_up, used=used))
 
     def _believed(self, replies: Replies) -> Replies:
         """Return the replies, with what silos may be believed of spent takes.

@@ -64,13 +64,10 @@ class InProcess:
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
-        with self.clock.phase("delivery"):
-            return self._delivered(ask)
-
-    def _delivered(self, ask: Ask) -> Replies:
-        mishaps = {silo: self._mishap(silo, message) for silo, message in ask.messages.items()}
-        reached = {silo: message for silo, message in ask.messages.items() if mishaps[silo].gone is None}
-        answers = self._silos.answers(reached)
+        mishaps, reached = dict[str, Mishap](), ask.messages
+        if self._injector is not None:
+            mishaps = {silo: self._injector.befalls(silo, message) for silo, message in ask.messages.items()}
+            reached = {silo: message for silo, message in ask.messages.items() if mishaps[silo].gone is None}
         lengths: dict[int, int] = {}  # the same message often goes to every silo
 
         def exchanged(silo: str, message: Message) -> Message | Missing:
@@ -78,7 +75,7 @@ class InProcess:
                 lengths[id(message)] = size(message)
             self._traffic.down(message, lengths[id(message)])
             self._record("server", "sent", silo, message)
-            mishap = mishaps[silo]
+            mishap = mishaps.get(silo, NO_MISHAP)
             if mishap.gone is not None:
                 return mishap.gone
             answer = self._arrived(silo, message, answers[silo], mishap)
@@ -89,7 +86,9 @@ class InProcess:
                     return valid(silo, ask, message, answer)
             return answer
 
-        return replies_of(ask, exchanged)
+        with self.clock.phase("delivery"):
+            answers = self._silos.answers(reached)
+            return replies_of(ask, exchanged)
 
     def take_traffic(self) -> Mapping[tuple[str, str], int]:
         """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
@@ -133,9 +132,6 @@ class InProcess:
         """Bring those to states that the given clients were brought to."""
         self._silos.spread(states)
 
-    def _mishap(self, silo: str, message: Message) -> Mishap:
-        return NO_MISHAP if self._injector is None else self._injector.befalls(silo, message)
-
     def _arrived(self, silo: str, message: Message, given: Answered, mishap: Mishap) -> Message | Missing:
         """Return what comes of a silo's answer on its way, or why nothing does."""
         if silo in self._clients:
@@ -150,23 +146,13 @@ class InProcess:
             return Missing(Reason.LATE, f"{INJECTED}{late}" if mishap.seconds else late)
         if mishap.seconds:
             log.warning("%s: silo `%s`: %s%g s late", message.stamp, silo, INJECTED, mishap.seconds)
-        return self._cut(answer) if mishap.cut else self._received(answer)
-
-    def _received(self, answer: Message) -> Message | Missing:
-        try:
-            return self._wire(answer)
+        if not self._strict and not mishap.cut:
+            return answer
+        try:  # of an answer whose last byte was lost nothing is left that the codec takes for a message
+            wired = self._codec.encode(answer)
+            return self._codec.decode(wired[:-1] if mishap.cut else wired)
         except CodecError as error:
-            return Missing(Reason.MALFORMED, str(error))
-
-    def _cut(self, answer: Message) -> Message | Missing:
-        """Return what is left of an answer whose last byte was lost: nothing that the codec takes for a message."""
-        try:
-            return self._codec.decode(self._codec.encode(answer)[:-1])
-        except CodecError as error:
-            return Missing(Reason.MALFORMED, f"{INJECTED}the last byte was lost: {error}")
-
-    def _wire(self, message: Message) -> Message:
-        return self._codec.decode(self._codec.encode(message)) if self._strict else message
+            return Missing(Reason.MALFORMED, f"{INJECTED}the last byte was lost: {error}" if mishap.cut else str(error))
 
     def _record(self, role: str, direction: str, peer: str, message: Message) -> None:
         if self._recorder is not None and self._recorder.wants(message.stamp.round):

@@ -17,7 +17,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,10 @@ def written(pieces: Sequence[bytes | memoryview]) -> memoryview:
 def laid_down(message: Message) -> Message:
     """Return a message whose arrays lie in a file, read-only, if it is large; else the message itself."""
     fields = {name: getattr(message, name) for name, kind in message.KINDS.items() if kind in (Array, Tensors)}
-    lengths = [_whole(one.nbytes) for value in fields.values() for one in _arrays(value)]
+    lengths = list[int]()
+    for value in fields.values():
+        for array in (value,) if isinstance(value, np.ndarray) else value.values():
+            lengths.append(-(-array.nbytes // 8) * 8)  # so that what follows is aligned
     if sum(lengths) < LARGE:
         return message
     memory, starts = room(sum(lengths)), itertools.accumulate(lengths, initial=0)
@@ -78,14 +81,6 @@ def laid_down(message: Message) -> Message:
         for name, value in fields.items()
     }
     return dataclasses.replace(message, **there)
-
-
-def _arrays(value: Array | Tensors) -> Iterable[Array]:
-    return (value,) if isinstance(value, np.ndarray) else value.values()
-
-
-def _whole(length: int) -> int:
-    return -(-length // 8) * 8  # so that what follows is aligned
 
 
 def _leave_others(descriptor: int) -> None:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from moretta.contract.codec import Codec
@@ -90,7 +91,7 @@ class SilosHere:
         self._clients, self._codec, self._kept, self.scores = clients, codec, kept, scores
         self._slots = slots_of(list(clients)) if slots is None else slots
         self._stacks = stacks and codec is None
-        self.between: Callable[[], None] = lambda: None  # called before each slot is asked
+        self.between: Callable[[], None] | None = None  # called before each slot is asked
         self.clock = Clock() if clock is None else clock
         for client in clients.values():
             client.phase = self.clock.phase
@@ -102,16 +103,13 @@ class SilosHere:
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
+        slots, found = self._slots if self._codec is None else [], dict[str, Answered]()
         with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
-            return self._answers(messages)
-
-    def _answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
-        if self._codec is not None:
-            return {silo: self._of_slot({silo: message})[silo] for silo, message in messages.items()}
-        found = dict[str, Answered]()
-        for slot in self._slots:
-            found |= self._of_slot({silo: messages[silo] for silo in slot if silo in messages})
-        found |= self._of_slot({silo: message for silo, message in messages.items() if silo not in found})
+            for slot in slots:
+                found |= self._of_slot({silo: messages[silo] for silo in slot if silo in messages})
+            for silo, message in messages.items():
+                if silo not in found:
+                    found |= self._of_slot({silo: message})
         return {silo: found[silo] for silo in messages}
 
     @property
@@ -133,12 +131,12 @@ class SilosHere:
     @property
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
-        return max((child.peak_mib for child in self._children), default=None)
+        return max(map(attrgetter("peak_mib"), self._children), default=None)
 
     @property
     def ends(self) -> int:
         """How often the process of a silo has ended."""
-        return sum(child.ends for child in self._children)
+        return sum(map(attrgetter("ends"), self._children))
 
     def states(self) -> Mapping[str, State]:
         """Return the state of each silo."""
@@ -161,7 +159,8 @@ class SilosHere:
             child.close()
 
     def _of_slot(self, messages: Mapping[str, Message]) -> dict[str, Answered]:
-        self.between()
+        if self.between is not None:
+            self.between()
         turns = [_Turn(silo, self._steps(silo, message)) for silo, message in messages.items()]
         for turn in turns:
             if self._clients.get(turn.silo) in self._children:
@@ -174,7 +173,11 @@ class SilosHere:
                 groups[turn.key].append(turn)
             for group in groups.values():
                 _do(group)
-        return {turn.silo: Answered(turn.answer, self._seconds(turn)) for turn in turns}
+        for turn in turns:
+            client = self._clients.get(turn.silo)
+            if isinstance(client, ChildClient):
+                turn.seconds -= client.starting
+        return {turn.silo: Answered(turn.answer, turn.seconds) for turn in turns}
 
     def _make_room(self, turns: Sequence[_Turn]) -> None:
         """Wait for a process of a silo where as many work as there are processors: each has its own deadline."""
@@ -189,10 +192,6 @@ class SilosHere:
         wired = message if self._codec is None else self._codec.decode(self._codec.encode(message))
         answer = yield from answering(client, wired)
         return self._kept(answer) if isinstance(answer, Message) else answer
-
-    def _seconds(self, turn: _Turn) -> float:
-        client = self._clients.get(turn.silo)
-        return turn.seconds - client.starting if isinstance(client, ChildClient) else turn.seconds
 
 
 class _Turn:

@@ -58,22 +58,18 @@ class AskedTakes:
                     f"expected a round and a take in the record of the takes that were asked for, got {line!r:.80}; "
                     "restore the file, or delete it"
                 ) from None
-            self._highest[number] = max(take, self.highest(number))
-
-    def highest(self, number: int) -> int:
-        """Return the highest take of a round that was asked for, or is about to be."""
-        return self._highest.get(number, 0)
+            self._highest[number] = max(take, self._highest.get(number, 0))
 
     def ask(self, now: Stamp) -> None:
         """Record a take that is about to be asked for. Raises `moretta.errors.RunFailed` where that is impossible."""
-        if now.take > self.highest(now.round):
+        if now.take > self._highest.get(now.round, 0):
             if self._journal is not None:
                 self._journal.append(f"{now.round} {now.take}")
             self._highest[now.round] = now.take
 
     def believed(self, spent: Spent) -> Spent:
         """Return what a silo says, with a take that can be true."""
-        limit = self.highest(spent.stamp.round) + (not spent.whole)
+        limit = self._highest.get(spent.stamp.round, 0) + (not spent.whole)
         return spent if spent.next_take <= limit else replace(spent, next_take=limit)
 
 
@@ -98,6 +94,8 @@ class RoundTakes:
 
     def others(self) -> dict[str, Missing]:
         """Return who of those who are wanted may not play, and why."""
+        if not self.only and not self._alone:
+            return {}
         why = Missing(
             Reason.SPENT,
             f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may play this round again, "
@@ -192,4 +190,5 @@ def opened_by(ask: Ask, replies: Replies) -> Iterator[tuple[Stamp, tuple[str, ..
                 yield message.stamp, tuple(sorted({silo, *message.shares}))
             case message if isinstance(answer, PlainUpload):
                 plain.setdefault(message.stamp, []).append(silo)
-    yield from ((stamp, tuple(sorted(silos))) for stamp, silos in plain.items())
+    for stamp, silos in plain.items():
+        yield stamp, tuple(sorted(silos))

@@ -46,7 +46,9 @@ def line_of(
     noise hides rows. peak_mib: the most memory of a silo's own process, None without such. seconds: of the whole round.
     """
     # Bytes went to, and partly came from, those too who then were missing.
-    asked = {*end.cohort, *(gone.silo for gone in end.dropped if gone.round == end.number)}
+    asked = set(end.cohort)
+    for gone in end.dropped:
+        asked |= {gone.silo} if gone.round == end.number else set()
     return {
         "round": end.number,
         "attempt": end.attempt,
@@ -55,7 +57,7 @@ def line_of(
         **({} if peak_mib is None else {"edge_peak_mib": peak_mib}),
         "seconds": dict(phases),
         "bytes": bytes_of(traffic, len(asked)),
-        "dropped": [asdict(gone) for gone in end.dropped],
+        "dropped": list(map(asdict, end.dropped)),
         "sums": sums_of(end),
         "seconds_total": seconds,
     }
@@ -63,10 +65,11 @@ def line_of(
 
 def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
     """Return the sums that were opened in a round; where no result is made of one, the silos that took part instead."""
-    found = [sum_line(one, "round") for one in end.sums]
-    if not any(one["of"] == "round" and one.get("used", True) for one in found):
-        found.append({"of": "no sum", "round": end.number, "silos": list(end.cohort)})
-    return found
+    found, used = list[dict[str, Any]](), False
+    for one in end.sums:
+        found.append(sum_line(one, "round"))
+        used |= one.used and not one.set_up
+    return found if used else [*found, {"of": "no sum", "round": end.number, "silos": list(end.cohort)}]
 
 
 def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class Session:
     def _tested(self, number: int) -> dict[str, float]:
         """Return the scores on test and validation rows, in the rounds in which the model is evaluated."""
         every = self._of.spec.evaluate_every or max(1, self._rounds // EVALUATIONS)
-        if number % every != 0 and number != self._rounds:
+        if (self._of.test is None and self._of.validation is None) or (number % every and number != self._rounds):
             return {}
         self._players.gather()
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)
@@ -209,28 +209,25 @@ class Session:
         """Score the model, keep a round's line and what belongs to it; return whether the run stops here."""
         line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
         self._history.append(line)
-        stops = self._stopping.stops(self._history, lambda: states_of(self._players))
+        stops = self._of.spec.early_stopping is not None and self._stopping.stops(
+            self._history, lambda: states_of(self._players)
+        )
         if self._files is not None:
             self._files.add(line, self._stopping.best)
         if self._rhythm.due(last=stops or line["round"] == self._rounds):
             log.info("%s", round_line(line["round"], self._rounds, line))
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)
-        return self._is_stopped(line) or stops
-
-    def _is_stopped(self, line: Line) -> bool:
-        """Tell the callback of a round; return whether it stops the run. Whatever it raises, a checkpoint is kept."""
-        if self._on_round is None:
-            return False
         try:
-            self._on_round(round_of(line, self._rounds))
-        except BaseException as error:
+            if self._on_round is not None:
+                self._on_round(round_of(line, self._rounds))
+        except BaseException as error:  # whatever a callback raises, a checkpoint is kept
             if self._files is not None:
                 self._files.save(line["round"], self._stopping.best)
             self._stopped = isinstance(error, StopTraining)
             if not self._stopped:
                 raise
-        return self._stopped
+        return self._stopped or stops
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> Result:
         """Score the outcome, write it and return it."""

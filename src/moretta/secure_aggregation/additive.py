@@ -224,7 +224,7 @@ class AdditiveContributor:
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         if blind is not None:
-            add_masks([rest], [(True, blind_key(blind, label, self._name))])
+            add_masks(rest, [(True, blind_key(blind, label, self._name))])
         sealed = dict[str, Array]()
         for holder, seed in agreement.seeds.items():
             share = Keystream(self._share_key(label, holder)).integers(rest.size, self._ring.bits)

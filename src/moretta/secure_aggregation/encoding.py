@@ -14,12 +14,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from moretta.contract.messages import Array, Tensors
+from moretta.contract.messages import Tensors
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key
 from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, check_fraction_bits, largest_magnitude
@@ -94,34 +93,26 @@ def encode(
         raise PeerError(f"expected an encoding of the tensors {sorted(tensors)!r:.200} and of a total weight")
     if weight > most_weight:
         raise ParameterError(f"expected a total weight of at least this silo's own, got {most_weight}")
-    real = {name: as_real(name, tensors[name]) for name in sorted(tensors)}
-    whole = np.empty(1 + sum(values.size for values in real.values()), ring.dtype)
+    real = {name: as_real(name, values) for name, values in tensors.items()}
+    whole, words = room_for(shapes_of(real), ring)
     whole[0] = weight
-    words = unpacked(whole[1:], shapes_of(real))
-    for name, values in real.items():
-        ring.encode(name, values, weight, encoding[name], most_weight, parties, words[name])
+    for name, into in words.items():
+        ring.encode(name, real[name], weight, encoding[name], most_weight, parties, into)
     return whole, words
+
+
+def room_for(shapes: Shapes, ring: Ring, empty: Callable[..., Words] = np.empty) -> tuple[Words, dict[str, Words]]:
+    """Return a vector for a weight and then all tensors in the order of their names, and the tensors' parts of it.
+
+    That is the order in which they are masked. empty: makes the vector, as `numpy.empty` does.
+    """
+    whole = empty(1 + sum(map(math.prod, shapes.values())), ring.dtype)
+    return whole, unpacked(whole[1:], shapes)
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     """Return the shapes of arrays by name."""
     return {name: array.shape for name, array in tensors.items()}
-
-
-def in_order(tensors: Mapping[str, Words], weight: Words | None) -> list[Words]:
-    """Return what is masked, in that order: the weight (None if it is public), and the tensors by name."""
-    return [*([] if weight is None else [weight]), *(tensors[name] for name in sorted(tensors))]
-
-
-Empty = Callable[[Sequence[int] | int, Any], Array]
-"""As `numpy.empty` (`moretta.contract.roles.Replies`)."""
-
-
-def parts(empty: Empty, shapes: Shapes, dtype: DTypeLike) -> dict[str, Array]:
-    """Return contiguous arrays by name, to be written to, which share one memory: many small ones are large too."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    each = np.split(empty(sum(sizes), dtype), np.cumsum(sizes[:-1]))
-    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), each, strict=True)}
 
 
 def unpacked(words: Words, shapes: Shapes) -> dict[str, Words]:
@@ -166,11 +157,12 @@ def read(
         raise PeerError(f"expected a sum of the tensors {sorted(relayed.tensors)!r:.200}")
     if any(not -EXPONENTS - 60 <= encoding[name] <= EXPONENTS + 64 for name in relayed.tensors):
         raise PeerError("expected fraction bits that a limit leads to")  # others leave float64's range
-    tensors = {name: np.array(words, order="C") for name, words in relayed.tensors.items()}
-    weight = np.array(relayed.weight)
+    whole, tensors = room_for(shapes_of(relayed.tensors), ring)
+    whole[0], weight = relayed.weight, whole[0:1].reshape(())
+    for name, words in tensors.items():
+        words[...] = relayed.tensors[name]
     if blind is not None:
-        hidden = in_order(tensors, None if public_weights else weight)
-        add_masks(hidden, [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
+        add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
     wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
     if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # also where another blind's key was used
         raise PeerError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -74,57 +74,29 @@ def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
     return derive(secret, "blind", *label, silo)
 
 
-def add_masks(words: Sequence[Words], masks: Sequence[Mask]) -> None:
-    """Add masks to arrays of one ring, in place, as if the arrays were one.
+def add_masks(words: Words, masks: Sequence[Mask]) -> None:
+    """Add masks to an array of the ring, in place.
 
-    words: contiguous uint32 or uint64, of any shapes. It works by blocks that fit a processor's cache, so each mask
-    costs the cipher and one addition, however many small arrays there are.
+    words: contiguous uint32 or uint64, of any shape. It works by blocks that fit a processor's cache, so each mask
+    costs the cipher and one addition.
     """
-    size, chunk = sum(array.size for array in words), len(ZEROS) // words[0].itemsize
+    flat, chunk = words.reshape(-1), len(ZEROS) // words.itemsize
     opened = ((np.add if adds else np.subtract, Keystream(key)) for adds, key in masks)
     # Those of a single block are opened one after the other, so that caches stay warm.
-    streams = opened if size <= BLOCK * chunk else list(opened)
-    mask = np.empty(min(size, chunk), dtype=words[0].dtype)
-    for parts in _blocks(words, BLOCK * chunk):
-        whole = parts[0] if len(parts) == 1 else np.zeros(sum(part.size for part in parts), mask.dtype)
-        chunks = [_under(whole[start : start + chunk], mask) for start in range(0, whole.size, chunk)]
+    streams = opened if flat.size <= BLOCK * chunk else list(opened)
+    mask = np.empty(min(flat.size, chunk), dtype=words.dtype)
+    for block in range(0, flat.size, BLOCK * chunk):
+        chunks = list[tuple[Words, Words, memoryview, memoryview]]()  # with as long a part of the mask, and its bytes
+        for start in range(block, min(block + BLOCK * chunk, flat.size), chunk):
+            part = flat[start : start + chunk]
+            over = mask[: part.size]
+            chunks.append((part, over, over.view(np.uint8).data, memoryview(ZEROS)[: part.nbytes]))
         for combine, stream in streams:
             for part, over, octets, zeros in chunks:
                 stream.fill(octets, zeros)
                 if sys.byteorder == "big":  # streams are of little-endian numbers
                     over.byteswap(inplace=True)
                 combine(part, over, part)
-        if len(parts) > 1:
-            _add_to(parts, whole)
-
-
-def _under(part: Words, mask: Words) -> tuple[Words, Words, memoryview, memoryview]:
-    """Return a chunk, the part of a mask's memory that is as long, its bytes, and as many zeros."""
-    over = mask[: part.size]
-    return part, over, over.view(np.uint8).data, memoryview(ZEROS)[: part.nbytes]
-
-
-def _blocks(words: Sequence[Words], block: int) -> Iterator[list[Words]]:
-    """Yield pieces of arrays, in order: at most `block` entries together."""
-    parts, room = list[Words](), block
-    for array in words:
-        flat = array.reshape(-1)
-        while flat.size:
-            parts.append(flat[:room])
-            room, flat = room - parts[-1].size, flat[room:]
-            if not room:
-                yield parts
-                parts, room = [], block
-    if parts:
-        yield parts
-
-
-def _add_to(parts: Sequence[Words], total: Words) -> None:
-    """Add consecutive pieces of `total` to arrays, in place."""
-    start = 0
-    for part in parts:
-        part += total[start : start + part.size]
-        start += part.size
 
 
 class Labels:

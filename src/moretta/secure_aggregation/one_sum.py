@@ -217,7 +217,7 @@ class HelpedSums:
     def ask(self, stamp: Stamp, asked: Asked, cohort: Iterable[str]) -> None:
         """Raise `moretta.errors.SumSpent` where an upload could be in no sum that this silo may help to open."""
         for one in _sums_of(asked):
-            helped = self._of(stamp, one)
+            helped = self._kept_of(self._key(stamp, one))
             self._next(helped, stamp, one, Event.ASKED, None)
             same = self._relation(helped, stamp, one, None) is Relation.SAME
             if same and not set(helped.survivors) <= set(cohort):
@@ -245,16 +245,14 @@ class HelpedSums:
         event = Event.GIVES if gives else Event.BINDS
         found = dict[Key, Helped]()
         for one in _sums_of(asked):
-            helped = self._of(stamp, one)
+            key = self._key(stamp, one)
+            helped = self._kept_of(key)
             state = self._next(helped, stamp, one, event, survivors)
-            found[self._key(stamp, one)] = Helped(state, max(stamp.take, helped.take), _kept(one), survivors)
+            found[key] = Helped(state, max(stamp.take, helped.take), _kept(one), survivors)
         self._check_floors(survivors)
         for key, one_found in found.items():
             if one_found != self._kept_of(key):
                 self._write(key, one_found)
-
-    def _of(self, stamp: Stamp, asked: Asked) -> Helped:
-        return self._kept_of(self._key(stamp, asked))
 
     def _kept_of(self, key: Key) -> Helped:
         if key not in self._helped and key[2] <= self._lost.get(key[:2], -1):
@@ -311,9 +309,7 @@ class HelpedSums:
         # Else it is a repetition, of a round that counts as spent already, or of a further take, which a reserved round
         # does not count as spent: all are rare, and are forced at once.
         ordinary = what in ("", BEFORE)
-        ahead = (
-            ordinary and not found.take and number > max(known.get(key[:2], -1) for known in (self._last, self._lost))
-        )
+        ahead = ordinary and not found.take and number > max(self._last.get(key[:2], -1), self._lost.get(key[:2], -1))
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
         given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)

@@ -19,15 +19,13 @@ from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_k
 from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.encoding import (
-    Empty,
     Range,
     add_up,
     decode,
     encode,
-    in_order,
-    parts,
     plan,
     read,
+    room_for,
     shapes_of,
 )
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -130,10 +128,10 @@ class PairwiseContributor:
     def answer(self, message: Message) -> Message | None:
         """Answer the messages of set-up and unmasking. A new set-up forgets the last one's seeds."""
         match message:
-            case Survivors():
-                return self._upload_to_unmask().confirm(message)
-            case Unmask():
-                return self._upload_to_unmask().unmask(message)
+            case Survivors() | Unmask():
+                if self._open is None:
+                    raise MisuseError("was asked to unmask before there was an upload in this set-up")
+                return self._open.confirm(message) if isinstance(message, Survivors) else self._open.unmask(message)
             case AdvertiseKey():
                 self._open = None
         return self._keys.answer(message)
@@ -175,7 +173,7 @@ class PairwiseContributor:
         ]
         if blind is not None:
             pairs.append((True, blind_key(blind, label, self._name)))
-        add_masks([whole[1:] if self._rules.public_weights else whole], [own.mask, *pairs])
+        add_masks(whole[self._rules.public_weights :], [own.mask, *pairs])
         self._open = OpenSum(agreement, stamp, label, own, asked, self._helped, self._credentials)
         return MaskedUpload(
             stamp=stamp,
@@ -202,11 +200,6 @@ class PairwiseContributor:
         label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
         return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
 
-    def _upload_to_unmask(self) -> OpenSum:
-        if self._open is None:
-            raise MisuseError("was asked to unmask before there was an upload in this set-up")
-        return self._open
-
     def _random(self, label: Label) -> Callable[[int], bytes]:
         if self._insecure is None:
             return os.urandom
@@ -215,19 +208,6 @@ class PairwiseContributor:
 
     def __repr__(self) -> str:
         return f"PairwiseContributor({self._name!r}, {self._ring}, <redacted>)"
-
-
-def _by_holder(
-    cohort: Cohort, uploads: Mapping[str, MaskedUpload]
-) -> tuple[Mapping[str, Mapping[str, bytes]], Mapping[str, Mapping[str, bytes]]]:
-    """Return sealed shares and shares' digests, each by maker and holder."""
-    sealed, digests = dict[str, Mapping[str, bytes]](), dict[str, Mapping[str, bytes]]()
-    for maker, upload in uploads.items():
-        holders = cohort.holders(maker)
-        digests[maker] = dict(zip(holders, pieces(upload.digests, DIGEST_BYTES), strict=True))
-        others = [holder for holder in holders if holder != maker]
-        sealed[maker] = dict(zip(others, pieces(upload.sealed, SEALED_BYTES), strict=True))
-    return sealed, digests
 
 
 def _put_together(
@@ -242,8 +222,10 @@ def _put_together(
     circles: by survivor, the survivors that hold shares of its secret.
     """
     given: Mapping[str, SelfMaskShares] = replies.answers
-    held = {silo: reply.by_maker for silo, reply in given.items()}
-    unopened = {silo: set(circles[silo]) - held[silo].keys() for silo in given}
+    held, unopened = dict[str, Mapping[str, bytes]](), dict[str, Collection[str]]()
+    for silo, reply in given.items():
+        held[silo] = reply.by_maker
+        unopened[silo] = set(circles[silo]) - held[silo].keys()
     secrets, failed = dict[str, bytes](), dict[str, Missing]()
     for maker in uploads:
         if maker in given and given[maker].secret:
@@ -299,20 +281,20 @@ class PairwiseAggregator:
         whole: bool = False,
     ) -> Exchange[Sum | Aborted]:
         """Ask for uploads, agree on the survivors, collect the shares, and add up."""
-        relayed = yield from self._add_up(ask, wanted, expected, whole)
+        relayed = yield from self.relay(ask, wanted, expected, whole=whole)
         if isinstance(relayed, Aborted):
             return relayed
         return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
 
     def relay(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
     ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, without decoding the sum."""
-        return (yield from self._add_up(ask, wanted, expected, whole=False))
-
-    def _add_up(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None, whole: bool
-    ) -> Exchange[Relayed | Aborted]:
         cohort = self._agreed
         if cohort is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
@@ -344,8 +326,13 @@ class PairwiseAggregator:
         if isinstance(secrets, Aborted):
             return secrets
         keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
-        masks = recovered_masks(label, tuple(uploads), keys, secrets)
-        return self._sum_of(uploads, masks, wanted, replies.empty)
+        # Added up, masks between survivors cancel; the others are taken off.
+        words, tensors = room_for(wanted.shapes, self._ring, replies.empty)
+        weight = add_up([upload.weight for upload in uploads.values()], words[:1].reshape(()))
+        for name, total in tensors.items():
+            add_up([upload.tensors[name] for upload in uploads.values()], total)
+        add_masks(words[self._rules.public_weights :], recovered_masks(label, tuple(uploads), keys, secrets))
+        return Relayed({name: tensors[name] for name in wanted.shapes}, weight, tuple(uploads))
 
     def _confirm(
         self,
@@ -394,30 +381,35 @@ class PairwiseAggregator:
         survivors, summed = tuple(uploads), shares_of(label)
         signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
         circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
-        sealed, digests = _by_holder(cohort, uploads)
-
-        def unmask(silo: str) -> Unmask:
-            makers = sorted(circles[silo] - {silo})
-            return Unmask(
+        sealed, digests = dict[tuple[str, str], bytes](), dict[tuple[str, str], bytes]()  # by maker and holder
+        for maker, upload in uploads.items():
+            published, shares = iter(pieces(upload.digests, DIGEST_BYTES)), iter(pieces(upload.sealed, SEALED_BYTES))
+            for holder in cohort.holders(maker):
+                digests[maker, holder] = next(published)
+                sealed[maker, holder] = b"" if holder == maker else next(shares)
+        asks = dict[str, Message]()
+        for silo in survivors:
+            places = [(maker, silo) for maker in sorted(circles[silo]) if maker != silo]
+            asks[silo] = Unmask(
                 stamp=stamp,
                 survivors=survivors,
                 signatures=signed,
-                sealed=b"".join([sealed[maker][silo] for maker in makers]),
-                digests=b"".join([digests[maker][silo] for maker in makers]),
+                sealed=b"".join(map(sealed.__getitem__, places)),
+                digests=b"".join(map(digests.__getitem__, places)),
             )
 
         def check(silo: str, reply: SelfMaskShares) -> None:
             if not circles[silo].issuperset(reply.makers):
                 raise PeerError("expected shares of its neighbours among the survivors, and of nobody else")
             for maker, share in reply.by_maker.items():
-                if share_digest(share, summed) != digests[maker][silo]:
+                if share_digest(share, summed) != digests[maker, silo]:
                     raise PeerError(f"the share of `{maker}` is not the one that `{silo}` was sent")
             if bool(reply.secret) != bool(signed):
                 raise PeerError("expected the own mask's secret where there is a roster, and nowhere else")
             if reply.secret and commitment(reply.secret, label, silo) != uploads[silo].committed:
                 raise PeerError("expected the own mask's secret that it committed to")
 
-        ask = Ask({silo: unmask(silo) for silo in survivors}, SelfMaskShares, check)
+        ask = Ask(asks, SelfMaskShares, check)
         replies = yield ask
         secrets, failed = _put_together(cohort, label, uploads, circles, replies)
         if len(secrets) < len(survivors):
@@ -428,14 +420,3 @@ class PairwiseAggregator:
             missing = {**failed, **replies.missing}
             return Aborted(missing, because, opened=sorted(missing))
         return secrets
-
-    def _sum_of(
-        self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted, empty: Empty
-    ) -> Relayed:
-        """Add uploads in the ring, where pair masks cancel, and remove the other masks."""
-        tensors = parts(empty, wanted.shapes, self._ring.dtype)
-        for name, total in tensors.items():
-            add_up([upload.tensors[name] for upload in uploads.values()], total)
-        weight = add_up([upload.weight for upload in uploads.values()])
-        add_masks(in_order(tensors, None if self._rules.public_weights else weight), masks)
-        return Relayed(tensors, weight, tuple(uploads))

@@ -204,10 +204,11 @@ class SelfMask:
         self.commitment = commitment(secret, label, me)
         holders, summed = cohort.holders(me), shares_of(label)
         made = shamir.share(secret, cohort.plan.threshold, list(map(cohort.point, holders)), random)
-        shares = dict(zip(holders, made.values(), strict=True))
-        self.digests = b"".join([share_digest(share, summed) for share in shares.values()])
-        self.own_share = shares.pop(me)
-        self.sealed = b"".join([agreement.seals[name][0].encrypt(share, [summed]) for name, share in shares.items()])
+        shares, digests, sealed = dict(zip(holders, made.values(), strict=True)), list[bytes](), list[bytes]()
+        for name, share in shares.items():
+            digests.append(share_digest(share, summed))
+            sealed += [] if name == me else [agreement.seals[name][0].encrypt(share, [summed])]
+        self.own_share, self.digests, self.sealed = shares[me], b"".join(digests), b"".join(sealed)
 
     def __repr__(self) -> str:
         return "SelfMask(<redacted>)"
@@ -277,16 +278,16 @@ class OpenSum:
         sealed = pieces(asked.sealed, SEALED_BYTES)
         if len(sealed) != len(left):
             raise PeerError("expected one share of each neighbour among the survivors, and of nobody else")
-        self._check_signatures(asked)
+        if self._credentials is not None:
+            self._check_signatures(asked, self._credentials.roster)
         self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
-        parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES), strict=True)
-        opened = {maker: self._opened(maker, one, digest) for maker, one, digest in parts}
-        opened[agreement.me] = self._own.own_share
-        makers = tuple(maker for maker in sorted(opened) if opened[maker])
-        shares, secret = b"".join([opened[maker] for maker in makers]), self._own.secret
-        reply = SelfMaskShares(
-            stamp=asked.stamp, makers=makers, shares=shares, secret=b"" if self._credentials is None else secret
-        )
+        opened = {agreement.me: self._own.own_share}
+        for maker, one, digest in zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES), strict=True):
+            if share := self._opened(maker, one, digest):
+                opened[maker] = share
+        makers, secret = tuple(sorted(opened)), b"" if self._credentials is None else self._own.secret
+        shares = b"".join(map(opened.__getitem__, makers))
+        reply = SelfMaskShares(stamp=asked.stamp, makers=makers, shares=shares, secret=secret)
         self._given = asked, reply
         return reply
 
@@ -319,15 +320,13 @@ class OpenSum:
         if shortage := cohort.shortage(names):
             raise PeerError(shortage)
 
-    def _check_signatures(self, asked: Unmask) -> None:
-        if self._credentials is None:
-            return
+    def _check_signatures(self, asked: Unmask, roster: Roster) -> None:
         if different := set(asked.signatures) ^ set(asked.survivors):
             raise PeerError(
                 f"expected a signature of each survivor and of nobody else; {sorted(different)!r:.200} differ"
             )
         for silo, signature in asked.signatures.items():
-            check_confirmation(self._credentials.roster, silo, signature, self._label, asked.survivors)
+            check_confirmation(roster, silo, signature, self._label, asked.survivors)
 
     def __repr__(self) -> str:
         return f"OpenSum({self._stamp}, <redacted>)"
@@ -347,8 +346,11 @@ def recovered_masks(
 
     keys: of masks, by the survivor that gave them and lost neighbour. secrets: of self-masks, by survivor.
     """
-    masks = [(False, self_key(secrets[silo], label, silo)) for silo in survivors]
-    return masks + [(silo > lost, key) for silo in survivors for lost, key in keys.get(silo, {}).items()]
+    masks = list[Mask]()
+    for silo in survivors:
+        masks.append((False, self_key(secrets[silo], label, silo)))
+        masks += [(silo > lost, key) for lost, key in keys[silo].items()] if silo in keys else []
+    return masks
 
 
 def put_together(

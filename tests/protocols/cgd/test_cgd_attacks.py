@@ -462,7 +462,7 @@ def nothing(now: Stamp) -> Any:
 def seen_by_the_head(clients: Mapping[str, Client], row: Stamp) -> Array:
     """The victim's part of z, which a relay and the head of its row unmask."""
     words = np.array(clients[VICTIM].answer(Forward(stamp=row, fraction_bits=BITS)).words)  # type: ignore[attr-defined]
-    add_masks([words], clients[HEAD]._group_keys.row_masks(row, [VICTIM], words.shape, BITS))
+    add_masks(words, clients[HEAD]._group_keys.row_masks(row, [VICTIM], words.shape, BITS))
     return Ring(64).decode(words, BITS)
 
 

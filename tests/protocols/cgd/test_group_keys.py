@@ -384,12 +384,12 @@ def test_a_heads_row_comes_to_the_exact_sum(data: st.DataObject) -> None:
     plain = {name: RING.encode("z", part, 1, bits, count, count) for name, part in z.items()}
     masked = {name: words.copy() for name, words in plain.items()}
     for name, words in masked.items():
-        add_masks([words], keyrings[name].row_masks(stamp, [peer for peer in row if peer != name], shape, bits))
+        add_masks(words, keyrings[name].row_masks(stamp, [peer for peer in row if peer != name], shape, bits))
         assert (words != plain[name]).all()  # a word of 64 bits is masked by 0 with a chance of 2^-64
     relayed = add_up(list(masked.values()))
     assert (relayed != add_up(list(plain.values()))).all(), "the head's masks are still on it"
     joined = relayed.copy()
-    add_masks([joined], keyrings[head].row_masks(stamp, others, shape, bits))
+    add_masks(joined, keyrings[head].row_masks(stamp, others, shape, bits))
     expected = sum(np.rint(np.ldexp(part, bits)).astype(np.int64) for part in z.values())
     assert joined.view(np.int64).tolist() == np.asarray(expected).tolist()
     np.testing.assert_array_equal(RING.decode(joined.copy(), bits), np.ldexp(np.asarray(expected).astype(float), -bits))
@@ -402,7 +402,7 @@ def test_a_heads_row_comes_to_the_exact_sum(data: st.DataObject) -> None:
         keyrings[head].row_masks(stamp, others[1:], shape, bits),
     ):
         words = relayed.copy()
-        add_masks([words], wrong)
+        add_masks(words, wrong)
         assert (words != joined).all()
 
 

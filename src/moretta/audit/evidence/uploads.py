@@ -21,7 +21,7 @@ from moretta.protocols.common.scoring import Score
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode, in_order, shapes_of
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode, room_for, shapes_of
 from moretta.secure_aggregation.graph import CommittedKeys
 from moretta.secure_aggregation.masks import Label, add_masks, label_of
 from moretta.secure_aggregation.pairwise import MaskedUpload
@@ -111,10 +111,12 @@ class Uploads:
         keys = {
             silo: message.keys for silo, message in self.later if isinstance(message, Confirmed) and silo in counted
         }  # the last of each
-        tensors = {name: add_up([upload.tensors[name] for upload in counted.values()]) for name in shapes}
-        weight = add_up([upload.weight for upload in counted.values()])
-        hidden = in_order(tensors, None if self._public_weights else weight)
-        add_masks(hidden, recovered_masks(label, tuple(counted), keys, secrets))
+        bits = 8 * next(iter(counted.values())).weight.itemsize
+        whole, tensors = room_for(shapes, Ring(bits))
+        weight = add_up([upload.weight for upload in counted.values()], whole[:1].reshape(()))
+        for name, total in tensors.items():
+            add_up([upload.tensors[name] for upload in counted.values()], total)
+        add_masks(whole[self._public_weights :], recovered_masks(label, tuple(counted), keys, secrets))
         return self._decoded(tensors, int(weight), tuple(counted))
 
     def _secret(self, maker: str, committed: bytes, label: Label, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:

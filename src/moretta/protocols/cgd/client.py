@@ -67,7 +67,7 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.common import modules, scoring
-from moretta.protocols.common.clipping import Clip, scaled
+from moretta.protocols.common.clipping import Clip
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.scoring import Score
@@ -351,7 +351,8 @@ class Client:
         gradients = {name: means[name] for name in self._group(group).shapes}
         self._check_order(group, ask.stamp)
         factor = self._clips[group].factor(gradients, ask.stamp.round)
-        self._step(group, ask.stamp, {name: scaled(one, factor) for name, one in gradients.items()})
+        means = gradients if factor == 1.0 else {name: one * factor for name, one in gradients.items()}
+        self._step(group, ask.stamp, means)
         return Done(stamp=ask.stamp)
 
     def _check_members(self, silos: Sequence[str], group: str) -> None:
@@ -392,7 +393,7 @@ class Client:
         z = self._part_of_z(ask.stamp)
         self._hold_z(ask)
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))
-        add_masks([words], self._group_keys.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
+        add_masks(words, self._group_keys.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
         return Partial(stamp=ask.stamp, words=words)
 
     def _part_of_z(self, stamp: Stamp) -> Array:
@@ -418,7 +419,7 @@ class Client:
             if ask.words.shape != own.shape:
                 raise PeerError(f"expected the others' parts of z, {list(own.shape)}, got {list(ask.words.shape)}")
             words = np.array(ask.words, order="C")
-            add_masks([words], self._group_keys.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
+            add_masks(words, self._group_keys.row_masks(ask.stamp, others, words.shape, ask.fraction_bits))
             joined = ROW_RING.decode(words, ask.fraction_bits)
             z = z + joined
         self._hold_z(ask, joined)

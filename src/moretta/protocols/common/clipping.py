@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import bisect
 import logging
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -51,35 +53,24 @@ GROWTH = 2.0  # by which what is noted may pass the median
 
 
 class RunningMedian:
-    """The figures of the rounds so far, all positive, and their running median."""
+    """The figures of the rounds so far (`seen`), all positive, and their running median."""
 
     def __init__(self, seen: Sequence[float] = ()) -> None:
-        self._seen = [float(value) for value in seen]
-        self._ordered = sorted(self._seen)
+        self.seen = [float(value) for value in seen]
+        self._ordered = sorted(self.seen)  # which makes the median of all of them cheap
 
-    def __len__(self) -> int:
-        return len(self._seen)
+    def note(self, value: float) -> float:
+        """Note a round's figure, at most twice the median before it, and 0 not at all; return that median.
 
-    @property
-    def median(self) -> float:
-        """Return the larger of the medians of the last 11 rounds and of all. At least one round must be noted."""
-        return max(_middle(sorted(self._seen[-RECENT:])), _middle(self._ordered))
-
-    def note(self, value: float) -> None:
-        """Note a round's figure, at most twice the median; 0 is not noted."""
+        It is the larger of the medians of the last 11 rounds and of all; infinity where no round was noted.
+        """
+        median = math.inf
+        if self.seen:  # of so few `numpy.median` takes a hundred times as long
+            median = max(statistics.median(self.seen[-RECENT:]), statistics.median(self._ordered))
         if value > 0:
-            self._seen.append(float(min(value, GROWTH * self.median) if self._seen else value))
-            bisect.insort(self._ordered, self._seen[-1])
-
-    def array(self) -> NDArray[np.float64]:
-        """Return what was noted, for a checkpoint."""
-        return np.array(self._seen, dtype=np.float64)
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    """Return the median of numbers in order: of so few `numpy.median` takes a hundred times as long."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+            self.seen.append(float(min(value, GROWTH * median)))
+            bisect.insort(self._ordered, self.seen[-1])
+        return median
 
 
 class Clip:
@@ -96,11 +87,9 @@ class Clip:
 
         number: of the round.
         """
-        norm = _norm(values)
-        settled = len(self._norms) >= SETTLED
-        median = self._norms.median if settled else np.inf
-        self._norms.note(norm)
-        if norm <= MULTIPLE * median:
+        norm, settled = _norm(values), len(self._norms.seen) >= SETTLED
+        median = self._norms.note(norm)
+        if not settled or norm <= MULTIPLE * median:
             return 1.0
         log.warning(
             "round %d: the silos' sum of %s has norm %.6g, more than %g times the running median of earlier rounds, "
@@ -115,7 +104,7 @@ class Clip:
 
     def norms(self) -> NDArray[np.float64]:
         """Return the norms noted, for a checkpoint."""
-        return self._norms.array()
+        return np.array(self._norms.seen, dtype=np.float64)
 
 
 class SummedStep:
@@ -131,16 +120,22 @@ class SummedStep:
     def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> dict[str, float]:
         """Take the step of round `number`; if the sum was clipped, return by how much as a figure for the history."""
         factor = self._gradient.factor(gradients, number)
-        self._optimizer.step({name: scaled(one, factor) for name, one in gradients.items()}, number)
-        return {} if factor == 1.0 else {"clipped": factor}
+        if factor == 1.0:
+            self._optimizer.step(gradients, number)
+            return {}
+        self._optimizer.step({name: np.asarray(one * factor) for name, one in gradients.items()}, number)
+        return {"clipped": factor}
 
     def take_buffers(self, means: Tensors, number: int) -> dict[str, float]:
         """Set running statistics to the silos' means, clipping their change; return a figure as `step` does."""
+        if not means:
+            modules.take_buffers(self._module, means)
+            return {}
         old = {name: buffer.numpy(force=True) for name, buffer in modules.running_buffers(self._module).items()}
         change = {name: means[name] - old[name].astype(np.float64) for name in old if name in means}
         factor = self._buffers.factor(change, number) if change else 1.0
         if factor != 1.0:
-            means = {name: old[name] + scaled(one, factor) for name, one in change.items()}
+            means = {name: old[name] + one * factor for name, one in change.items()}
         modules.take_buffers(self._module, means)
         return {} if factor == 1.0 else {"clipped_buffers": factor}
 
@@ -157,15 +152,13 @@ class SummedStep:
 
 
 def _norm(values: Mapping[str, Array]) -> float:
+    squares = 0.0
     with np.errstate(over="ignore"):  # an overflow of float64 is longer than any bound
-        flat = [np.asarray(value, dtype=np.float64).reshape(-1) for value in values.values()]
-        # Not `one @ one`: BLAS would wake threads for it, which then wait for each other longer than they work.
-        return float(np.sqrt(sum(float(np.einsum("i,i", one, one)) for one in flat)))
-
-
-def scaled(values: Array, factor: float) -> Array:
-    """Return values times a factor; themselves where that is 1."""
-    return values if factor == 1.0 else np.asarray(values * factor)
+        for value in values.values():
+            flat = np.asarray(value, dtype=np.float64).reshape(-1)
+            # Not `flat @ flat`: BLAS would wake threads for it, which then wait for each other longer than they work.
+            squares += float(np.einsum("i,i", flat, flat))
+        return float(np.sqrt(squares))
 
 
 def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:

@@ -78,11 +78,6 @@ class Loss:
             return rows.mean(dim=1)
         return rows.sum(dim=1) / weights[targets].sum(dim=1)
 
-    @property
-    def weighs_rows(self) -> bool:
-        """Whether D can differ from the number of rows."""
-        return bool(self.class_weights)
-
     def density(self, targets: Tensor) -> float:
         """Return D / B: 1 but for class weights with whole-number targets."""
         if not self.class_weights or targets.is_floating_point():

@@ -50,10 +50,14 @@ SPREAD = 2.0**-23  # of max|W|
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
     """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
+    found, on_cpu = dict[str, Array](), True
     state = module.state_dict()
-    if any(tensor.device.type != "cpu" for tensor in state.values()):
-        return on_host({name: _cast(tensor, dtype) for name, tensor in state.items()})
-    return {name: np.array(_cast(tensor, dtype).numpy()) for name, tensor in state.items()}
+    for name, tensor in state.items():
+        state[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+        on_cpu &= tensor.device.type == "cpu"
+        if on_cpu:
+            found[name] = np.array(state[name].numpy())
+    return found if on_cpu else on_host(state)
 
 
 def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
@@ -61,15 +65,13 @@ def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.
 
     tensors: writable arrays for all names of the module's state_dict.
     """
-    cast: dict[int, Any] = {id(one): _cast(one, dtype).clone() for one in module.buffers()}
+    cast: dict[int, Any] = {
+        id(one): one.to(dtype, copy=True) if one.is_floating_point() else one.clone() for one in module.buffers()
+    }
     for name, one in module.state_dict(keep_vars=True).items():
         value = torch.from_numpy(tensors[name])
         cast[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
     return copy.deepcopy(module, cast)
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
@@ -83,7 +85,7 @@ def load(module: nn.Module, tensors: Tensors) -> None:
             raise ParameterError(f"`{name}`: expected shape {list(tensor.shape)}, got {list(tensors[name].shape)}")
     device = next(iter(state.values())).device if state else torch.device("cpu")
     with torch.no_grad():
-        for name, value in on_device({name: tensors[name] for name in state}, device).items():
+        for name, value in on_device(tensors, device).items():
             state[name].copy_(value)
 
 
@@ -98,10 +100,9 @@ def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     """Return tensors as arrays: of the CPU in their own memory, of another device by one copy for each dtype."""
-    found = {name: tensor.detach() for name, tensor in tensors.items()}
-    if any(tensor.device.type != "cpu" for tensor in found.values()):
-        found = _moved(found, lambda flat: flat.cpu())
-    return {name: tensor.numpy() for name, tensor in found.items()}
+    if {tensor.device.type for tensor in tensors.values()} - {"cpu"}:
+        tensors = _moved(tensors, lambda flat: flat.detach().cpu())
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
 def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

@@ -38,8 +38,6 @@ Upload = dict[str, Array]
 """What a silo uploads: ``gradient/<name>``, ``loss`` and ``buffer/<name>``, with class weights FedSGD's ``density``."""
 Batches = Sequence[NDArray[np.int64]]
 """The indices of the rows of each step, in order."""
-Result = tuple[Upload, int]
-"""An upload and how many rows it counts as."""
 
 
 class Local:
@@ -75,28 +73,24 @@ class Local:
         epochs = range((ask.stamp.round - 1) * self.params.local_epochs, ask.stamp.round * self.params.local_epochs)
         return [index for epoch in epochs for index in self.rows.batches.of_epoch(epoch)]
 
-    def alone(self, ask: TrainOn, batches: Batches) -> Result:
-        """Return the upload by the silo's own model, and its rows."""
+    def alone(self, ask: TrainOn, batches: Batches) -> Upload:
+        """Return the upload by the silo's own model."""
         modules.load(self.model, ask.parameters)
         with self.rows.randomness(*ask.stamp.drawn):
-            upload = self._epochs(ask, batches) if isinstance(self.params, Epochs) else self._gradient(batches[0])
-        upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()})
-        return upload, self.counted(batches)
-
-    def counted(self, batches: Batches) -> int:
-        """Return as how many rows the upload counts: those of the batch, or of an epoch."""
-        return self.rows.batches.rows if isinstance(self.params, Epochs) else len(batches[0])
-
-    def _gradient(self, index: NDArray[np.int64]) -> Upload:
-        inputs, targets = self.rows.rows(index)
-        gradients, loss = self._backward(inputs, targets)
-        found = modules.on_host(dict(zip(self._trained, gradients, strict=True)))
-        return self.weighted(found, loss, targets)
+            if isinstance(self.params, Epochs):
+                upload = self._epochs(ask, batches)
+            else:
+                inputs, targets = self.rows.rows(batches[0])
+                gradients, loss = self._backward(inputs, targets)
+                upload = self.weighted(modules.on_host(dict(zip(self._trained, gradients, strict=True))), loss, targets)
+        for name, buffer in self._buffers.items():
+            upload |= modules.on_host({f"buffer/{name}": buffer.clone()})
+        return upload
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
         """Return the upload of a batch's gradient and mean loss: silos weigh as D_k, not as their rows."""
         upload = {f"gradient/{name}": value for name, value in gradients.items()} | {"loss": np.asarray(loss)}
-        if self._loss.weighs_rows:  # N_k times the density
+        if self._loss.class_weights:  # N_k times the density
             density = self._loss.density(targets)
             upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
         return upload
@@ -140,16 +134,12 @@ class Local:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The work of one silo in one round; its result is the `Result`."""
+    """The work of one silo in one round; its result is what the silo uploads."""
 
     local: Local
     ask: TrainOn
+    batches: Batches
     least: int = LEAST
-
-    @cached_property
-    def batches(self) -> Batches:
-        """The indices of the rows of each step, in order."""
-        return self.local.batches(self.ask)
 
     @property
     def key(self) -> Hashable | None:
@@ -162,14 +152,13 @@ class LocalWork:
         shapes = tuple(rows.x.shape[1:]), tuple(rows.y.shape[1:]), rows.y.dtype
         return id(stacked), id(self.local.params), id(self.ask.parameters), self.ask.stamp, lengths, *shapes
 
-    def alone(self) -> Result:
-        """Return the upload by the silo's own model, and its rows."""
+    def alone(self) -> Upload:
+        """Return the upload by the silo's own model."""
         return self.local.alone(self.ask, self.batches)
 
-    def together(self, works: Sequence[LocalWork]) -> Sequence[Result]:
-        """Return the uploads and rows of silos with this key, stepped together."""
-        uploads = _Together([(work.local, work.batches) for work in works], self.ask).uploads()
-        return [(upload, work.local.counted(work.batches)) for upload, work in zip(uploads, works, strict=True)]
+    def together(self, works: Sequence[LocalWork]) -> Sequence[Upload]:
+        """Return the uploads of silos with this key, stepped together."""
+        return _Together([(work.local, work.batches) for work in works], self.ask).uploads()
 
 
 class _Together:
@@ -284,10 +273,12 @@ class Client:
     def _train(self, ask: TrainOn) -> Answering:
         if self._private is not None:
             return self._train_in_private(ask, self._private)
-        about = asked(ask, *self._rows.agreed, whole=self._rows.batches.whole or isinstance(self._local.params, Epochs))
+        in_epochs, drawn = isinstance(self._local.params, Epochs), self._rows.batches
+        about = asked(ask, *self._rows.agreed, whole=drawn.whole or in_epochs)
         self._contributor.check(ask.stamp, about)
-        self._local.phase = self.phase
-        upload, rows = yield LocalWork(self._local, ask)
+        self._local.phase, batches = self.phase, self._local.batches(ask)
+        upload = yield LocalWork(self._local, ask, batches)
+        rows = drawn.rows if in_epochs else len(batches[0])  # an epoch counts by all of them
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 

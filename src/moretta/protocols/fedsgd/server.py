@@ -22,7 +22,6 @@ from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainO
 from moretta.protocols.fedsgd.params import Epochs
 from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.sums import Sum
 
 
 class Server:
@@ -52,6 +51,12 @@ class Server:
         # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
         self._params, self._by_density = params, bool(params.class_weights) and not isinstance(params, Epochs)
         self._accountant, self._releases = accountant, releases or Releases()
+        self._trained = modules.trainable(self._model)
+        buffers = {} if accountant else modules.running_buffers(self._model)
+        self._shapes: dict[str, tuple[int, ...]] = {} if accountant else {"loss": ()}  # of what is summed
+        self._shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in self._trained.items()}
+        self._shapes |= {"density": ()} if self._by_density else {}
+        self._shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort."""
@@ -59,13 +64,7 @@ class Server:
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the mean of the silos' gradients."""
-        aggregation, trained = self._enrolment.aggregation, modules.trainable(self._model)
-        buffers = {} if self._accountant else modules.running_buffers(self._model)
-        shapes: dict[str, tuple[int, ...]] = {} if self._accountant else {"loss": ()}
-        shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in trained.items()}
-        if self._by_density:
-            shapes["density"] = ()
-        shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
+        aggregation, shapes = self._enrolment.aggregation, self._shapes
         wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
         exchange = aggregation.sum(ask, wanted, asked(ask, *self._enrolment.agreed).digest)
@@ -76,20 +75,18 @@ class Server:
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            density = self._density(total)
-            gradient = {name: total.means[f"gradient/{name}"] for name in trained}
+            density = 1.0
+            if self._by_density:
+                mean, step = float(total.means["density"]), total.steps["density"]
+                density = usable_density(mean, step, self._params.class_weights)
+            gradient = {name: total.means[f"gradient/{name}"] for name in self._trained}
             for value in gradient.values():
                 np.divide(value, density, out=value)  # in their own memory
             clipped = self._stepper.step(gradient, now.round)
-            clipped |= self._stepper.take_buffers({name: total.means[f"buffer/{name}"] for name in buffers}, now.round)
+            clipped |= self._stepper.take_buffers(modules.under("buffer/", total.means), now.round)
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
         return Report(loss | figures | clipped)
-
-    def _density(self, total: Sum) -> float:
-        if not self._by_density:
-            return 1.0
-        return usable_density(float(total.means["density"]), total.steps["density"], self._params.class_weights)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""

@@ -133,7 +133,7 @@ class Client:
                     sent[path] = sent[path] + value if path in sent else value
             sent |= {f"buffer/{name}": buffer.clone() for name, buffer in self._noisy.buffers.items()}
             upload = modules.on_host(sent)
-            if self._loss.weighs_rows:
+            if self._loss.class_weights:
                 upload["density"] = np.asarray(self._loss.density(batch.targets))
             return self._contributor.upload(stamp, upload, len(batch.targets), encoding, asked=about)
 

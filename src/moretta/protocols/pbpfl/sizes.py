@@ -18,6 +18,7 @@ is 0 for a batch whose ReLUs are all 0; that says nothing of a size, and is left
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
@@ -86,7 +87,7 @@ class SizesSoFar:
 
     def state(self) -> State:
         """Return what was noted."""
-        return {"sizes/alpha": self._alpha.array(), "sizes/outputs": self._outputs.array()}
+        return {"sizes/alpha": np.array(self._alpha.seen), "sizes/outputs": np.array(self._outputs.seen)}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -94,9 +95,7 @@ class SizesSoFar:
 
 
 def _within(before: RunningMedian, value: float) -> float:
-    if not len(before):
-        before.note(value)
+    middle = before.note(value)
+    if math.isinf(middle):
         return value or 1.0
-    middle = before.median
-    before.note(value)
     return min(max(value, middle / APART), middle * APART) if value > 0 else middle
