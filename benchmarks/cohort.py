@@ -18,11 +18,11 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Exchange, Missing, Reason, Replies
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import RUN_DIGEST, AdvertiseKey, PeerKeys
-from moretta.secure_aggregation.asked import asked as about
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.sums import Sum
+from moretta.secure_aggregation.sums import question_of as about
 
 CODEC = Codec(MESSAGES)
 WEIGHT = 32

@@ -44,7 +44,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Replies, answered
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
-from moretta.engines import mapped, usage
+from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 from moretta.engines.delivery import replies_of, valid
 from moretta.engines.driver import Driver

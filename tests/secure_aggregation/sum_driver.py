@@ -14,8 +14,6 @@ from moretta.contract.messages import Message, Spent, Stamp, message
 from moretta.contract.roles import Aborted, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, SumSpent
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.asked import Asked
-from moretta.secure_aggregation.asked import asked as about_of
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -23,7 +21,8 @@ from moretta.secure_aggregation.masks import Label, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import MESSAGES, RULES, aggregator, contributor
-from moretta.secure_aggregation.sums import Aggregator, Sum, Wanted
+from moretta.secure_aggregation.sums import Aggregator, Question, Sum, Wanted
+from moretta.secure_aggregation.sums import question_of as about_of
 from moretta.secure_aggregation.unmasking import DIGEST_BYTES, SEALED_BYTES, Confirmed, Unmask, pieces
 
 NOW = Stamp("test", 1, 0)
@@ -35,7 +34,7 @@ class Train(Message):
 
 
 CODEC = Codec((*MESSAGES, Train, Spent))
-ASKED = Asked(bytes(32))
+ASKED = Question(bytes(32))
 """What an upload answers in tests where nobody asks."""
 Answer = Callable[[Message], Any]
 Seen = list[tuple[str, Message]]

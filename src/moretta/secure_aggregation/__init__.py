@@ -47,7 +47,7 @@ hidden. With a roster (`moretta.secure_aggregation.identity`) every silo signs i
 cannot be sent different survivors unless 2 t - n of n collude in a complete graph, or with a chance of 2^-40 in a
 sparse one (`moretta.secure_aggregation.graph`). Without a roster silos take keys on trust, and a server that sends each
 of them keys of its own making reads every upload. Leaving silos out down to the threshold is not noticed. The question
-that silos answer is part of every mask's label (`moretta.secure_aggregation.asked`); one question crafted for all is
+that silos answer is part of every mask's label (`moretta.secure_aggregation.sums`); one question crafted for all is
 not noticed. ``docs/secure-aggregation.md`` has the complete list.
 
 **Dropouts.** A silo lost before its upload arrives is left out; one lost after it has confirmed counts. One lost in

@@ -57,14 +57,24 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
-from moretta.secure_aggregation.asked import Asked, check_digest
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
 from moretta.secure_aggregation.encoding import Range, add_up, decode, encode, plan, read, shapes_of, unpacked
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.ring import Ring, Words
-from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, again, gather, stamp_of, to_leave_out
+from moretta.secure_aggregation.sums import (
+    Question,
+    Relayed,
+    Shapes,
+    Sum,
+    Wanted,
+    again,
+    check_digest,
+    gather,
+    stamp_of,
+    to_leave_out,
+)
 
 TAG_BYTES = 16  # of a seal
 NONCE = bytes(12)  # of a key that seals one share and nothing else
@@ -151,7 +161,7 @@ class _Kept:
     stamp: Stamp
     label: Label
     share: Words
-    asked: Asked
+    asked: Question
 
 
 class AdditiveContributor:
@@ -189,7 +199,7 @@ class AdditiveContributor:
                 self._kept = self._added = None
         return self._keys.answer(message)
 
-    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
         self._keys.check_run(stamp)
         if not asked.once:
@@ -206,7 +216,7 @@ class AdditiveContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Asked,
+        asked: Question,
         least: float | None = None,
     ) -> Message:
         """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.sums.Contributor`.
@@ -244,7 +254,7 @@ class AdditiveContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Asked,
+        asked: Question,
     ) -> Sum:
         """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         agreement, _ = self._keys.agreed

@@ -3,7 +3,7 @@
 An upload is masked in one pass over its weight and then its tensors in the order of their names, by one stream of
 AES-128-CTR for each neighbour and one for the silo itself. Every stream's key is bound to the sum's `Label`: run,
 round, attempt, take, the cohort's digest (names, keys and graph), the names, shapes and encoding of all tensors, and
-the digest of what was asked (`moretta.secure_aggregation.asked`). A server might ask one silo for another encoding, so
+the digest of what was asked (`moretta.secure_aggregation.sums`). A server might ask one silo for another encoding, so
 that the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
 """
 

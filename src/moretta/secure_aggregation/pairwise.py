@@ -16,7 +16,6 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
-from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.encoding import (
     Range,
@@ -33,6 +32,7 @@ from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, 
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import (
+    Question,
     Relayed,
     Shapes,
     Sum,
@@ -136,7 +136,7 @@ class PairwiseContributor:
                 self._open = None
         return self._keys.answer(message)
 
-    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
         self._keys.check_run(stamp)
         if not asked.once:
@@ -153,7 +153,7 @@ class PairwiseContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Asked,
+        asked: Question,
         least: float | None = None,
     ) -> Message:
         """Return the masked upload. Raises as `moretta.secure_aggregation.sums.Contributor`.
@@ -193,7 +193,7 @@ class PairwiseContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Asked,
+        asked: Question,
     ) -> Sum:
         """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         agreement, _ = self._keys.agreed

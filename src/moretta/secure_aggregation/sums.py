@@ -1,7 +1,19 @@
-"""What a secure sum takes and gives, and the two interfaces of every scheme: `Aggregator` and `Contributor`."""
+"""What a secure sum takes and gives, and the two interfaces of every scheme: `Aggregator` and `Contributor`.
+
+**The question** that a silo answers by its upload (`Question`) has a digest, which must be the same for all silos of a
+sum. It is SHA-256 over the message that asked, as decoded, without its stamp and the addressee's own fields
+(`Message.OWN`), and over what was agreed before: at the set-up, or under cross-entropy in the message before it. The
+digest is used three times. In every mask's label, it keeps uploads to different questions from adding up. Beside the
+upload, it names a difference before anything is opened. In the label, it stands under the survivors' signatures. It
+does not find one question that is crafted for all silos alike.
+
+The answer's encoding is part of it. If the server chose the rounding steps, sums of the same numbers under different
+steps could reveal single ones. So the encoding follows from how many silos play a round, not from how many are present.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +25,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.secure_aggregation.asked import Asked
+from moretta.secure_aggregation.keystream import encode_parts, encode_purpose
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -98,7 +110,7 @@ class Aggregator(Protocol):
 
         ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
         ``wanted.fraction_bits``. A silo without one counts as missing.
-        expected: the digest of what all silos were asked (`moretta.secure_aggregation.asked.Asked`); None where the
+        expected: the digest of what all silos were asked (`moretta.secure_aggregation.sums.Question`); None where the
         aggregator does not know all of it. Silos whose digest differs from most others' are then left out.
         whole: abort where any silo is missing.
         Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
@@ -123,7 +135,7 @@ class Contributor(Protocol):
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
 
-    def check(self, stamp: Stamp, asked: Asked, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` where an upload would be refused, before it is computed.
 
         asked: as for `upload`. answers: whether this is a question that the silo answers before it uploads. In a take
@@ -138,14 +150,14 @@ class Contributor(Protocol):
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Asked,
+        asked: Question,
         least: float | None = None,
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
         blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
-        asked: what this answers (`moretta.secure_aggregation.asked`). least: what every entry's limit must be at least;
+        asked: what this answers (`moretta.secure_aggregation.sums`). least: what every entry's limit must be at least;
         None is the limit of the settings.
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
         `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`),
@@ -160,7 +172,7 @@ class Contributor(Protocol):
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Asked,
+        asked: Question,
     ) -> Sum:
         """Return the result of a relayed sum. stamp, encoding, blind, asked: as for the uploads in it.
 
@@ -308,3 +320,75 @@ def as_real(name: str, values: Array) -> Array:
     if array.dtype.kind not in "fiu":
         raise MisuseError(f"`{name}`: expected real numbers, got {array.dtype}")
     return array
+
+
+BYTES = 32
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an upload answers.
+
+    digest: 32 bytes. once: the name of what is summed once a run; empty for the upload of a round. whole: whether the
+    upload is of the same rows in every take of the round. lasting: whether it depends on rows alone, and so is the same
+    in every run. beside: the name of another sum of the same rows, which has to be over the same silos in this run.
+    own: a digest of what was sent to this silo alone and its upload depends on; empty where there is
+    none, or while it is not known. It differs between silos, so no label has it; the silo keeps it.
+    """
+
+    digest: bytes
+    once: str = ""
+    whole: bool = False
+    lasting: bool = False
+    beside: str = ""
+    own: bytes = b""
+
+
+def question_of(
+    message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False, beside: str = ""
+) -> Question:
+    """Return the question of an upload that answers this message. agreed: digests of what was agreed on before."""
+    digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
+    return Question(digest, once, whole, lasting, beside)
+
+
+def message_digest(message: Message) -> bytes:
+    """Return SHA-256 of a message's tag and fields, without its stamp and its addressee's own fields.
+
+    It is computed once for a message that goes to all silos of a process.
+    """
+    found: bytes | None = getattr(message, "_digest", None)
+    if found is None:
+        digest = hashlib.sha256(encode_purpose("message", message.TAG))
+        for name in sorted(set(message.KINDS) - message.OWN):
+            digest.update(encode_parts(name))
+            _add(digest, getattr(message, name))
+        found = digest.digest()
+        object.__setattr__(message, "_digest", found)  # the message is frozen, so its digest never changes
+    return found
+
+
+def check_digest(tag: str, digest: bytes) -> None:
+    """Raise `moretta.errors.PeerError` for bytes that cannot be a digest by SHA-256."""
+    if len(digest) != BYTES:
+        raise PeerError(f"{tag}: expected a digest of {BYTES} bytes, got {len(digest)}")
+
+
+def _add(digest: hashlib._Hash, value: Any) -> None:
+    """Add a field's value: a prefix for its kind, then lengths before contents."""
+    match value:
+        case np.ndarray():
+            little = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
+            digest.update(encode_parts("array", little.dtype.str, str(value.shape)))
+            digest.update(little.reshape(-1).view(np.uint8).data)
+        case Mapping():
+            digest.update(encode_parts("mapping", len(value)))
+            for name in sorted(value):
+                digest.update(encode_parts(name))
+                _add(digest, value[name])
+        case tuple():
+            digest.update(encode_parts("names", len(value), *value))
+        case float():
+            digest.update(encode_parts("number", value.hex()))
+        case _:  # a whole number, a boolean, text or bytes
+            digest.update(encode_parts("plain", value))

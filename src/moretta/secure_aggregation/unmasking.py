@@ -46,12 +46,12 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
-from moretta.secure_aggregation.asked import Asked
 from moretta.secure_aggregation.cohort import Cohort, Credentials
 from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
+from moretta.secure_aggregation.sums import Question
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
@@ -226,7 +226,7 @@ class OpenSum:
         stamp: Stamp,
         label: Label,
         own: SelfMask,
-        asked: Asked,
+        asked: Question,
         helped: HelpedSums,
         credentials: Credentials | None,
     ) -> None:

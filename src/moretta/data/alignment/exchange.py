@@ -19,10 +19,10 @@ from moretta.data.alignment.curve import Points, as_points
 from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.secure_aggregation.asked import BYTES as DIGEST_BYTES
-from moretta.secure_aggregation.asked import check_digest
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import Answers
+from moretta.secure_aggregation.sums import BYTES as DIGEST_BYTES
+from moretta.secure_aggregation.sums import check_digest
 
 _POSITIONS = np.dtype("<i8")
 

@@ -25,8 +25,8 @@ from moretta.data.alignment.exchange import check_bytes, check_rules, read_kept
 from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
 from moretta.errors import CodecError, ParameterError, PeerError, RowsError
-from moretta.secure_aggregation.asked import check_digest
 from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.sums import check_digest
 
 M = TypeVar("M", bound=Message)
 OTHER = "the other partner"

@@ -48,7 +48,6 @@ from moretta.protocols.common.scoring import HeldOut, Score
 from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.protocols.common.targets import encode
-from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
@@ -61,7 +60,7 @@ from moretta.secure_aggregation.statistics import (
     median_of,
     moments,
 )
-from moretta.secure_aggregation.sums import Aggregator, Contributor
+from moretta.secure_aggregation.sums import Aggregator, Contributor, message_digest
 
 log = logging.getLogger("moretta")
 

@@ -29,9 +29,9 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.data.rows import Subjects
 from moretta.errors import PeerError, RowsError
-from moretta.secure_aggregation.asked import message_digest
 from moretta.secure_aggregation.keystream import KEY_BYTES, encode_parts, encode_purpose
 from moretta.secure_aggregation.one_sum import Answers
+from moretta.secure_aggregation.sums import message_digest
 
 log = logging.getLogger("moretta")
 

@@ -55,7 +55,6 @@ from moretta.protocols.common.targets import (
     probabilities,
     reliability,
 )
-from moretta.secure_aggregation.asked import Asked, asked
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
@@ -68,7 +67,7 @@ from moretta.secure_aggregation.statistics import (
     from_limbs,
     to_limbs,
 )
-from moretta.secure_aggregation.sums import Aggregator, Contributor, Sum, Wanted
+from moretta.secure_aggregation.sums import Aggregator, Contributor, Question, Sum, Wanted, question_of
 
 ROWS = "rows"
 TABLES = "tables"  # among the figures of a score: tables are wanted too
@@ -181,14 +180,14 @@ class HeldOut:
         return np.asarray(predicted(outputs) == classes_of(self.y), dtype=np.float64)
 
 
-def asked_of(ask: Score, agreed: Sequence[bytes]) -> Asked:
+def asked_of(ask: Score, agreed: Sequence[bytes]) -> Question:
     """Return what a score answers. agreed: digests of what the set-up agreed on."""
-    return asked(ask, *agreed, once="score", whole=True)
+    return question_of(ask, *agreed, once="score", whole=True)
 
 
-def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Asked:
+def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Question:
     """Return what tables answer; beside the score, as rows and hits of both would else be told apart by silo."""
-    return asked(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
+    return question_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
 
 
 def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:

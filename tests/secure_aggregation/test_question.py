@@ -15,9 +15,8 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Reason
 from moretta.secure_aggregation.additive import AddedShares
-from moretta.secure_aggregation.asked import _add, asked, message_digest
 from moretta.secure_aggregation.cohort import Rules
-from moretta.secure_aggregation.sums import Sum
+from moretta.secure_aggregation.sums import Sum, _add, message_digest, question_of
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares
 
 NOW = Stamp("run", 3, 1, 2)
@@ -118,11 +117,13 @@ def test_how_memory_is_laid_out_is_not_in_it() -> None:
 
 
 def test_what_was_agreed_on_before_is_in_it_and_what_a_silo_says_of_itself_is_not() -> None:
-    found = [asked(GOOD, *agreed).digest for agreed in [(), (b"a",), (b"b",), (b"a", b"b"), (b"ab",), (b"b", b"a")]]
+    found = [
+        question_of(GOOD, *agreed).digest for agreed in [(), (b"a",), (b"b",), (b"a", b"b"), (b"ab",), (b"b", b"a")]
+    ]
     assert len(set(found)) == len(found)
     assert {len(digest) for digest in found} == {32}
     ways: list[dict[str, Any]] = [{}, {"whole": True}, {"once": "score", "whole": True}]
-    assert len({asked(GOOD, **way).digest for way in ways}) == 1
+    assert len({question_of(GOOD, **way).digest for way in ways}) == 1
 
 
 # A silo that was asked something else.
@@ -141,7 +142,7 @@ class Learner(Silo):
 
     def __call__(self, message: Message) -> Any:
         if isinstance(message, Learn):
-            about = asked(message, self.agreed)
+            about = question_of(message, self.agreed)
             return self.contributor.upload(message.stamp, self.tensors, 1, message.encoding, asked=about)
         return super().__call__(message)
 
@@ -169,7 +170,7 @@ def test_a_silo_that_was_asked_something_else_is_named_before_anything_opens(
         asks[VICTIM] = replace(ask, model=np.full(3, 1e9))
     else:
         silos[VICTIM].agreed = b"another standardisation"
-    expected = None if vote else asked(ask, Learner.agreed).digest
+    expected = None if vote else question_of(ask, Learner.agreed).digest
     seen, missing = Seen(), dict[str, Any]()
     result = play(server.sum(asks, wanted, expected), silos, seen, missing, codec=False)
     opened = [name for name, reply in seen if isinstance(reply, Confirmed | SelfMaskShares | AddedShares)]
