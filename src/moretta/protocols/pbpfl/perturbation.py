@@ -7,8 +7,9 @@ form of cross-entropy each part also has a secret xi.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 from moretta.secure_aggregation.keystream import Keystream
@@ -85,22 +87,24 @@ class Perturbation:
         xi = _signs(stream, m) * 2.0 ** (2.0 * stream.uniform(m) - 1.0)
         return Key(self._draw_scales(stream), gamma, xi, self.parts, direction)
 
-    def perturb(self, parameters: Mapping[str, torch.Tensor], key: Key) -> dict[str, Array]:
+    def perturb(
+        self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype | None = None
+    ) -> dict[str, Array]:
         """Return W^: R o W and r on the head's rows (`practical.md`, Eq. 6 to 8), in the dtype of W.
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
-        """
-        return self._perturbed(parameters, key, lambda value: value)
 
-    def _perturbed(
-        self, parameters: Mapping[str, torch.Tensor], key: Key, rounded: Callable[[Array], Array]
-    ) -> dict[str, Array]:
-        """Return W^, each tensor rounded before the next is made."""
-        true = {name: value.numpy(force=True) for name, value in parameters.items()}
-        head_names = (self.plan.head.weight, self.plan.head.bias) if key.offset.any() else ()
-        above = [name for name in head_names if name is not None and name in true]
-        noisy = self.plan.perturb({n: value for n, value in true.items() if n not in above}, key.scales, rounded)
-        for name in above:
+        dtype: to what each tensor is rounded before the next is made (`sent`); None does not round.
+        """
+        true, below = dict[str, Array](), dict[str, Array]()
+        above = (self.plan.head.weight, self.plan.head.bias) if key.offset.any() else ()
+        for name, value in parameters.items():
+            true[name] = value.numpy(force=True)
+            if name not in above:
+                below[name] = true[name]
+        rounded = partial(_rounded, dtype=dtype)
+        noisy = self.plan.perturb(below, key.scales, rounded)
+        for name in true.keys() - below.keys():
             offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
             # In float64 until the offset is added, so that this too is rounded once.
             head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
@@ -115,9 +119,7 @@ class Perturbation:
         (`scales-from-low-bits` of the audit). With scales of powers of two mantissas are plain anyway: W is in the
         run's dtype, and below the head W^ is R o W to the last bit.
         """
-        if self.powers_of_two:
-            return self.perturb(parameters, key)
-        return self._perturbed(parameters, key, lambda value: _rounded(value, dtype))
+        return self.perturb(parameters, key, None if self.powers_of_two else dtype)
 
     def coefficients(self, key: Key) -> dict[str, float]:
         """Return the factor of each uploaded gradient in the true gradient, by its prefix."""
@@ -137,14 +139,18 @@ class Perturbation:
         squared error (`pbpfl.txt`, Eq. 19, with one part), and by the end of its section III-C for cross-entropy.
         in_place: the noisy loss's gradients, float64, are overwritten, so that their memory is the result's.
         """
-        coefficients = self.coefficients(key)
+        coefficients, names = self.coefficients(key), self.trained(means)
+
         # One by one: each sum is freed before the next is made, as new memory costs more than arithmetic.
-        corrected = (
-            (name, self._recover_head(name, means, key) if self._is_head(name) else _combine(name, means, coefficients))
-            for name in self.trained(means)
-        )
-        into = {name: means[f"noisy/{name}"] for name in self.trained(means)} if in_place else None
-        return self.plan.recover(corrected, key.scales, into)
+        def corrected() -> Iterator[tuple[str, Array]]:
+            for name in names:
+                if self._is_head(name):
+                    yield name, self._recover_head(name, means, key)
+                else:
+                    yield name, _combine(name, means, coefficients)
+
+        into = {name: means[f"noisy/{name}"] for name in names} if in_place else None
+        return self.plan.recover(corrected(), key.scales, into)
 
     def _recover_head(self, name: str, means: Tensors, key: Key) -> Array:
         head, noisy = self.plan.head, means[f"noisy/{name}"]
@@ -162,12 +168,7 @@ class Perturbation:
 
     def recover_buffers(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
         """Return the running statistics of the true model from the silos' means, float64 by name."""
-        noisy = {
-            name.removeprefix("buffer/"): np.asarray(mean, dtype=np.float64)
-            for name, mean in means.items()
-            if name.startswith("buffer/")
-        }
-        return self.plan.recover_buffers(noisy, key.scales)
+        return self.plan.recover_buffers(modules.under("buffer/", means), key.scales)
 
     def true_loss(self, means: Tensors, key: Key, log_normaliser: float = 0.0) -> float:
         """Return the loss of the true model from the silos' scalars.
@@ -207,10 +208,15 @@ class Perturbation:
         return [name.removeprefix("noisy/") for name in uploads if name.startswith("noisy/")]
 
 
-def _rounded(value: Array, dtype: torch.dtype) -> Array:
-    """Return float64 as float32, or under float64 with 12 bits less, rounded to nearest; whole numbers as they are."""
-    if value.dtype.kind != "f" or dtype == torch.float32:
-        return value.astype(np.float32) if value.dtype.kind == "f" else value
+def _rounded(value: Array, dtype: torch.dtype | None) -> Array:
+    """Return float64 as float32, or under float64 with 12 bits less, rounded to nearest.
+
+    Whole numbers, and all numbers where there is no dtype, stay as they are.
+    """
+    if value.dtype.kind != "f" or dtype is None:
+        return value
+    if dtype == torch.float32:
+        return value.astype(np.float32)
     high = value * (2.0**DROPPED + 1.0)  # Veltkamp's splitting (Dekker, Numerische Mathematik 18, 1971, section 5)
     return np.asarray(high - (high - value))
 

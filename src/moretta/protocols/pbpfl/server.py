@@ -105,6 +105,7 @@ class Server:
         self._params, self._model, self._dtype = params, copy.deepcopy(model).train(), dtype
         self._tensors = self._model.state_dict(keep_vars=True)  # the tensors themselves, which are stepped in place
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
+        self._trained, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
         self._stepper = SummedStep(self._model, params, rounds)
         self._enrolment, self._root, self._limit = enrolment, root, limit
         self._sample_shape, self._layout = sample_shape, layout
@@ -308,11 +309,11 @@ class Server:
         else:
             limits |= {f"beta/{s}": once for s in range(m)} | {f"psi/{s}": self._limit for s in range(m)}
             uploads = {"scalars": ((m + 1,), once)}
-        for name, parameter in modules.trainable(self._model).items():
+        for name, parameter in self._trained.items():
             above = name in (head.weight, head.bias) and not head.tied
             prefixes = ("noisy", *(["psi"] if form == "paper" else [])) if above else tuple(limits)
             uploads |= {f"{p}/{name}": (tuple(parameter.shape), limits.get(p, self._limit)) for p in prefixes}
-        for name, buffer in modules.running_buffers(self._model).items():
+        for name, buffer in self._buffers.items():
             uploads[f"buffer/{name}"] = (tuple(buffer.shape), self._limit)
         if self._params.class_weights:
             uploads["density"] = ((), self._limit)
