@@ -35,7 +35,7 @@ from moretta.contract.messages import Stamp
 from moretta.data.holders import Grid, Part
 from moretta.data.images.sets import load_images, scaled
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
-from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.encoding import Ring
 
 GRIDS, QUICK = [(10, 7), (100, 49), (1000, 112)], [(10, 7)]
 COLUMNS, WIDTH, OUTPUTS, SAMPLE, RATE = 784, 256, 10, 100, 0.5

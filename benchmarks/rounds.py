@@ -21,9 +21,9 @@ from measure import Figure, figure, main
 from torch import nn
 
 from moretta import Engine, FedAvg, Federation, SecureAggregation, Silo
+from moretta.secure_aggregation.encoding import CHUNK
 from moretta.secure_aggregation.keystream import Keystream
 from moretta.secure_aggregation.masks import ZEROS
-from moretta.secure_aggregation.ring import CHUNK
 
 SILOS, ROWS, WARM = 100, 30, 3
 STEPS = ("local_forward", "local_backward", "update")  # the silos' own, and the server's one, which is short

@@ -38,8 +38,8 @@ from moretta.models import catalogue
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.registry import build
+from moretta.secure_aggregation.encoding import CHUNK, Ring
 from moretta.secure_aggregation.masks import add_masks
-from moretta.secure_aggregation.ring import CHUNK, Ring
 
 SILOS, BATCH, RECOVERED, LARGE = 10, 32, 1000, 100_000_000
 KEY = bytes(range(32))

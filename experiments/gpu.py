@@ -47,7 +47,7 @@ from moretta.engines.driver import Driver  # noqa: E402
 from moretta.engines.files import write_atomically  # noqa: E402
 from moretta.engines.in_process import InProcess  # noqa: E402
 from moretta.models import catalogue  # noqa: E402
-from moretta.protocols.baffle import on_device  # noqa: E402
+from moretta.protocols.baffle import torch_forward  # noqa: E402
 from moretta.protocols.baffle.silo.directions import Directions, keys_of  # noqa: E402
 from moretta.protocols.common.setting import Setting  # noqa: E402
 from moretta.protocols.common.training import Training  # noqa: E402
@@ -115,8 +115,8 @@ def directions(device: str, quick: bool) -> Mapping[str, Any]:
         keys = keys_of(bytes(32), count, "gpu", orthogonal=orthogonal)
         drawn = Directions(keys, count, size, distribution, orthogonal=orthogonal)
         wanted = np.concatenate([vectors.copy() for vectors in drawn.perturbed(at, 1e-3)])
-        found = np.concatenate([np.array(one.cpu().numpy()) for one in on_device.perturbed(drawn, at, 1e-3, there)])
-        summed = np.array_equal(on_device.combine(drawn, coefficients, there), drawn.combine(coefficients))
+        found = np.concatenate([np.array(one.cpu().numpy()) for one in torch_forward.perturbed(drawn, at, 1e-3, there)])
+        summed = np.array_equal(torch_forward.combine(drawn, coefficients, there), drawn.combine(coefficients))
         met[f"{name}_bits_are"] = bool(np.array_equal(found, wanted)) and summed
     return {name: _met(same) for name, same in met.items()}
 
@@ -154,7 +154,7 @@ def rebuilding(device: str, quick: bool) -> Mapping[str, Any]:
         drawn = Directions(keys_of(bytes(32), count, "gpu"), count, size)
         coefficients = np.random.default_rng(0).normal(size=count)
         work = {
-            "there": lambda: on_device.combine(drawn, coefficients, there),  # noqa: B023  # called before the next
+            "there": lambda: torch_forward.combine(drawn, coefficients, there),  # noqa: B023  # called before the next
             "cpu": lambda: drawn.combine(coefficients),  # noqa: B023
         }
         seconds = interleaved(work, 1 if quick else 9, warm_up=1)

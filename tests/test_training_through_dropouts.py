@@ -14,9 +14,8 @@ from moretta.config import run_files
 from moretta.contract.messages import Stamp, Tensors
 from moretta.contract.roles import Aborted
 from moretta.run.assembly import federation_of
-from moretta.secure_aggregation.encoding import encode
+from moretta.secure_aggregation.encoding import Ring, encode
 from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import Sum, Wanted, stamp_of
 
 RING = Ring(64)

@@ -45,7 +45,7 @@ from moretta.audit.evidence.network import loss_of
 from moretta.contract.messages import Array, Tensors
 from moretta.data import sources
 from moretta.protocols.common import modules
-from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.encoding import Ring
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from provenance import provenance

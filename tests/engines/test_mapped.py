@@ -24,8 +24,7 @@ from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.delivery import replies_of
 from moretta.errors import CodecError
-from moretta.secure_aggregation.encoding import unpacked
-from moretta.secure_aggregation.ring import CHUNK
+from moretta.secure_aggregation.encoding import CHUNK, unpacked
 
 NOW = Stamp("run", 1, 0)
 

@@ -17,7 +17,7 @@ from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
-from moretta.protocols.baffle import on_device
+from moretta.protocols.baffle import torch_forward
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.cgd.params import CGD
@@ -107,12 +107,12 @@ def test_directions_are_the_same_bits_on_a_device(distribution: str) -> None:
     for distance in (1e-3, -1e-3):
         wanted = [vectors.copy() for vectors in directions.perturbed(at, distance, 8)]
         with Elsewhere() as mode:
-            found = [vectors.cpu().numpy() for vectors in on_device.perturbed(directions, at, distance, DEVICE)]
+            found = [vectors.cpu().numpy() for vectors in torch_forward.perturbed(directions, at, distance, DEVICE)]
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
         assert mode.copies["there"] == 1 + (count if distribution == "gaussian" else 3)  # the parameters, and 3 blocks
     with Elsewhere() as mode:
-        summed = on_device.combine(directions, coefficients, DEVICE)
+        summed = torch_forward.combine(directions, coefficients, DEVICE)
     np.testing.assert_array_equal(summed, directions.combine(coefficients))
     assert mode.copies["back"] == 1
 

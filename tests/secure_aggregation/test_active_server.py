@@ -30,9 +30,8 @@ from moretta.errors import PeerError
 from moretta.secure_aggregation import pairwise
 from moretta.secure_aggregation.additive import AddedShares
 from moretta.secure_aggregation.cohort import Rules
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode
 from moretta.secure_aggregation.pairwise import MaskedUpload
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import Aggregator, Sum
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Survivors, put_together, recovered_masks
 

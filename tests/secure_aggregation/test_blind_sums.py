@@ -19,10 +19,9 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.cohort import Rules
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, read
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
 from moretta.secure_aggregation.keystream import SecretRoot, derive
-from moretta.secure_aggregation.masks import blind_key, label_of
-from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.masks import blind_key, label_of, read
 from moretta.secure_aggregation.schemes import aggregator, contributor
 from moretta.secure_aggregation.sums import Aggregator, Question, Relayed, Sum
 from moretta.secure_aggregation.unmasking import Unmask

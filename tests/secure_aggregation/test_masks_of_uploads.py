@@ -22,9 +22,8 @@ from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation import pairwise
-from moretta.secure_aggregation.encoding import MOST_WEIGHT
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
 from moretta.secure_aggregation.pairwise import MaskedUpload
-from moretta.secure_aggregation.ring import Ring
 
 NARROW = 1 / 8  # of the ring, around 0
 UNLIKELY = 1e-9  # that so many entries of a uniform difference lie there

@@ -18,12 +18,11 @@ from moretta.contract.roles import Aborted, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RangeError
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
 from moretta.secure_aggregation.cohort import Credentials, Rules
-from moretta.secure_aggregation.encoding import MOST_WEIGHT
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.keystream import Extracted, SecretRoot
 from moretta.secure_aggregation.masks import add_masks, label_of, pair_key, self_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.schemes import aggregator, contributor
 from moretta.secure_aggregation.sums import Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moretta.errors import ParameterError, PeerError, RangeError
-from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.encoding import Ring
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "ring.json").read_text(encoding="utf-8"))
 

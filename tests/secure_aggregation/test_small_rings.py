@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from moretta.errors import RangeError
-from moretta.secure_aggregation.encoding import add_up
+from moretta.secure_aggregation.encoding import Ring, add_up
 from moretta.secure_aggregation.masks import add_masks
-from moretta.secure_aggregation.ring import Ring
 
 EVERY_BYTE = np.arange(256, dtype=np.uint8)
 

@@ -2,7 +2,7 @@
 
 **Theory** (Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017; the graph
 is that of Bell et al., CCS 2020). Silo k holds tensors x_k and a weight N_k. It rounds 2^f N_k x_k to integers of the
-ring Z_2^b (`moretta.secure_aggregation.ring`). Every two neighbours agree on a secret seed by X25519
+ring Z_2^b (`moretta.secure_aggregation.encoding`). Every two neighbours agree on a secret seed by X25519
 (`moretta.secure_aggregation.agreement`). Up to 50 silos all are neighbours; above, each has only some
 (`moretta.secure_aggregation.graph`). For each sum, neighbours expand their seed to a fresh mask
 (`moretta.secure_aggregation.masks`): the one whose name sorts first adds it, the other subtracts it. Each silo also

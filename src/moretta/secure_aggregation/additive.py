@@ -1,7 +1,7 @@
 """Additive shares: each silo splits its part of a sum among all silos, and only sums of shares are put together.
 
 **Theory** (CGD's paper, appendix A, over Z_2^b; b = 32 there). Silo i's weight N_i and tensors 2^f N_i x_i form one
-vector v_i of d ring elements (`moretta.secure_aggregation.ring`). It is split into n shares::
+vector v_i of d ring elements (`moretta.secure_aggregation.encoding`). It is split into n shares::
 
     E_i^1 + E_i^2 + ... + E_i^n = v_i   mod 2^b
 
@@ -58,11 +58,10 @@ from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules, complete
-from moretta.secure_aggregation.encoding import Range, add_up, decode, encode, plan, read, shapes_of, unpacked
+from moretta.secure_aggregation.encoding import Range, Ring, Words, add_up, decode, encode, plan, shapes_of, unpacked
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
-from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of
+from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of, read
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.ring import Ring, Words
 from moretta.secure_aggregation.sums import (
     Question,
     Relayed,
@@ -333,7 +332,7 @@ class AdditiveAggregator:
         return None
 
     def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
-        """Choose the fraction bits of each tensor from its limit (`moretta.secure_aggregation.ring`).
+        """Choose the fraction bits of each tensor from its limit (`moretta.secure_aggregation.encoding`).
 
         Also raises `moretta.errors.ParameterError` for shares of 2 GiB or more.
         """

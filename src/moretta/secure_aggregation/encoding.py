@@ -1,6 +1,22 @@
-"""What all schemes over the ring do alike: plan how a sum is encoded, encode a silo's part of it, read the total.
+"""Z_2^b, the integers in which sums are exact: from floats to ring elements and back.
 
-`moretta.secure_aggregation.ring` has the numbers.
+An entry x of a silo with weight N_k becomes the integer nearest to 2^f N_k x (ties to even), modulo 2^b in two's
+complement. A sum over K silos is exact in the ring; read back and divided by 2^f N it is the weighted mean with an
+error of at most K / (2 * 2^f N).
+
+**Headroom.** With |x| <= limit, sum_k N_k <= W = `most_weight` and K = `parties`, f is the largest integer with
+
+    2^f W limit (1 + 2^-53) + K / 2 < 2^(b - 1)
+
+so the sum of K rounded entries cannot wrap: W limit bounds sum_k N_k |x_k|, the factor covers the rounding of the
+float64 product N_k x (exact below 53 bits, the most that float64 can hold), and K / 2 the rounding to integers. f may
+be negative. As f is the largest, no ring elements read as a sum above 2^(b - 1) / 2^f, at most twice W limit (and K /
+2^f of rounding): one silo that deviates can move a sum no further. Nearly the full ring is used: 2^f W limit is at
+least a quarter of it, so with N near W a mean's step is about limit / 2^(b - 2). W itself is summed too; where it does
+not fit the ring there is no headroom.
+
+This serves the small ring too: (N_k / N_max) x with N_max = 2^p and p more fraction bits is the same integer. Only raw
+counts as weights, with f fixed beforehand, would leave no room.
 
 **What one silo can do to a sum.** Masks hide its part, so it can put in any ring elements and any weight. The fraction
 bits leave just enough room that no sum reads as more than twice all silos at their limit. Within that, a result that
@@ -14,15 +30,159 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Tensors
-from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.secure_aggregation.masks import Label, add_masks, blind_key
-from moretta.secure_aggregation.ring import EXPONENTS, Ring, Words, check_fraction_bits, largest_magnitude
-from moretta.secure_aggregation.sums import Relayed, Shapes, Sum, Wanted, as_real, check_limits, check_weight
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import MisuseError, ParameterError, PeerError, RangeError
+from moretta.secure_aggregation.sums import Shapes, Sum, Wanted, as_real, check_limits, check_weight
+
+Words = NDArray[np.unsignedinteger]
+"""Ring elements, uint32 or uint64."""
+
+EXPONENTS = 900  # limits lie from 2^-900 to 2^900, so every power of two here fits float64
+CHUNK = 1 << 14  # entries worked on at once, few enough for a processor's cache
+ROUNDING = 1 + Fraction(1, 2**53)  # of one float64 product
+
+
+def largest_magnitude(name: str, values: Array) -> float:
+    """Return max |x|, 0.0 of an empty array. Raises `moretta.errors.RangeError` for NaN or infinity."""
+    if not values.size:
+        return 0.0
+    # NaN passes through both
+    largest = max(float(np.maximum.reduce(values, axis=None)), -float(np.minimum.reduce(values, axis=None)))
+    if not math.isfinite(largest):
+        raise RangeError(f"`{name}`: expected finite numbers, got NaN or infinity; nothing was sent")
+    return largest
+
+
+def check_fraction_bits(name: str, bits: int, weight: int = 1) -> None:
+    """Raise `moretta.errors.PeerError` for fraction bits that no limit leads to: their powers may leave float64."""
+    if abs(bits) > EXPONENTS + 64 or bits + weight.bit_length() > EXPONENTS + 65:
+        raise PeerError(f"`{name}`: expected at most {EXPONENTS + 64} fraction bits, got {bits}")
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Z_2^bits with its fixed-point encoding. Raises `moretta.errors.ParameterError` unless bits is 32 or 64.
+
+    Two silos that send 2.5 and -1.0, each with the weight 1:
+
+    >>> ring = Ring(64)
+    >>> bits = ring.fraction_bits("x", limit=8.0, most_weight=2, parties=2)
+    >>> sent = [ring.encode("x", np.array([x]), 1, bits, most_weight=2, parties=2) for x in (2.5, -1.0)]
+    >>> ring.decode(sent[0] + sent[1], bits).tolist()
+    [1.5]
+    """
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise ParameterError(f"ring-bits = {self.bits}: expected 32 or 64")
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The dtype of ring elements."""
+        return np.dtype(f"uint{self.bits}")
+
+    @property
+    def most_weight(self) -> int:
+        """The largest total weight: it must fit the ring, and the 64-bit field that announces it."""
+        return int(min(2**self.bits, 2**63)) - 1
+
+    def _room(self, parties: int) -> Fraction:
+        """Return the bound that 2^f W limit must stay below."""
+        return ((1 << (self.bits - 1)) - Fraction(parties, 2)) / ROUNDING
+
+    def fraction_bits(self, name: str, limit: float, most_weight: int, parties: int) -> int:
+        """Return the largest f that has headroom. Raises `moretta.errors.RangeError` where there is none."""
+        if not 2.0**-EXPONENTS <= limit <= 2.0**EXPONENTS:
+            raise RangeError(f"`{name}`: expected a limit from 2^-{EXPONENTS} to 2^{EXPONENTS}, got {limit}")
+        if most_weight > self.most_weight:
+            raise RangeError(
+                f"`{name}`: a total weight of up to {most_weight} has no headroom beside +-{limit:.6g} in "
+                f"Z_2^{self.bits}, which counts to {self.most_weight}; use ring-bits = 64 or fewer rows a round"
+            )
+        ratio = self._room(parties) / (most_weight * Fraction(limit))
+        bits = ratio.numerator.bit_length() - ratio.denominator.bit_length()  # 2^(bits - 1) < ratio < 2^(bits + 1)
+        return bits if _power_of_two(bits) < ratio else bits - 1
+
+    def largest(self, fraction_bits: int, most_weight: int, parties: int) -> Fraction:
+        """Return the range: |x| must stay below it, so that a total weight of `most_weight` never wraps."""
+        return self._room(parties) / (most_weight * _power_of_two(fraction_bits))
+
+    def encode(
+        self,
+        name: str,
+        values: Array,
+        weight: int,
+        fraction_bits: int,
+        most_weight: int,
+        parties: int,
+        words: Words | None = None,
+    ) -> Words:
+        """Return round(2^f N_k x) mod 2^b, uint<bits> of the same shape.
+
+        values: real numbers, converted to float64; 1 <= weight = N_k <= most_weight. words: the contiguous array that
+        it is written to; None makes a new one.
+        Raises `moretta.errors.RangeError`, before anything is masked or sent, for a value that is not finite or not
+        within `largest`; `moretta.errors.PeerError` for fraction bits that no limit leads to.
+        """
+        check_fraction_bits(name, fraction_bits, weight)
+        most = _most(self, fraction_bits, most_weight, parties)
+        words = np.empty(values.shape, dtype=self.dtype) if words is None else words
+        flat, into = values.reshape(-1), words.reshape(-1).view(f"int{self.bits}")
+        # One factor: a power of two scales exactly, so only the product with N_k rounds.
+        factor = math.ldexp(float(weight), fraction_bits)
+        buffer = np.empty(min(flat.size, CHUNK))
+        for start in range(0, flat.size, CHUNK):
+            part = flat[start : start + CHUNK]
+            if largest_magnitude(name, part) >= most:
+                error = RangeError(
+                    f"`{name}`: a value is outside the range of the secure sum, +-{most:.6g}; nothing was sent (a "
+                    "higher `limit` widens the range and coarsens its step)"
+                )
+                error.add_note(f"the largest magnitude is {largest_magnitude(name, flat):.6g}")
+                raise error
+            scaled = buffer[: part.size]
+            scaled[:] = part  # and only then the product, which is one of float64
+            scaled *= factor
+            into[start : start + CHUNK] = np.rint(scaled, out=scaled)
+        return words
+
+    def decode(self, total: Words, fraction_bits: int) -> NDArray[np.float64]:
+        """Return the sum of encoded entries as float64: two's complement, times 2^-f.
+
+        total: contiguous; with 64 bits it is overwritten, and its memory is the result's.
+        """
+        signed = total.view(f"int{self.bits}").reshape(-1)
+        values = total.view(np.float64) if self.bits == 64 else np.empty(total.shape)
+        into = values.reshape(-1)
+        for start in range(0, signed.size, CHUNK):
+            into[start : start + CHUNK] = np.ldexp(signed[start : start + CHUNK].astype(np.float64), -fraction_bits)
+        return values
+
+
+@lru_cache(maxsize=256)
+def _most(ring: Ring, fraction_bits: int, most_weight: int, parties: int) -> float:
+    """Return what magnitudes must stay below; cached, as fractions are slow and a run's tensors have few ranges."""
+    return _not_below(ring.largest(fraction_bits, most_weight, parties))
+
+
+def _not_below(bound: Fraction) -> float:
+    """Return the smallest float64 that is not below a bound: a float is below either if it is below both."""
+    nearest = float(min(bound, Fraction(2**1023)))
+    return nearest if Fraction(nearest) >= bound else math.nextafter(nearest, math.inf)
+
+
+def _power_of_two(exponent: int) -> Fraction:
+    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
+
 
 log = logging.getLogger("moretta")
 
@@ -135,41 +295,6 @@ def add_up(words: Sequence[Words], total: Words | None = None) -> Words:
     for others in words[1:]:
         np.add(total, others, out=total)
     return total
-
-
-def read(
-    ring: Ring,
-    relayed: Relayed,
-    encoding: Mapping[str, int],
-    blind: bytes | None,
-    label: Label,
-    *,
-    public_weights: bool,
-) -> Sum:
-    """Return the result of a relayed sum: take off the blinds of all silos in it, and decode.
-
-    Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible encoding or weight.
-    """
-    everything = [relayed.weight, *relayed.tensors.values()]
-    if any(words.dtype != ring.dtype for words in everything) or relayed.weight.shape != ():
-        raise PeerError(f"expected a sum of elements of Z_2^{ring.bits}")
-    if set(encoding) != {*relayed.tensors, MOST_WEIGHT}:
-        raise PeerError(f"expected a sum of the tensors {sorted(relayed.tensors)!r:.200}")
-    if any(not -EXPONENTS - 60 <= encoding[name] <= EXPONENTS + 64 for name in relayed.tensors):
-        raise PeerError("expected fraction bits that a limit leads to")  # others leave float64's range
-    whole, tensors = room_for(shapes_of(relayed.tensors), ring)
-    whole[0], weight = relayed.weight, whole[0:1].reshape(())
-    for name, words in tensors.items():
-        words[...] = relayed.tensors[name]
-    if blind is not None:
-        add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
-    wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
-    if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # also where another blind's key was used
-        raise PeerError(
-            f"expected weights that sum to {len(relayed.silos)} to {wanted.most_weight}, got {int(weight)}; some silo "
-            "did not follow the protocol"
-        )
-    return decode(ring, tensors, int(weight), relayed.silos, wanted)
 
 
 def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], wanted: Wanted) -> Sum:

@@ -17,9 +17,10 @@ from functools import lru_cache
 import numpy as np
 
 from moretta.contract.messages import Stamp
-from moretta.errors import MisuseError
+from moretta.errors import MisuseError, PeerError
+from moretta.secure_aggregation.encoding import CHUNK, EXPONENTS, MOST_WEIGHT, Ring, Words, decode, room_for, shapes_of
 from moretta.secure_aggregation.keystream import Extracted, Keystream, derive, derive_once, encode_names, encode_purpose
-from moretta.secure_aggregation.ring import CHUNK, Words
+from moretta.secure_aggregation.sums import Relayed, Sum, Wanted
 
 Label = tuple[str, int, int, int, bytes, bytes]
 """What one sum is about: run, round, attempt, take, cohort digest, SHA-256 of its tensors and of what was asked."""
@@ -119,3 +120,38 @@ class Labels:
         if again := sorted(used & names):
             raise MisuseError(f"{stamp}: {again!r:.200} was uploaded before; a second upload would reveal the first")
         self._stamp, self._used = stamp, used | names
+
+
+def read(
+    ring: Ring,
+    relayed: Relayed,
+    encoding: Mapping[str, int],
+    blind: bytes | None,
+    label: Label,
+    *,
+    public_weights: bool,
+) -> Sum:
+    """Return the result of a relayed sum: take off the blinds of all silos in it, and decode.
+
+    Raises `moretta.errors.PeerError` for elements of another ring, other tensors, or an impossible encoding or weight.
+    """
+    everything = [relayed.weight, *relayed.tensors.values()]
+    if any(words.dtype != ring.dtype for words in everything) or relayed.weight.shape != ():
+        raise PeerError(f"expected a sum of elements of Z_2^{ring.bits}")
+    if set(encoding) != {*relayed.tensors, MOST_WEIGHT}:
+        raise PeerError(f"expected a sum of the tensors {sorted(relayed.tensors)!r:.200}")
+    if any(not -EXPONENTS - 60 <= encoding[name] <= EXPONENTS + 64 for name in relayed.tensors):
+        raise PeerError("expected fraction bits that a limit leads to")  # others leave float64's range
+    whole, tensors = room_for(shapes_of(relayed.tensors), ring)
+    whole[0], weight = relayed.weight, whole[0:1].reshape(())
+    for name, words in tensors.items():
+        words[...] = relayed.tensors[name]
+    if blind is not None:
+        add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
+    wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
+    if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # also where another blind's key was used
+        raise PeerError(
+            f"expected weights that sum to {len(relayed.silos)} to {wanted.most_weight}, got {int(weight)}; some silo "
+            "did not follow the protocol"
+        )
+    return decode(ring, tensors, int(weight), relayed.silos, wanted)

@@ -17,20 +17,10 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.encoding import (
-    Range,
-    add_up,
-    decode,
-    encode,
-    plan,
-    read,
-    room_for,
-    shapes_of,
-)
+from moretta.secure_aggregation.encoding import Range, Ring, add_up, decode, encode, plan, room_for, shapes_of
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key
+from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key, read
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import (
     Question,
     Relayed,
@@ -269,7 +259,7 @@ class PairwiseAggregator:
         return None
 
     def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
-        """Choose the fraction bits of each tensor from its limit (`moretta.secure_aggregation.ring`)."""
+        """Choose the fraction bits of each tensor from its limit (`moretta.secure_aggregation.encoding`)."""
         return plan(self._ring, self.parties, shapes, limits, most_weight)
 
     def sum(

@@ -6,11 +6,11 @@ from moretta.errors import ParameterError
 from moretta.secure_aggregation import additive, agreement, pairwise, plain, statistics, unmasking
 from moretta.secure_aggregation.additive import AdditiveAggregator, AdditiveContributor
 from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 MESSAGES = (

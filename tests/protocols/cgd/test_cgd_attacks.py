@@ -42,8 +42,8 @@ from moretta.protocols.cgd.messages import (
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import PeerKeys
+from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.masks import add_masks
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Unmask
 
 SILOS = grid([6, 4, 7], [3, 2])

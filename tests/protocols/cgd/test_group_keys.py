@@ -30,10 +30,9 @@ from moretta.protocols.cgd.group_keys import (
 from moretta.protocols.cgd.messages import Where
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Rules, complete
-from moretta.secure_aggregation.encoding import add_up
+from moretta.secure_aggregation.encoding import Ring, add_up
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import add_masks
-from moretta.secure_aggregation.ring import Ring
 
 NOW = Stamp("run", 3, 1)
 AGREED_AT, GROUP = at(NOW, NAME), at(NOW, "columns-1")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from moretta.protocols.pbpfl.scales import Head
-from moretta.protocols.pbpfl.trunk import Trunk, dense_layers
+from moretta.protocols.pbpfl.work import Trunk, dense_layers
 
 
 def head_of(path: str) -> Head:

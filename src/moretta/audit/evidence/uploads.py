@@ -21,12 +21,11 @@ from moretta.protocols.common.scoring import Score
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, add_up, decode, room_for, shapes_of
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode, room_for, shapes_of
 from moretta.secure_aggregation.graph import CommittedKeys
 from moretta.secure_aggregation.masks import Label, add_masks, label_of
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.sums import Sum, Wanted
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, commitment, recovered_masks
 

@@ -15,7 +15,7 @@ from torch import nn
 from moretta.contract.roles import Client as Role
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.protocols.baffle import on_device
+from moretta.protocols.baffle import torch_forward
 from moretta.protocols.baffle.batch_statistics import moving
 from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, check_tokens, edge_client
 from moretta.protocols.baffle.edge_graphs import check, exporter
@@ -75,7 +75,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, apart=not protocol.batch_statistics)
     _check_fits(protocol, setting, layout)
-    combine = Directions.combine if device.type == "cpu" else partial(on_device.combine, device=device)
+    combine = Directions.combine if device.type == "cpu" else partial(torch_forward.combine, device=device)
     edge = setting.engine.edge
     check_packages(PACKAGES if edge else ())
     graph_of = exporter(setting, layout, recipe.blocks)

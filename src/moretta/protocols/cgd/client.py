@@ -74,10 +74,10 @@ from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
+from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation.ring import Ring
 from moretta.secure_aggregation.statistics import AskMoments
 from moretta.secure_aggregation.sums import Contributor, Question, Relayed, Sum, message_digest, question_of
 

@@ -45,8 +45,8 @@ from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
+from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation.ring import Ring
 
 
 def build(protocol: CGD, setting: Setting) -> Roles:

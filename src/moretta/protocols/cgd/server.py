@@ -53,8 +53,7 @@ from moretta.protocols.common.overlap import Comparison
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.cohort import Rules
-from moretta.secure_aggregation.encoding import add_up
-from moretta.secure_aggregation.ring import Ring
+from moretta.secure_aggregation.encoding import Ring, add_up
 from moretta.secure_aggregation.sums import Relayed, to_leave_out
 from moretta.secure_aggregation.unmasking import Unmask
 

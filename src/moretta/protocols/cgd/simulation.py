@@ -37,9 +37,8 @@ from moretta.protocols.cgd.local import centers, confined, shared_biases
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
-from moretta.secure_aggregation.encoding import add_up, decode, encode, plan
+from moretta.secure_aggregation.encoding import Ring, add_up, decode, encode, plan
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.ring import Ring
 
 BLOCK = 8192
 """How many rows go through the layers at once, where no single model has more."""

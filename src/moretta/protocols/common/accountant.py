@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.secure_aggregation.encoding import MOST_WEIGHT
-from moretta.secure_aggregation.ring import check_fraction_bits
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -30,7 +30,7 @@ from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.server import largest_rho
 from moretta.protocols.pbpfl.sizes import Sizes
-from moretta.protocols.pbpfl.trunk import Trunk
+from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.schemes import contributor

@@ -37,7 +37,7 @@ from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, rms, sizes_of
-from moretta.protocols.pbpfl.trunk import Trunk
+from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
 from moretta.secure_aggregation.sums import question_of, spent_of
 
