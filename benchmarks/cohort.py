@@ -22,7 +22,7 @@ from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.sums import Sum
-from moretta.secure_aggregation.sums import question_of as about
+from moretta.secure_aggregation.sums import query_of as about
 
 CODEC = Codec(MESSAGES)
 WEIGHT = 32

@@ -14,7 +14,7 @@ import pytest
 from moretta.contract.messages import Stamp
 from moretta.engines.journal import HelpedFile, Journal
 from moretta.errors import ParameterError, RunFailed, SumSpent
-from moretta.secure_aggregation.sums import Question
+from moretta.secure_aggregation.sums import Query
 
 LOST = "restore it"
 
@@ -93,7 +93,7 @@ def test_a_folder_that_may_not_be_written_to_is_a_refusal(tmp_path: Path) -> Non
 @pytest.mark.parametrize("room", range(0, 400, 7))
 def test_a_sum_that_cannot_be_recorded_is_not_helped_to_open(tmp_path: Path, room: int) -> None:
     """Whatever fits on the disk: what a silo helped to open before, it still knows after a restart."""
-    path, asked = str(tmp_path / "helped.jsonl"), Question(b"a" * 32)
+    path, asked = str(tmp_path / "helped.jsonl"), Query(b"a" * 32)
     bound = []
     helped = HelpedFile(path, forces=True).opened
     with room_for(room):

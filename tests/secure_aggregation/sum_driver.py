@@ -21,8 +21,8 @@ from moretta.secure_aggregation.masks import Label, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import MESSAGES, RULES, aggregator, contributor
-from moretta.secure_aggregation.sums import Aggregator, Question, Sum, Wanted
-from moretta.secure_aggregation.sums import question_of as about_of
+from moretta.secure_aggregation.sums import Aggregator, Query, Sum, Wanted
+from moretta.secure_aggregation.sums import query_of as about_of
 from moretta.secure_aggregation.unmasking import DIGEST_BYTES, SEALED_BYTES, Confirmed, Unmask, pieces
 
 NOW = Stamp("test", 1, 0)
@@ -34,7 +34,7 @@ class Train(Message):
 
 
 CODEC = Codec((*MESSAGES, Train, Spent))
-ASKED = Question(bytes(32))
+ASKED = Query(bytes(32))
 """What an upload answers in tests where nobody asks."""
 Answer = Callable[[Message], Any]
 Seen = list[tuple[str, Message]]

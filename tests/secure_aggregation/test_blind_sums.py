@@ -23,7 +23,7 @@ from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
 from moretta.secure_aggregation.keystream import SecretRoot, derive
 from moretta.secure_aggregation.masks import blind_key, label_of, read
 from moretta.secure_aggregation.schemes import aggregator, contributor
-from moretta.secure_aggregation.sums import Aggregator, Question, Relayed, Sum
+from moretta.secure_aggregation.sums import Aggregator, Query, Relayed, Sum
 from moretta.secure_aggregation.unmasking import Unmask
 
 KEY = bytes(range(32))
@@ -40,7 +40,7 @@ class Member(Silo):
     """A silo that blinds what it uploads."""
 
     key: bytes | None = KEY
-    about: Question = ASKED
+    about: Query = ASKED
 
     def __call__(self, asked: Message) -> Any:
         if isinstance(asked, Train):
@@ -427,7 +427,7 @@ def vector_members(case: Mapping[str, Any], scheme: str) -> tuple[dict[str, Memb
         for name, own in case["silos"].items()
     }  # fmt: skip
     for member in made.values():
-        member.key, member.about = bytes.fromhex(case["key"]), Question(bytes.fromhex(case["asked"]))
+        member.key, member.about = bytes.fromhex(case["key"]), Query(bytes.fromhex(case["asked"]))
     server = agreed(made, scheme, case["bits"], rules, stamp)
     shapes = {name: (len(entries),) for name, entries in case["words"].items()}
     return made, server, server.want(shapes, dict.fromkeys(shapes, case["limit"]), case["most_weight"])
@@ -463,7 +463,7 @@ def test_tampered_vectors(case: Mapping[str, Any], scheme: str) -> None:
         words = {name: np.array(entries, dtype) for name, entries in given["words"].items()}
         total = Relayed(words, np.array(given["weight"], dtype), given.get("members", sorted(case["silos"])))
         encoding = {**wanted.fraction_bits, **given.get("encoding", {})}
-        about = Question(bytes.fromhex(given["asked"]))
+        about = Query(bytes.fromhex(given["asked"]))
         with pytest.raises(PeerError):
             made["anna"].contributor.read(
                 Stamp(*given["stamp"]), total, encoding, bytes.fromhex(given["key"]), asked=about

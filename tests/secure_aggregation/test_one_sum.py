@@ -14,14 +14,14 @@ from moretta.contract.messages import Stamp
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, PeerError, SumSpent
 from moretta.secure_aggregation.one_sum import AHEAD, TABLE, Event, HelpedSums, Relation, State
-from moretta.secure_aggregation.sums import Question
+from moretta.secure_aggregation.sums import Query
 
 S = tuple("abcdef")
 FEWER = tuple("abcde")
-ONE, OTHER = Question(b"1" * 32), Question(b"2" * 32)
-ALL = Question(b"1" * 32, whole=True)
-SCORE = Question(b"1" * 32, once="score", whole=True)
-ROWS = Question(b"1" * 32, once="moments", whole=True, lasting=True)
+ONE, OTHER = Query(b"1" * 32), Query(b"2" * 32)
+ALL = Query(b"1" * 32, whole=True)
+SCORE = Query(b"1" * 32, once="score", whole=True)
+ROWS = Query(b"1" * 32, once="moments", whole=True, lasting=True)
 Line = tuple[str, bool]
 
 
@@ -65,14 +65,14 @@ WAYS = {
 """Take, what is asked, and survivors, after the sum of take 1 over S of what `ONE` is."""
 
 
-def in_state(state: State, disk: Disk, asked: Question = ONE) -> HelpedSums:
+def in_state(state: State, disk: Disk, asked: Query = ONE) -> HelpedSums:
     helped = disk.opened()
     if state is not State.FREE:
         helped.bind(at(1, 1), asked, S, gives=state is State.GIVEN)
     return helped
 
 
-def do(helped: HelpedSums, event: Event, stamp: Stamp, asked: Question, survivors: tuple[str, ...]) -> None:
+def do(helped: HelpedSums, event: Event, stamp: Stamp, asked: Query, survivors: tuple[str, ...]) -> None:
     if event is Event.ASKED:
         helped.ask(stamp, asked, survivors)
     else:
@@ -90,7 +90,7 @@ CASES = [
 
 @pytest.mark.parametrize(("state", "relation", "event", "way"), CASES)
 def test_every_move_of_the_table_and_every_other(
-    state: State, relation: Relation, event: Event, way: tuple[int, Question, tuple[str, ...]]
+    state: State, relation: Relation, event: Event, way: tuple[int, Query, tuple[str, ...]]
 ) -> None:
     take, asked, survivors = way
     disk = Disk()
@@ -139,7 +139,7 @@ def test_a_cohort_without_one_of_the_survivors_is_refused_before_the_upload() ->
 def test_of_whole_rows_there_is_no_further_take(state: State) -> None:
     disk = Disk()
     helped = in_state(state, disk, ALL)
-    before, other = kept(helped), Question(OTHER.digest, whole=True)
+    before, other = kept(helped), Query(OTHER.digest, whole=True)
     for take, asked, survivors in [(0, ALL, S), (1, other, S), (1, ALL, FEWER), (2, ALL, S), (2, ALL, FEWER)]:
         for gives in (False, True):
             with pytest.raises(SumSpent) as refused:
@@ -167,7 +167,7 @@ def test_what_is_summed_once_a_run_is_summed_over_one_set() -> None:
     helped = Disk().opened()
     helped.bind(at(0), SCORE, S, gives=True)
     for stamp in (at(0), at(5, 3), at(9, attempt=4)):
-        for asked in (SCORE, Question(OTHER.digest, once="score", whole=True)):
+        for asked in (SCORE, Query(OTHER.digest, once="score", whole=True)):
             helped.ask(stamp, asked, S)
             helped.bind(stamp, asked, S, gives=True)
             with pytest.raises(SumSpent) as refused:
@@ -353,7 +353,7 @@ def test_of_no_uploads_two_sums_are_ever_opened(operations: Sequence[object]) ->
                     opened.setdefault("score", set()).add(survivors)
             case (event, number, take, digest, survivors):
                 whole = bool(number % 2)
-                asked, gives = Question(digest, whole=whole), event is Event.GIVES
+                asked, gives = Query(digest, whole=whole), event is Event.GIVES
                 if _bound(lambda: helped.bind(at(number, take), asked, survivors, gives=gives)):  # noqa: B023
                     key = number if whole else (number, take)
                     opened.setdefault(key, set()).add((take, digest, survivors))

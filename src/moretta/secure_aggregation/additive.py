@@ -63,7 +63,7 @@ from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import Label, add_masks, blind_key, label_of, read
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.sums import (
-    Question,
+    Query,
     Relayed,
     Shapes,
     Sum,
@@ -160,7 +160,7 @@ class _Kept:
     stamp: Stamp
     label: Label
     share: Words
-    asked: Question
+    asked: Query
 
 
 class AdditiveContributor:
@@ -198,7 +198,7 @@ class AdditiveContributor:
                 self._kept = self._added = None
         return self._keys.answer(message)
 
-    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
         self._keys.check_run(stamp)
         if not asked.once:
@@ -215,7 +215,7 @@ class AdditiveContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
         least: float | None = None,
     ) -> Message:
         """Return the others' shares, sealed. Raises as `moretta.secure_aggregation.sums.Contributor`.
@@ -253,7 +253,7 @@ class AdditiveContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
     ) -> Sum:
         """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         agreement, _ = self._keys.agreed

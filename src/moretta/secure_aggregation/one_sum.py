@@ -59,7 +59,7 @@ from enum import Enum, auto
 from moretta.contract.messages import Stamp
 from moretta.errors import PeerError, SumSpent
 from moretta.secure_aggregation.keystream import encode_parts
-from moretta.secure_aggregation.sums import Question
+from moretta.secure_aggregation.sums import Query
 
 DIGEST = 16  # bytes of each digest that are kept
 LINE = "answer"  # how a line of an answer begins
@@ -214,7 +214,7 @@ class HelpedSums:
         self._sets = dict[Survivors, int]()
         self._read(lines)
 
-    def ask(self, stamp: Stamp, asked: Question, cohort: Iterable[str]) -> None:
+    def ask(self, stamp: Stamp, asked: Query, cohort: Iterable[str]) -> None:
         """Raise `moretta.errors.SumSpent` where an upload could be in no sum that this silo may help to open."""
         for one in _sums_of(asked):
             helped = self._kept_of(self._key(stamp, one))
@@ -223,7 +223,7 @@ class HelpedSums:
             if same and not set(helped.survivors) <= set(cohort):
                 raise _spent(helped, stamp, one)
 
-    def answer(self, stamp: Stamp, asked: Question) -> None:
+    def answer(self, stamp: Stamp, asked: Query) -> None:
         """Record, beforehand, that this silo answers a question before it uploads; in a take, one question alone.
 
         Raises `moretta.errors.SumSpent`, and keeps nothing, where it has answered another question in this take, or one
@@ -236,7 +236,7 @@ class HelpedSums:
         if found != helped:
             self._write(key, found)
 
-    def bind(self, stamp: Stamp, asked: Question, survivors: Survivors, *, gives: bool) -> None:
+    def bind(self, stamp: Stamp, asked: Query, survivors: Survivors, *, gives: bool) -> None:
         """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
 
         Raises `moretta.errors.SumSpent`, and keeps nothing, where it has helped to open another sum of the round;
@@ -259,19 +259,19 @@ class HelpedSums:
             return Helped(State.GIVEN, 0, b"", ())
         return self._helped.get(key, _FREE)
 
-    def _key(self, stamp: Stamp, asked: Question) -> Key:
+    def _key(self, stamp: Stamp, asked: Query) -> Key:
         if asked.lasting and self._over_runs:  # a run's id may begin with a group's name
             return stamp.run.rpartition("/")[0], asked.once, 0
         return (stamp.run, asked.once, 0) if asked.once else (stamp.run, "", stamp.round)
 
-    def _next(self, helped: Helped, stamp: Stamp, asked: Question, event: Event, survivors: Survivors | None) -> State:
+    def _next(self, helped: Helped, stamp: Stamp, asked: Query, event: Event, survivors: Survivors | None) -> State:
         relation = self._relation(helped, stamp, asked, survivors)
         try:
             return TABLE[helped.state, relation, event]
         except KeyError:
             raise _spent(helped, stamp, asked) from None
 
-    def _relation(self, helped: Helped, stamp: Stamp, asked: Question, survivors: Survivors | None) -> Relation:
+    def _relation(self, helped: Helped, stamp: Stamp, asked: Query, survivors: Survivors | None) -> Relation:
         if helped.state is State.FREE or (asked.whole and self._repeats):
             return Relation.HIGHER
         if stamp.take < helped.take and not asked.once:
@@ -350,15 +350,15 @@ class HelpedSums:
         return f"HelpedSums({len(self._helped)} sums)"
 
 
-def _sums_of(asked: Question) -> list[Question]:
+def _sums_of(asked: Query) -> list[Query]:
     """Return what an upload is asked for, and the sum of the run that it stands beside, if any."""
     return [asked, replace(asked, once=asked.beside, lasting=False)] if asked.beside else [asked]
 
 
-def _kept(asked: Question) -> bytes:
+def _kept(asked: Query) -> bytes:
     return asked.digest[:DIGEST] + asked.own[:DIGEST]
 
 
-def _spent(helped: Helped, stamp: Stamp, asked: Question) -> SumSpent:
+def _spent(helped: Helped, stamp: Stamp, asked: Query) -> SumSpent:
     again = stamp.take if asked.once else helped.take
     return SumSpent(again if asked.whole else helped.take + 1, helped.survivors, asked.whole)

@@ -22,7 +22,7 @@ from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key, read
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.sums import (
-    Question,
+    Query,
     Relayed,
     Shapes,
     Sum,
@@ -126,7 +126,7 @@ class PairwiseContributor:
                 self._open = None
         return self._keys.answer(message)
 
-    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused."""
         self._keys.check_run(stamp)
         if not asked.once:
@@ -143,7 +143,7 @@ class PairwiseContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
         least: float | None = None,
     ) -> Message:
         """Return the masked upload. Raises as `moretta.secure_aggregation.sums.Contributor`.
@@ -183,7 +183,7 @@ class PairwiseContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
     ) -> Sum:
         """Return what a relayed sum came to. Raises as `moretta.secure_aggregation.sums.Contributor`."""
         agreement, _ = self._keys.agreed

@@ -16,7 +16,7 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError, RangeError
 from moretta.secure_aggregation.sums import (
-    Question,
+    Query,
     Relayed,
     Shapes,
     Sum,
@@ -65,7 +65,7 @@ class PlainContributor:
         """Return None: the scheme has no messages of its own."""
         return None
 
-    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
         """Do nothing: the server sees every upload, so no sum reveals more."""
 
     def upload(
@@ -76,7 +76,7 @@ class PlainContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
         least: float | None = None,
     ) -> Message:
         """Return the upload in the clear. Raises as `moretta.secure_aggregation.sums.Contributor`."""
@@ -96,7 +96,7 @@ class PlainContributor:
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
     ) -> Sum:
         """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
         raise MisuseError(IN_THE_CLEAR)

@@ -36,7 +36,7 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError, RowsError
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
-from moretta.secure_aggregation.sums import Aggregator, Contributor, question_of
+from moretta.secure_aggregation.sums import Aggregator, Contributor, query_of
 
 GRID_BITS = 120
 LIMB_BITS = 20
@@ -218,7 +218,7 @@ def histograms(
     silos = len(aggregator.cohort)
     wanted = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
     ask = AskHistogram(stamp=now, what=what, columns=columns, low=low, high=high, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, question_of(ask).digest, whole=True)
+    total = yield from aggregator.sum(ask, wanted, query_of(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
     least, most = np.rint(total.means[name] * total.weight).astype(np.int64)
@@ -263,7 +263,7 @@ def answer_moments(
         )
     sums = [float(len(matrix)), *_column_sums(message.what, matrix, message.center, message.order)]
     name = _tensor(message.what, message.order)
-    about = question_of(message, once=name, whole=True, lasting=True)
+    about = query_of(message, once=name, whole=True, lasting=True)
     check_exact(message.encoding)
     return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about, least=HALF)
 
@@ -285,7 +285,7 @@ def answer_histogram(
         counts[row] = np.histogram(values, bins=BINS, range=(float(low), float(high)))[0]
     name = _histogram_of(message.what)
     check_exact(message.encoding)
-    about = question_of(message, once=name, whole=True, lasting=True)
+    about = query_of(message, once=name, whole=True, lasting=True)
     parts = np.stack([counts & ((1 << LIMB_BITS) - 1), counts >> LIMB_BITS]).astype(np.float64)
     return contributor.upload(message.stamp, {name: parts}, 1, message.encoding, asked=about, least=1 << LIMB_BITS)
 
@@ -309,7 +309,7 @@ def _sums(
     name = _tensor(what, order)
     wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
     ask = AskMoments(stamp=now, what=what, order=order, center=center, columns=of, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, question_of(ask).digest, whole=True)
+    total = yield from aggregator.sum(ask, wanted, query_of(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
     # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.

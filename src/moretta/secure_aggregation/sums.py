@@ -1,6 +1,6 @@
 """What a secure sum takes and gives, and the two interfaces of every scheme: `Aggregator` and `Contributor`.
 
-**The question** that a silo answers by its upload (`Question`) has a digest, which must be the same for all silos of a
+**The query** that a silo answers by its upload (`Query`) has a digest, which must be the same for all silos of a
 sum. It is SHA-256 over the message that asked, as decoded, without its stamp and the addressee's own fields
 (`Message.OWN`), and over what was agreed before: at the set-up, or under cross-entropy in the message before it. The
 digest is used three times. In every mask's label, it keeps uploads to different questions from adding up. Beside the
@@ -110,7 +110,7 @@ class Aggregator(Protocol):
 
         ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
         ``wanted.fraction_bits``. A silo without one counts as missing.
-        expected: the digest of what all silos were asked (`moretta.secure_aggregation.sums.Question`); None where the
+        expected: the digest of what all silos were asked (`moretta.secure_aggregation.sums.Query`); None where the
         aggregator does not know all of it. Silos whose digest differs from most others' are then left out.
         whole: abort where any silo is missing.
         Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
@@ -135,7 +135,7 @@ class Contributor(Protocol):
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's."""
 
-    def check(self, stamp: Stamp, asked: Question, *, answers: bool = False) -> None:
+    def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
         """Raise `moretta.errors.SumSpent` where an upload would be refused, before it is computed.
 
         asked: as for `upload`. answers: whether this is a question that the silo answers before it uploads. In a take
@@ -150,7 +150,7 @@ class Contributor(Protocol):
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
         least: float | None = None,
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
@@ -172,7 +172,7 @@ class Contributor(Protocol):
         encoding: Mapping[str, int],
         blind: bytes | None = None,
         *,
-        asked: Question,
+        asked: Query,
     ) -> Sum:
         """Return the result of a relayed sum. stamp, encoding, blind, asked: as for the uploads in it.
 
@@ -326,7 +326,7 @@ BYTES = 32
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """What an upload answers.
 
     digest: 32 bytes. once: the name of what is summed once a run; empty for the upload of a round. whole: whether the
@@ -344,12 +344,12 @@ class Question:
     own: bytes = b""
 
 
-def question_of(
+def query_of(
     message: Message, *agreed: bytes, once: str = "", whole: bool = False, lasting: bool = False, beside: str = ""
-) -> Question:
-    """Return the question of an upload that answers this message. agreed: digests of what was agreed on before."""
+) -> Query:
+    """Return the query of an upload that answers this message. agreed: digests of what was agreed on before."""
     digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
-    return Question(digest, once, whole, lasting, beside)
+    return Query(digest, once, whole, lasting, beside)
 
 
 def message_digest(message: Message) -> bytes:

@@ -51,7 +51,7 @@ from moretta.secure_aggregation.identity import Roster, check_signature_length, 
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.sums import Question
+from moretta.secure_aggregation.sums import Query
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
@@ -226,7 +226,7 @@ class OpenSum:
         stamp: Stamp,
         label: Label,
         own: SelfMask,
-        asked: Question,
+        asked: Query,
         helped: HelpedSums,
         credentials: Credentials | None,
     ) -> None:

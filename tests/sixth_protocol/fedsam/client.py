@@ -13,7 +13,7 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.secure_aggregation.sums import Contributor, question_of
+from moretta.secure_aggregation.sums import Contributor, query_of
 
 from .messages import TrainOn
 from .params import FedSAM
@@ -37,7 +37,7 @@ class Client:
 
     def _train(self, ask: TrainOn) -> Message:
         modules.load(self._model, ask.parameters)
-        about = question_of(ask, *self._rows.agreed, whole=True)
+        about = query_of(ask, *self._rows.agreed, whole=True)
         self._contributor.check(ask.stamp, about)
         before = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         with self._rows.randomness(*ask.stamp.drawn):

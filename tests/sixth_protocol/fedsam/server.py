@@ -13,7 +13,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation.sums import question_of
+from moretta.secure_aggregation.sums import query_of
 
 from .messages import TrainOn
 
@@ -41,7 +41,7 @@ class Server:
         aggregation = self._enrolment.aggregation
         wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
-        total = yield from aggregation.sum(ask, wanted, question_of(ask, *self._enrolment.agreed).digest)
+        total = yield from aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):

@@ -31,7 +31,7 @@ from moretta.protocols.common.losses import usable_density
 from moretta.protocols.common.releases import Releases, counted
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.sums import Sum, question_of
+from moretta.secure_aggregation.sums import Sum, query_of
 
 
 class Server:
@@ -100,7 +100,7 @@ class Server:
             k=k,
             encoding=wanted.fraction_bits,
         )
-        exchange = aggregation.sum(ask, wanted, question_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
+        exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
         if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
             self._accountant.check_steps(wanted.fraction_bits)
             exchange = counted(exchange, self._releases, now, ask.parameter_hash, self._seed.seed, k)

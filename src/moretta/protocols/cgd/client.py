@@ -79,7 +79,7 @@ from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_p
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import AskMoments
-from moretta.secure_aggregation.sums import Contributor, Question, Relayed, Sum, message_digest, question_of
+from moretta.secure_aggregation.sums import Contributor, Query, Relayed, Sum, message_digest, query_of
 
 
 class Takes:
@@ -328,12 +328,12 @@ class Client:
         weights = self.model()
         return {name: local.gradients[name] + np.asarray(decay * weights[name]) for name in group.shapes}
 
-    def _asked(self, ask: Contribute, group: str) -> Question:
+    def _asked(self, ask: Contribute, group: str) -> Query:
         """Return what an upload answers: the ask, what the set-up agreed on, and the group's D and number of steps."""
         if group not in self._moved:
             self._moved[group] = digest_of({name: self._displacement[name] for name in self._group(group).shapes})
         agreed = (self._agreed.get(group, b""), self._moved[group], encode_parts(self._steps[group]))
-        return question_of(ask, *agreed, whole=self._rows.batches.whole)
+        return query_of(ask, *agreed, whole=self._rows.batches.whole)
 
     def _descend(self, ask: Descend, group: str) -> Done:
         shapes = {name: array.shape for name, array in ask.tensors.items()}
@@ -359,7 +359,7 @@ class Client:
         if not silos:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
-    def _read(self, ask: Descend | Scored, group: str, about: Question) -> Sum:
+    def _read(self, ask: Descend | Scored, group: str, about: Query) -> Sum:
         """Return the value of a blind sum. about: what the uploads in it answered."""
         relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._group_keys.key(group)
         return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)

@@ -67,7 +67,7 @@ from moretta.secure_aggregation.statistics import (
     from_limbs,
     to_limbs,
 )
-from moretta.secure_aggregation.sums import Aggregator, Contributor, Question, Sum, Wanted, question_of
+from moretta.secure_aggregation.sums import Aggregator, Contributor, Query, Sum, Wanted, query_of
 
 ROWS = "rows"
 TABLES = "tables"  # among the figures of a score: tables are wanted too
@@ -180,14 +180,14 @@ class HeldOut:
         return np.asarray(predicted(outputs) == classes_of(self.y), dtype=np.float64)
 
 
-def asked_of(ask: Score, agreed: Sequence[bytes]) -> Question:
+def asked_of(ask: Score, agreed: Sequence[bytes]) -> Query:
     """Return what a score answers. agreed: digests of what the set-up agreed on."""
-    return question_of(ask, *agreed, once="score", whole=True)
+    return query_of(ask, *agreed, once="score", whole=True)
 
 
-def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Question:
+def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Query:
     """Return what tables answer; beside the score, as rows and hits of both would else be told apart by silo."""
-    return question_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
+    return query_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
 
 
 def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:

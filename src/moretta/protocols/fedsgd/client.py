@@ -29,7 +29,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import Epochs
 from moretta.protocols.fedsgd.private import PrivateGradient
-from moretta.secure_aggregation.sums import Contributor, question_of
+from moretta.secure_aggregation.sums import Contributor, query_of
 
 MOST_NUMBERS = 1 << 22  # of the inputs that are gathered for a stack at once
 
@@ -273,7 +273,7 @@ class Client:
         if self._private is not None:
             return self._train_in_private(ask, self._private)
         in_epochs, drawn = isinstance(self._local.params, Epochs), self._rows.batches
-        about = question_of(ask, *self._rows.agreed, whole=drawn.whole or in_epochs)
+        about = query_of(ask, *self._rows.agreed, whole=drawn.whole or in_epochs)
         self._contributor.check(ask.stamp, about)
         self._local.phase, batches = self.phase, self._local.batches(ask)
         upload = yield LocalWork(self._local, ask, batches)
@@ -287,7 +287,7 @@ class Client:
         A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
         """
         modules.load(self._local.model, ask.parameters)
-        about = question_of(ask, *self._rows.agreed)
+        about = query_of(ask, *self._rows.agreed)
         self._contributor.check(ask.stamp, about)
         with self.phase("local_backward"):
             upload = private.upload(self._local.model, ask.parameters, ask.stamp, ask.encoding)

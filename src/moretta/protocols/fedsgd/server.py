@@ -21,7 +21,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import Epochs
 from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.sums import question_of
+from moretta.secure_aggregation.sums import query_of
 
 
 class Server:
@@ -67,7 +67,7 @@ class Server:
         aggregation, shapes = self._enrolment.aggregation, self._shapes
         wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
-        exchange = aggregation.sum(ask, wanted, question_of(ask, *self._enrolment.agreed).digest)
+        exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
             self._accountant.check_steps(wanted.fraction_bits)
             exchange = counted(exchange, self._releases, now, digest_of(ask.parameters))

@@ -24,7 +24,7 @@ from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead
 from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
-from moretta.secure_aggregation.sums import Contributor, Question, question_of
+from moretta.secure_aggregation.sums import Contributor, Query, query_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Waiting:
 
     stamp: Stamp
     batch: Forwarded
-    asked: Question
+    asked: Query
     blinds: Blinds | None = None
 
 
@@ -78,7 +78,7 @@ class Client:
             return self._rows.answer(message, self._contributor, model)
 
     def _train(self, ask: TrainOn) -> Answering:
-        about = question_of(ask, *self._rows.agreed, whole=self._rows.batches.whole)
+        about = query_of(ask, *self._rows.agreed, whole=self._rows.batches.whole)
         # Without an exchange the ask is bound with the sum. Predictions are seen at once, even if no sum is opened.
         self._contributor.check(ask.stamp, about, answers=self._loss.name != "mse")
         batch: Forwarded = yield ForwardWork(self._noisy, self._rows, ask, self.phase)
@@ -117,7 +117,7 @@ class Client:
         return self._upload(ask.stamp, found, ask.encoding, batch, about)
 
     def _upload(
-        self, stamp: Stamp, gradients: TermGradients, encoding: Mapping[str, int], batch: Forwarded, about: Question
+        self, stamp: Stamp, gradients: TermGradients, encoding: Mapping[str, int], batch: Forwarded, about: Query
     ) -> Message:
         found = gradients.terms
         with self.phase("aggregation"):

@@ -39,7 +39,7 @@ from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, rms, sizes_of
 from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
-from moretta.secure_aggregation.sums import question_of, spent_of
+from moretta.secure_aggregation.sums import query_of, spent_of
 
 SYNTHETIC_ROWS = 256
 SYNTHETIC_NUMBERS = 1 << 15  # of inputs that go through the model at a time, at least of 8 rows
@@ -131,7 +131,7 @@ class Server:
             ask = TrainOn(
                 stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding=wanted.fraction_bits
             )
-            total = yield from aggregation.sum(ask, wanted, question_of(ask, *self._enrolment.agreed).digest)
+            total = yield from aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         else:
             ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
             exchange = self._exchange_ratios if self._params.exchange == "ratios" else self._exchange
@@ -139,7 +139,7 @@ class Server:
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
-            expected = question_of(ask, *self._enrolment.agreed).digest
+            expected = query_of(ask, *self._enrolment.agreed).digest
             total = yield from aggregation.sum(exchanged.answers, wanted, expected)
         left_out = exchanged.left_out if exchanged else {}
         if isinstance(total, Aborted):

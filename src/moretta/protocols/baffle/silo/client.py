@@ -35,7 +35,7 @@ from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.common.statistics import without_noise
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.sums import Contributor, Question, question_of
+from moretta.secure_aggregation.sums import Contributor, Query, query_of
 
 BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
 
@@ -171,9 +171,9 @@ class Client:
             found = forward.statistics(work.at, work.inputs)
         return {f"{BUFFER}{name}": value for name, value in found.items()}
 
-    def _asked(self, ask: Estimate, *, whole: bool) -> Question:
+    def _asked(self, ask: Estimate, *, whole: bool) -> Query:
         """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""
-        about = question_of(ask, *self._rows.agreed, self._seed.seed, whole=whole)
+        about = query_of(ask, *self._rows.agreed, self._seed.seed, whole=whole)
         self._contributor.check(ask.stamp, about)
         return about
 

@@ -16,7 +16,7 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Reason
 from moretta.secure_aggregation.additive import AddedShares
 from moretta.secure_aggregation.cohort import Rules
-from moretta.secure_aggregation.sums import Sum, _add, message_digest, question_of
+from moretta.secure_aggregation.sums import Sum, _add, message_digest, query_of
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares
 
 NOW = Stamp("run", 3, 1, 2)
@@ -24,7 +24,7 @@ NAMES, VICTIM = tuple("abcdef"), "c"
 
 
 @message("test/question")
-class Question(Message):
+class Query(Message):
     OWN: ClassVar[frozenset[str]] = frozenset({"own"})
 
     array: Array
@@ -41,11 +41,11 @@ class Question(Message):
 
 
 @message("test/another-question")
-class AnotherQuestion(Question):
+class AnotherQuestion(Query):
     OWN: ClassVar[frozenset[str]] = frozenset({"own"})
 
 
-GOOD = Question(
+GOOD = Query(
     stamp=NOW, array=np.arange(6, dtype=np.float32).reshape(2, 3), tensors={"a": np.ones(2), "b": np.zeros(())},
     integer=1, number=0.5, flag=True, text="1", octets=b"1", integers={"a": 1, "b": 2}, numbers={"a": 1.0},
     names=("a", "bc"), own="mine",
@@ -83,11 +83,11 @@ CHANGES: list[dict[str, Any]] = [
 def test_any_change_of_a_field_changes_the_digest() -> None:
     digests = {message_digest(replace(GOOD, **change)) for change in CHANGES}
     assert len(digests | {message_digest(GOOD)}) == len(CHANGES) + 1
-    assert {name for change in CHANGES for name in change} == set(Question.KINDS) - Question.OWN
+    assert {name for change in CHANGES for name in change} == set(Query.KINDS) - Query.OWN
 
 
 def test_the_kind_of_message_is_in_it() -> None:
-    fields = {name: getattr(GOOD, name) for name in Question.KINDS}
+    fields = {name: getattr(GOOD, name) for name in Query.KINDS}
     assert message_digest(AnotherQuestion(stamp=NOW, **fields)) != message_digest(GOOD)
 
 
@@ -101,7 +101,7 @@ def test_stamps_and_what_is_the_addressees_own_are_not_in_it(change: dict[str, A
 
 
 def test_how_memory_is_laid_out_is_not_in_it() -> None:
-    straight, codec = GOOD.array, Codec((Question,))
+    straight, codec = GOOD.array, Codec((Query,))
     for array in (np.asfortranarray(straight), np.repeat(straight, 2, axis=1)[:, ::2]):
         assert message_digest(replace(GOOD, array=array)) == message_digest(GOOD)
         assert message_digest(replace(GOOD, tensors={"w": array})) == message_digest(
@@ -117,13 +117,11 @@ def test_how_memory_is_laid_out_is_not_in_it() -> None:
 
 
 def test_what_was_agreed_on_before_is_in_it_and_what_a_silo_says_of_itself_is_not() -> None:
-    found = [
-        question_of(GOOD, *agreed).digest for agreed in [(), (b"a",), (b"b",), (b"a", b"b"), (b"ab",), (b"b", b"a")]
-    ]
+    found = [query_of(GOOD, *agreed).digest for agreed in [(), (b"a",), (b"b",), (b"a", b"b"), (b"ab",), (b"b", b"a")]]
     assert len(set(found)) == len(found)
     assert {len(digest) for digest in found} == {32}
     ways: list[dict[str, Any]] = [{}, {"whole": True}, {"once": "score", "whole": True}]
-    assert len({question_of(GOOD, **way).digest for way in ways}) == 1
+    assert len({query_of(GOOD, **way).digest for way in ways}) == 1
 
 
 # A silo that was asked something else.
@@ -142,7 +140,7 @@ class Learner(Silo):
 
     def __call__(self, message: Message) -> Any:
         if isinstance(message, Learn):
-            about = question_of(message, self.agreed)
+            about = query_of(message, self.agreed)
             return self.contributor.upload(message.stamp, self.tensors, 1, message.encoding, asked=about)
         return super().__call__(message)
 
@@ -170,7 +168,7 @@ def test_a_silo_that_was_asked_something_else_is_named_before_anything_opens(
         asks[VICTIM] = replace(ask, model=np.full(3, 1e9))
     else:
         silos[VICTIM].agreed = b"another standardisation"
-    expected = None if vote else question_of(ask, Learner.agreed).digest
+    expected = None if vote else query_of(ask, Learner.agreed).digest
     seen, missing = Seen(), dict[str, Any]()
     result = play(server.sum(asks, wanted, expected), silos, seen, missing, codec=False)
     opened = [name for name, reply in seen if isinstance(reply, Confirmed | SelfMaskShares | AddedShares)]
