@@ -155,8 +155,19 @@ class Driver:
 
         lost: receives who was missing.
         """
+        ended: R | Aborted | None = None
         try:
-            ended = self._attempt(now, present, begin, lost)
+            renewed = self._engine.renewed()
+            if present != self._cohort or renewed:
+                self._cohort = None
+                ended = self._play(self._server.setup(now, present), lost, set_up=True)
+            if ended is None:
+                self._cohort = present
+                ended = self._play(begin(now), lost)
+        except PeerError as error:  # masks hide whose fault it is, so there is nobody to go on without
+            failure = RunFailed(f"{now}: {error}; the last checkpoint is whole, so go on with --resume")
+            failure.__cause__ = error
+            return Aborted({}), failure
         except RunFailed as error:
             return Aborted({}), error
         if isinstance(ended, Aborted):
@@ -210,25 +221,6 @@ class Driver:
         """
         away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
         return self._engine.back(away, least if least > 0 else len(away)) if away else []
-
-    def _attempt(
-        self,
-        now: Stamp,
-        present: list[str],
-        begin: Callable[[Stamp], Exchange[R | Aborted]],
-        gone: dict[str, Missing],
-    ) -> R | Aborted:
-        try:
-            renewed = self._engine.renewed()
-            if present != self._cohort or renewed:
-                self._cohort = None
-                aborted = self._play(self._server.setup(now, present), gone, set_up=True)
-                if aborted is not None:
-                    return aborted
-                self._cohort = present
-            return self._play(begin(now), gone)
-        except PeerError as error:  # masks hide whose fault it is, so there is nobody to go on without
-            raise RunFailed(f"{now}: {error}; the last checkpoint is whole, so go on with --resume") from error
 
     def _play(self, exchange: Exchange[R], gone: dict[str, Missing], *, set_up: bool = False) -> R:
         """Drive one generator to its end, note who is missing in `gone`, and which sums were opened.
