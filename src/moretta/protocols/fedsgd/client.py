@@ -39,23 +39,87 @@ Batches = Sequence[NDArray[np.int64]]
 """The indices of the rows of each step, in order."""
 
 
-class Local:
-    """Trains on one silo's rows.
+class Client:
+    """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
 
     model: never written to; the silo makes a copy of its own when it first trains alone. stacked: the same model, one
     object for all silos that may be stepped together. rounds: of the whole run.
+    private: computes the gradient under differential privacy; the constructor then raises
+    `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
     """
 
-    def __init__(self, params: Training, model: nn.Module, stacked: Stacked, rows: SiloRows, rounds: int) -> None:
+    def __init__(
+        self,
+        params: Training,
+        model: nn.Module,
+        rows: SiloRows,
+        contributor: Contributor,
+        rounds: int,
+        private: PrivateGradient | None = None,
+        stacked: Stacked | None = None,
+    ) -> None:
         self.phase: Phase = no_phase
-        self.params, self.stacked, self.rows = params, stacked, rows
-        self.given, self._rounds, self._loss = model, rounds, params.loss_function
+        self.params, self.rows, self._loss, self._rounds = params, rows, params.loss_function, rounds
+        self.stacked, self._given = stacked or Stacked(model, self._loss), model
+        self._contributor, self._private = contributor, private
         self._pull = params.pull if isinstance(params, Epochs) else 0.0
+        if private is not None:
+            private.check(self.model)
+
+    @InSteps
+    def answer(self, message: Message) -> Answering:
+        """Answer one message; the work on rows may be done together with other silos'."""
+        if isinstance(message, TrainOn):
+            answer = yield from self._train(message)
+        else:
+            model = self.model if isinstance(message, Score) else self._given
+            with self.phase("aggregation"):
+                answer = self.rows.answer(message, self._contributor, model)
+        if self._private is not None:
+            self._private.releases.answered(message, answer)
+        return answer
+
+    def privacy(self) -> Mapping[str, float | str]:
+        """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
+        if self._private is None:
+            return {}
+        return self._private.facts(without_noise(self.rows.answers.names(self._private.releases.run)))
+
+    def lot(self, ask: TrainOn) -> NDArray[np.int64]:
+        """Return the indices of the rows that an ask draws, for an audit's scorer."""
+        if self._private is None:
+            return self.rows.batches.of_round(ask.stamp.round)
+        return self._private.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
+
+    def _train(self, ask: TrainOn) -> Answering:
+        if self._private is not None:
+            return self._train_in_private(ask, self._private)
+        in_epochs, drawn = isinstance(self.params, Epochs), self.rows.batches
+        about = query_of(ask, *self.rows.agreed, whole=drawn.whole or in_epochs)
+        self._contributor.check(ask.stamp, about)
+        batches = self.batches(ask)
+        upload = yield LocalWork(self, ask, batches)
+        rows = drawn.rows if in_epochs else len(batches[0])  # an epoch counts by all of them
+        with self.phase("aggregation"):
+            return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
+
+    def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
+        """Upload the noised sum alone: no loss, no number of rows, no buffers.
+
+        A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
+        """
+        modules.load(self.model, ask.parameters)
+        about = query_of(ask, *self.rows.agreed)
+        self._contributor.check(ask.stamp, about)
+        with self.phase("local_backward"):
+            upload = private.upload(self.model, ask.parameters, ask.stamp, ask.encoding)
+        with self.phase("aggregation"), private.releases.sent():
+            return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
 
     @cached_property
     def model(self) -> nn.Module:
         """The silo's own copy of the model."""
-        return copy.deepcopy(self.given).train()
+        return copy.deepcopy(self._given).train()
 
     @cached_property
     def _trained(self) -> dict[str, nn.Parameter]:
@@ -130,12 +194,24 @@ class Local:
         """Return the learning rate of the round."""
         return self.params.rate(ask.stamp.round, self._rounds)
 
+    def state(self) -> State:
+        """Return what lots and noise follow from, if any, and releases.
+
+        Batches follow from the round, the model from the ask.
+        """
+        return {} if self._private is None else self._private.state()
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        if self._private is not None:
+            self._private.restore(state)
+
 
 @dataclass(frozen=True)
 class LocalWork:
     """The work of one silo in one round; its result is what the silo uploads."""
 
-    local: Local
+    silo: Client
     ask: TrainOn
     batches: Batches
     least: int = LEAST
@@ -143,27 +219,27 @@ class LocalWork:
     @property
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
-        rows, stacked, lengths = self.local.rows, self.local.stacked, tuple(map(len, self.batches))
+        rows, stacked, lengths = self.silo.rows, self.silo.stacked, tuple(map(len, self.batches))
         if not isinstance(rows.x, Tensor) or rows.varied or not stacked.small:
             return None
         if stacked.refuses(lengths, rows.x, rows.y):
             return None
         shapes = tuple(rows.x.shape[1:]), tuple(rows.y.shape[1:]), rows.y.dtype
-        return id(stacked), id(self.local.params), id(self.ask.parameters), self.ask.stamp, lengths, *shapes
+        return id(stacked), id(self.silo.params), id(self.ask.parameters), self.ask.stamp, lengths, *shapes
 
     def alone(self) -> Upload:
         """Return the upload by the silo's own model."""
-        return self.local.alone(self.ask, self.batches)
+        return self.silo.alone(self.ask, self.batches)
 
     def together(self, works: Sequence[LocalWork]) -> Sequence[Upload]:
         """Return the uploads of silos with this key, stepped together."""
-        return _Together([(work.local, work.batches) for work in works], self.ask).uploads()
+        return _Together([(work.silo, work.batches) for work in works], self.ask).uploads()
 
 
 class _Together:
     """Silos of one key in one round."""
 
-    def __init__(self, silos: Sequence[tuple[Local, Batches]], ask: TrainOn) -> None:
+    def __init__(self, silos: Sequence[tuple[Client, Batches]], ask: TrainOn) -> None:
         self._silos, self._ask, first = silos, ask, silos[0][0]
         self._phase, self._stacked, self._params, self._rate = first.phase, first.stacked, first.params, first.rate(ask)
 
@@ -218,93 +294,6 @@ def _apart(stack: Stack) -> list[dict[str, Array]]:
     arrays = {name: value.cpu().numpy() for name, value in stack.items()}
     silos = len(next(iter(arrays.values())))
     return [{name: value[silo, ...] for name, value in arrays.items()} for silo in range(silos)]
-
-
-class Client:
-    """Answers `TrainOn` with the gradient of its batch, or under `Epochs` with the difference of its epochs.
-
-    model: never written to. stacked: the same model, one object for all silos that may be stepped together.
-    private: computes the gradient under differential privacy; the constructor then raises
-    `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
-    """
-
-    def __init__(
-        self,
-        params: Training,
-        model: nn.Module,
-        rows: SiloRows,
-        contributor: Contributor,
-        rounds: int,
-        private: PrivateGradient | None = None,
-        stacked: Stacked | None = None,
-    ) -> None:
-        self.phase: Phase = no_phase
-        self._rows, self._contributor, self._private = rows, contributor, private
-        self._local = Local(params, model, stacked or Stacked(model, params.loss_function), rows, rounds)
-        if private is not None:
-            private.check(self._local.model)
-
-    @InSteps
-    def answer(self, message: Message) -> Answering:
-        """Answer one message; the work on rows may be done together with other silos'."""
-        if isinstance(message, TrainOn):
-            answer = yield from self._train(message)
-        else:
-            model = self._local.model if isinstance(message, Score) else self._local.given
-            with self.phase("aggregation"):
-                answer = self._rows.answer(message, self._contributor, model)
-        if self._private is not None:
-            self._private.releases.answered(message, answer)
-        return answer
-
-    def privacy(self) -> Mapping[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
-        if self._private is None:
-            return {}
-        return self._private.facts(without_noise(self._rows.answers.names(self._private.releases.run)))
-
-    def lot(self, ask: TrainOn) -> NDArray[np.int64]:
-        """Return the indices of the rows that an ask draws, for an audit's scorer."""
-        if self._private is None:
-            return self._rows.batches.of_round(ask.stamp.round)
-        return self._private.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
-
-    def _train(self, ask: TrainOn) -> Answering:
-        if self._private is not None:
-            return self._train_in_private(ask, self._private)
-        in_epochs, drawn = isinstance(self._local.params, Epochs), self._rows.batches
-        about = query_of(ask, *self._rows.agreed, whole=drawn.whole or in_epochs)
-        self._contributor.check(ask.stamp, about)
-        self._local.phase, batches = self.phase, self._local.batches(ask)
-        upload = yield LocalWork(self._local, ask, batches)
-        rows = drawn.rows if in_epochs else len(batches[0])  # an epoch counts by all of them
-        with self.phase("aggregation"):
-            return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
-
-    def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
-        """Upload the noised sum alone: no loss, no number of rows, no buffers.
-
-        A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
-        """
-        modules.load(self._local.model, ask.parameters)
-        about = query_of(ask, *self._rows.agreed)
-        self._contributor.check(ask.stamp, about)
-        with self.phase("local_backward"):
-            upload = private.upload(self._local.model, ask.parameters, ask.stamp, ask.encoding)
-        with self.phase("aggregation"), private.releases.sent():
-            return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
-
-    def state(self) -> State:
-        """Return what lots and noise follow from, if any, and releases.
-
-        Batches follow from the round, the model from the ask.
-        """
-        return {} if self._private is None else self._private.state()
-
-    def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
-        if self._private is not None:
-            self._private.restore(state)
 
 
 class LoneClient:
