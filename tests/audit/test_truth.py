@@ -75,7 +75,7 @@ def test_batch_is_what_silos_used(clear):
         for number in (1, 6):
             rows = clear.rows(silo).part(clear.batch(silo, number))
             # The role itself, as it stood before the round, takes its batch.
-            x, y = clear.roles(number).clients[silo]._rows.batch(number)
+            x, y = clear.roles(number).clients[silo].rows.batch(number)
             np.testing.assert_array_equal(x.numpy(), rows.x)
             np.testing.assert_array_equal(y.numpy(), rows.y)
     first, later = (clear.batch("silo-1", number) for number in (1, 2))

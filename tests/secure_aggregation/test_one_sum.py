@@ -104,7 +104,7 @@ def test_every_move_of_the_table_and_every_other(
         assert (kept(helped), disk.lines) == (before, lines)
         return
     do(helped, event, at(1, take), asked, survivors)
-    found = helped._of(at(1), ONE)
+    found = helped._kept_of(helped._key(at(1), ONE))
     assert found.state is TABLE[state, relation, event]
     if event is Event.ASKED:
         assert (kept(helped), disk.lines) == (before, lines)
@@ -121,7 +121,7 @@ def test_there_is_no_move_from_nothing_but_to_something_higher() -> None:
 def test_shares_that_were_given_are_not_taken_back_by_the_same_again() -> None:
     helped = in_state(State.GIVEN, Disk())
     helped.bind(at(1, 1), ONE, S, gives=False)
-    assert helped._of(at(1), ONE).state is State.GIVEN
+    assert helped._kept_of(helped._key(at(1), ONE)).state is State.GIVEN
 
 
 def test_a_cohort_without_one_of_the_survivors_is_refused_before_the_upload() -> None:

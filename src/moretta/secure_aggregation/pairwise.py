@@ -17,7 +17,7 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.encoding import Range, Ring, add_up, decode, encode, plan, room_for, shapes_of
+from moretta.secure_aggregation.encoding import Range, Ring, Words, add_up, decode, encode, plan, room_for, shapes_of
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key, read
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -316,12 +316,17 @@ class PairwiseAggregator:
         if isinstance(secrets, Aborted):
             return secrets
         keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
-        # Added up, masks between survivors cancel; the others are taken off.
-        words, tensors = room_for(wanted.shapes, self._ring, replies.empty)
+        return self._sum_of(uploads, recovered_masks(label, tuple(uploads), keys, secrets), wanted, replies.empty)
+
+    def _sum_of(
+        self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted, empty: Callable[..., Words]
+    ) -> Relayed:
+        """Add uploads in the ring, where masks between survivors cancel, and take off the others."""
+        words, tensors = room_for(wanted.shapes, self._ring, empty)
         weight = add_up([upload.weight for upload in uploads.values()], words[:1].reshape(()))
         for name, total in tensors.items():
             add_up([upload.tensors[name] for upload in uploads.values()], total)
-        add_masks(words[self._rules.public_weights :], recovered_masks(label, tuple(uploads), keys, secrets))
+        add_masks(words[self._rules.public_weights :], masks)
         return Relayed({name: tensors[name] for name in wanted.shapes}, weight, tuple(uploads))
 
     def _confirm(
