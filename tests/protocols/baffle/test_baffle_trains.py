@@ -37,8 +37,8 @@ from moretta.contract.roles import answered
 from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.forward import Layout
-from moretta.protocols.baffle.silo.local_steps import LocalSteps
 from moretta.protocols.baffle.silo.messages import Estimate
+from moretta.protocols.baffle.silo.recipe import LocalSteps
 from moretta.protocols.baffle.silo.seeds import parameter_hash
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.common.augmentation import cropped

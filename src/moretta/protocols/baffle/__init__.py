@@ -20,7 +20,7 @@ times a forward. Rademacher directions lose less to the curvature than Gaussian 
 
 With `directions = "own"` silo c draws d_k from a secret of its own and uploads N_c g_c, as long as the model, so that C
 silos have C K directions a round (`moretta.protocols.baffle.silo.estimate`); so does the authors' code. At the
-epoch level each silo steps by itself, by SGD or its own Adam (`moretta.protocols.baffle.silo.local_steps`), and uploads
+epoch level each silo steps by itself, by SGD or its own Adam (`moretta.protocols.baffle.silo.recipe`), and uploads
 the difference.
 
 With `perturb = "blocks"` one layer after the other moves, and a move runs only what comes after it
