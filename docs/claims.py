@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from moretta.audit.catalogue import all_attacks
 from moretta.protocols.cgd.claims import ALIGNMENT
-from moretta.protocols.common.claims import Claim, in_words
-from moretta.protocols.common.shared_claims import SHARED
+from moretta.protocols.common.claims import SHARED, Claim
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
@@ -39,20 +39,7 @@ LABELS |= {"local": "Local training", "centralised": "Centralised training"}
 ROLES = {"server": "the server", "silo": "a silo", "silos together": "silos together"}
 ROLES |= {"server and silos": "the server and silos together", "outsider": "an outsider", "eavesdropper": "listeners"}
 
-KINDS = {"learns": "learns", "obfuscated": "is given", "bounded": "learns"}
-KINDS |= {"not given": "is not given", "unclaimed": "no claim is made of"}
-"""The verb before what a claim is about."""
-
-MANY = ("silos together", "server and silos")
-PLURALS = {"learns": "learn", "is given": "are given", "is not given": "are not given"}
-
 WIDTH = 118
-
-
-def verb(claim: Claim) -> str:
-    """Return what a role does with what a claim is about."""
-    found = KINDS[claim.kind]
-    return PLURALS[found] if claim.role in MANY else found
 
 
 # -- tables of threat-models.md ----------------------------------------------------------------------------------------
@@ -69,8 +56,8 @@ def row(claim: Claim, names: Sequence[str]) -> str:
     some = claim.protocols if set(claim.protocols) < set(names) else ()
     role = ", ".join([claim.role, *(f"`{name}`" for name in some)])
     assumed = [f"assumed: {claim.assumes}"] if claim.assumes else []
-    where = "; ".join([*map(in_words, claim.where), *assumed]) or "every run"
-    return f"| {role} | {verb(claim)} {claim.what} | {where} | {tests(claim, claim.protocols or names)} |"
+    where = "; ".join([*(one.says for one in claim.where), *assumed]) or "every run"
+    return f"| {role} | {claim.phrase} | {where} | {tests(claim, claim.protocols or names)} |"
 
 
 def tests(claim: Claim, names: Sequence[str]) -> str:
@@ -81,9 +68,14 @@ def tests(claim: Claim, names: Sequence[str]) -> str:
     return "; ".join([", ".join(found) or "untested by an attack", *rests])
 
 
+def is_shared(claim: Claim) -> bool:
+    """Return whether lists about all protocols have the claim."""
+    return replace(claim, protocols=()) in SHARED
+
+
 def package(names: Sequence[str]) -> list[Claim]:
     """Return the claims of some protocols, each once; of shared ones those that attacks test, each by its own."""
-    claims = [claim for name in names for claim in claims_of(name) if claim.attacks or not claim.shared]
+    claims = [claim for name in names for claim in claims_of(name) if claim.attacks or not is_shared(claim)]
     return [claim for claim in dict.fromkeys(claims) if claim.role != "reader"]
 
 
@@ -92,20 +84,20 @@ def package(names: Sequence[str]) -> list[Claim]:
 
 def phrase(claim: Claim, defaults: bool = True) -> str:
     """Return what a claim is about, and under which conditions. defaults: also those that hold by default."""
-    words = map(in_words, claim.where)
+    words = (one.says for one in claim.where)
     where = " and ".join(one for one in words if defaults or not one.endswith("(the default)"))
-    return f"{claim.what}, where {where}" if where else claim.what
+    return f"{claim.phrase}, where {where}" if where else claim.phrase
 
 
 def cell(claims: Iterable[Claim], role: str) -> str:
-    """Return what one role learns, for README's first table."""
+    """Return what is claimed of one role, for README's first table."""
     found = [claim for claim in claims if claim.role == role and claim.place == "front"]
-    return "; ".join(("not " if claim.kind == "not given" else "") + phrase(claim, defaults=False) for claim in found)
+    return "; ".join(phrase(claim, defaults=False) for claim in found)
 
 
 def front() -> str:
     """Return README's first table, of runs with default settings."""
-    lines = ["| protocol | what a silo holds | what the server learns |", "|---|---|---|"]
+    lines = ["| protocol | a silo | the server |", "|---|---|---|"]
     for names in TABLES.values():
         for name in names:
             lines.append(f"| `{name}` | {cell(claims_of(name), 'silo')} | {cell(claims_of(name), 'server')} |")
@@ -118,15 +110,16 @@ def brief() -> str:
     return "\n".join(
         line
         for under, claims in [*listed, ("Under every protocol that sums", SHARED)]
-        for some in groups([claim for claim in claims if claim.place == "brief"], lambda one: (one.role, verb(one)))
-        for line in items(f"{under} {ROLES[some[0].role]} {verb(some[0])}:", some)
+        for role, some in groupby(
+            sorted((one for one in claims if one.place == "brief"), key=rank), lambda one: one.role
+        )
+        for line in items(f"{under} {ROLES[role]}:", some)
     )
 
 
-def groups(claims: Sequence[Claim], key: Callable[[Claim], Hashable]) -> Iterator[list[Claim]]:
-    """Yield the claims that have the same key, in the order of roles, and of what is learned before what is not."""
-    ranked = sorted(claims, key=lambda one: (list(ROLES).index(one.role), list(KINDS).index(one.kind)))
-    return (list(some) for _, some in groupby(ranked, key=key))
+def rank(claim: Claim) -> tuple[int, bool]:
+    """Return by what claims are in order: roles, and what is learned before what is not."""
+    return list(ROLES).index(claim.role), claim.kind == "not given"
 
 
 def items(head: str, claims: Iterable[Claim]) -> list[str]:

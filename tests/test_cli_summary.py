@@ -19,8 +19,8 @@ from moretta.commands import main as cli
 
 TRAIN = ("train", "run.toml", "--out", "mine")
 EXPOSED = {
-    "fedsgd": "a silo: with two silos, works out the other’s gradient",
-    "pbpfl": "only the perturbation keeps the other’s gradient from it",
+    "fedsgd": "a silo: can work out the other’s gradient in rounds of fewer than three silos",
+    "pbpfl": "obfuscated by the perturbation of the model alone",
     "cgd": "the other's gradient",
 }
 

@@ -76,8 +76,9 @@ def test_the_sentences_of_one_run(make_run):
     assert sentences(read_run(folder)) == (
         "On the test rows the model reaches an accuracy of 97.4 % (100 % is perfect; to name the commonest class "
         "always gets that class’s part of the rows).",
-        f"{IN_PROCESS}the server saw only sums of the silos’ gradients (and what follows from sums), was trusted to "
-        "relay the silos’ keys unchanged and held the model; a silo received the model itself in every round.",
+        f"{IN_PROCESS}the server saw only sums (modulo 2⁶⁴) of the silos’ gradients and what follows from them, was "
+        "trusted to relay the silos’ keys unchanged and held the true model; a silo received the model itself in "
+        "every round.",
         "With the messages of 3 of 80 rounds, the one attempt to tell members failed; 2 of 3 attempts to tell what the "
         "protocol gives anyway succeeded, the furthest: a silo works out <the> offset (gamma-least-squares), 99.7 % of "
         "the way from guessing to perfect; that an attack failed does not show that none can succeed.",
@@ -135,15 +136,18 @@ def test_what_else_the_second_sentence_says(make_run):
     assert "no sentence on what odd hides" in hidden("odd", "odd", secure_aggregation=None)
     assert "the aggregation scheme odd hides" in hidden("scheme", secure_aggregation={"scheme": "odd"})
     clear = hidden("clear", secure_aggregation={"scheme": "none", "ring_bits": None})
-    assert "the server saw the gradient of each silo by itself and held the model" in clear
-    assert "could work out the other’s gradient in rounds of two" in hidden("two", silos=2)
+    assert "the server saw the gradient of each silo by itself and held the true model" in clear
+    assert "could work out the other’s gradient in rounds of fewer than three silos" in hidden("two", silos=2)
     noised = hidden("noise", facts={"epsilon": 2.0, "delta": 1e-5})
-    assert "could learn of one row, from all models, no more than ε = 2 at δ = 1e-05 allows" in noised
+    assert (
+        "could learn of one example at one silo, from all models of the run, no more than ε = 2 at δ = 1e-05 allows"
+        in noised
+    )
     assert not hidden("machines", settings={"engine": {"name": "flare"}}).startswith("One process")
     fused = hidden("fused", "cgd", settings={"engine": {"name": "fused"}})
     assert fused.startswith("The server saw everything, as one process played all participants; a silo saw everything")
     grid = {"data": {"grid": [2, 2]}, "engine": {"name": "in-process"}}
-    assert "; silos together can work out raw features" in hidden("grid", "cgd", settings=grid)
+    assert "; silos together could work out raw features" in hidden("grid", "cgd", settings=grid)
 
 
 def test_the_gravest_stand_first_and_older_audits_last(make_run, tmp_path):

@@ -28,9 +28,9 @@ from moretta.secure_aggregation.pairwise import PairwiseAggregator
 from moretta.secure_aggregation.plain import PlainAggregator
 
 FEW = "fewer than three expose each other"
-DIFFER = "differences of their totals"
+DIFFER = "differences of totals"
 TWO_SETS = "sums of one round over two sets of silos"
-STATISTICS = "common means and deviations of input columns, less its own part"
+STATISTICS = "the other’s means and deviations of input columns"
 
 SET_UP, UPLOAD, UNMASKING = "set-up", "upload", "unmasking"
 Lost = tuple[int, int, str, str]  # round, attempt, phase, silo
@@ -221,7 +221,7 @@ def test_two_sets_in_a_round_are_said_as_what_they_are(
     assert {silos for number, take, silos in truth if (number, take) == (2, 1)} == {ALL}
     server = said(record)
     assert TWO_SETS in server
-    assert "beside what other rows change in the updates of the rest" in server
+    assert "beside what other rows change in those of the rest" in server
     assert DIFFER in server
     assert FEW not in server
 
@@ -231,7 +231,7 @@ def test_statistics_of_two_silos_show_the_other_s(tmp_path: Path, monkeypatch: p
     assert used(record) == set(truth)
     assert {silos for number, _, silos in truth if number == 1} == {PAIR}
     assert {silos for number, _, silos in truth if number == 3} == {ALL}
-    assert f"As statistics are of fewer than three silos, the {STATISTICS}" in said(record)
+    assert STATISTICS in said(record)
     assert FEW in said(record)  # round 1 was played by the two as well
 
 
@@ -251,7 +251,7 @@ def test_two_participants_of_three_are_said_under_cgd(
     record = play(tmp_path / "run", monkeypatch, [(2, 0, UPLOAD, "s3")], protocol=CGD())
     assert used(record) == set(truth)
     assert PAIR in {silos for number, _, silos in truth if number == 2}
-    assert "Where a sum is of two participants, each works out the other’s gradient" in said(record)
+    assert "Can work out the other’s gradient where a sum is of two participants" in said(record)
 
 
 def test_where_nothing_is_summed_the_silos_that_took_part_stand(
@@ -282,8 +282,8 @@ def test_a_folder_of_an_earlier_version_says_what_it_does_not_show(
     (folder / "result.json").write_text(json.dumps(result))
     record = read_run(folder)
     assert "if there were any, which this run’s record does not show" in said(record)
-    assert "If not all sums were over the same silos, which this run’s record does not show" in said(record)
-    assert "in rounds of two, if there were any" in verdicts([record])[0].hidden
+    assert "if not all sums are over the same silos, which this run’s record does not show" in said(record)
+    assert "in rounds of fewer than three silos, if there were any" in verdicts([record])[0].hidden
     assert "missed answers in one round" in summary([record])
 
 

@@ -45,7 +45,7 @@ def test_a_record_says_what_was_planned_and_what_happened() -> None:
     assert record["settings"] == SPEC.settings
     assert (record["facts"], record["versions"]) == ({}, {"python": "3"})
     (exposed,) = record["warnings"]
-    assert exposed.startswith("a silo: with two silos, works out the other’s gradient from consecutive models")
+    assert exposed.startswith("a silo: can work out the other’s gradient in rounds of fewer than three silos, from")
     assert record_of(replace(PLAN, silos=list("abcde")), END, {})["warnings"] == []
     assert record == record_of(PLAN, END, {"python": "3"})
 

@@ -16,9 +16,21 @@ from typing import Literal
 from rich.text import Text
 
 from moretta.contract.wording import enumerated
-from moretta.protocols.common.claims import MASKED, Claim, Record, is_noised, is_summed, scheme
+from moretta.protocols.common.claims import (
+    LISTENERS,
+    MASKED,
+    NOTES,
+    SCORES,
+    Claim,
+    Record,
+    Word,
+    epsilons,
+    is_noised,
+    is_summed,
+    scheme,
+    what_epsilon_leaves_out,
+)
 from moretta.protocols.common.severity import SEVERITIES, TRIES
-from moretta.protocols.common.shared_claims import LISTENERS, NOTES, SCORES, epsilons, what_epsilon_leaves_out
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.audit import rounds_recorded, who_does
 from moretta.report.folder import Attacked, PlainScores, RunRecord, TestScores
@@ -172,7 +184,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
         return (
             f"This version of the report has no sentence on what the aggregation scheme {scheme(run)} hides from whom."
         )
-    held = [claim for claim in claims_of(record.protocol) if claim.headline and claim.holds(run)]
+    held = [claim for claim in claims_of(record.protocol) if claim.holds(run)]
     first = _opening(record) if opening is None else opening
     roles = [f"{who} {enumerated(said)}" for role, who in WHO.items() if (said := _of(role, held, run))]
     if not roles:
@@ -184,15 +196,14 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
 def _opening(record: RunRecord) -> str:
     """Return what is said before the roles: that one process played all of them."""
     run = record.model_dump(by_alias=True)
-    heads = (
-        one.head(run) for one in claims_of(record.protocol) if one.role == "reader" and one.headline and one.holds(run)
-    )
-    return next(heads, "")
+    notes = (one for one in claims_of(record.protocol) if one.role == "reader" and one.holds(run))
+    return next(filter(None, (one.headline(run) for one in notes)), "")
 
 
 def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
     some = [claim for claim in held if claim.role == role]
-    return list(dict.fromkeys(claim.head(run) for claim in [one for one in some if one.alone] or some))
+    heads = dict.fromkeys(claim.headline(run) for claim in [one for one in some if one.alone] or some)
+    return list(filter(None, heads))
 
 
 # -- what attacks got --------------------------------------------------------------------------------------------------
@@ -358,14 +369,14 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
     for role in ROLES:
         for claim in _said(run, role):
             tested = tuple(_tested(one) for one in attacked if one.attack in claim.attacks)
-            found.append(Statement(role, claim.text(run), tested))
+            found.append(Statement(role, claim.sentence(run), tested))
     return tuple(found)
 
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
     """Return notes for a reader of the sentences; they are no claims and need no test."""
     run = record.model_dump(by_alias=True)
-    return tuple(claim.text(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
+    return tuple(claim.sentence(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
 
 
 def epsilon_note(record: RunRecord) -> str:
@@ -380,7 +391,7 @@ def epsilon_note(record: RunRecord) -> str:
             f", and with ε = {epsilon:.3g} whatever is seen is at most {math.exp(epsilon):.3g} times as likely with "
         )
         scale += "the example as without it, but for a chance of δ"
-    return f"{epsilons(run)}. {scale}.{what_epsilon_leaves_out(run)}"
+    return f"{epsilons(run)}. {scale}{what_epsilon_leaves_out(run)}."
 
 
 LARGEST = 50.0
@@ -391,19 +402,15 @@ def _claims(run: Record) -> Sequence[Claim]:
     """Return the claims of the run's protocol, or that there are none."""
     if claims := claims_of(run["protocol"]):
         return claims
-    none = "This version of the report has no sentence about the protocol {protocol}."
-    unknown = [Claim(role, "unclaimed", "", none, words=(protocol,)) for role in ("server", "silo")]
+    name = Word("name", "", lambda run: str(run["protocol"]))
+    none = "this version of the report has no sentence about the protocol {name}"
+    unknown = [Claim(role, None, kind="unclaimed", words=(name,)).says(none) for role in ("server", "silo")]
     return [*unknown, SCORES, *LISTENERS, *NOTES]
-
-
-def protocol(run: Record) -> str:
-    """Return the name of the run's protocol."""
-    return str(run["protocol"])
 
 
 def _said(run: Record, role: Role) -> list[Claim]:
     """Return a role's claims with a sentence about this run; if one of them stands alone, that one only."""
-    found = [one for one in _claims(run) if one.role in ROLES[role] and one.sentence and one.holds(run)]
+    found = [one for one in _claims(run) if one.role in ROLES[role] and not one.silent and one.holds(run)]
     return [claim for claim in found if claim.alone] or found
 
 

@@ -103,13 +103,13 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
 
 def spent(record: Mapping[str, Any]) -> list[str]:
     """Return what noise bounds in a run, as its protocol claims it: epsilon and delta, of what and towards whom."""
-    return [claim.text(record) for claim in _holding(record) if claim.kind == "bounded" and claim.sentence]
+    return [claim.sentence(record) for claim in _holding(record) if claim.kind == "bounded"]
 
 
 def _warnings_of_claims(record: Mapping[str, Any]) -> Iterator[str]:
     for claim in _holding(record):
         if claim.warns:
-            said = claim.text(record).removesuffix(".")
+            said = claim.sentence(record).removesuffix(".")
             yield f"a {claim.role}: {said[:1].lower()}{said[1:]}"
 
 

@@ -1,17 +1,14 @@
-"""What a claim of privacy is, and the conditions on a run under which claims hold.
+"""What a claim of privacy is, the conditions on a run under which claims hold, and the claims that protocols share.
 
-A claim says what one role learns, or is not given, under some conditions, and names the attacks that test it. Claims
-are data: `protocols/<name>/claims.py` lists those of a protocol, `moretta.protocols.common.shared_claims` those that
-protocols share. A run's report and the lists in docs/threat-models.md and README.md are written from them
-(`python docs/claims.py`).
+A claim says what one role learns, or is not given, under some conditions, and names the attacks that test it. It is
+worded once: the sentence in a run's report, the headline of its verdict and the row in docs/threat-models.md and
+README.md (`python docs/claims.py`) are that text. `protocols/<name>/claims.py` lists those of a protocol.
 
-A condition is a function of a run's record, the contents of its `result.json`. What its docstring says after "Whether"
-stands in the lists. It answers for a record that lacks what older or other runs do not state.
-
-What depends on who took part follows from the opened sums (`moretta.engines.driver.OpenedSum`). Settings and the list
-of missed answers do not say it: a silo that was missing may be in the sum after all, once the round is played again.
-Where a record does not show its sums, a condition holds if it can, and the words of the claim say that the record does
-not show it.
+A condition is about a run's record, the contents of its `result.json`, and answers for a record that lacks what older
+or other runs do not state. What depends on who took part follows from the opened sums (`opened_sums`). Settings and the
+list of missed answers do not say it: a silo that was missing may be in the sum after all, once the round is played
+again. Where a record does not show its sums, a condition holds if it can, and the words of the claim say that the
+record does not show it.
 """
 
 from __future__ import annotations
@@ -19,14 +16,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
+
+from moretta.protocols.common.accountant import WITH_NOISE_OF
 
 Record = Mapping[str, Any]
 """What a run says of itself: the contents of its `result.json`."""
-
-Condition = Callable[[Record], bool]
-Word = Callable[[Record], str]
-"""What a sentence has in the place of the function's name in braces."""
 
 Role = Literal["server", "silo", "silos together", "server and silos", "outsider", "eavesdropper", "reader"]
 """Who learns. "reader" has no claims, but notes on how to read the others."""
@@ -44,66 +40,41 @@ model: a model, or what hides it. traffic: who takes part when, with how many ro
 Place = Literal["front", "brief", "full"]
 """Where README shows a claim, beside the full lists: front: in its first table; brief: in its list; full: nowhere."""
 
+PAST: Mapping[str, str] = {
+    "can": "could", "gets": "got", "hands": "handed", "has": "had", "holds": "held", "is": "was", "knows": "knew",
+    "learns": "learned", "receives": "received", "relays": "relayed", "sees": "saw",
+}  # fmt: skip
+"""The verbs by which the text of a claim with a headline begins, as the headline has them."""
+
+TOGETHER: Mapping[str, str] = {
+    "silos together": "silos together ", "server and silos": "the server with silos ", "outsider": "an outsider ",
+}  # fmt: skip
+"""How the sentence of a role begins that stands under the heading of another one."""
+
 
 @dataclass(frozen=True)
-class Claim:
-    """One thing that a role learns, or does not.
+class Condition:
+    """What must hold of a run. says: the end of a sentence for lists: "the loss is cross-entropy"."""
 
-    what: the object of the claim, for lists. sentence: for a run's report, with words in braces; empty where a report
-    says nothing, as no record shows the conditions. where: the conditions on the run, all of which hold. words: the
-    functions that fill the braces. assumes: what else must hold, which no record shows.
-    attacks: names of the attacks that test it. rests_on: its other grounds, such as tests.
-    protocols: the names in a package that it is about; empty for all. shared: it is much the same under every protocol,
-    so lists about all protocols have it once. alone: where it holds, a report says nothing else of the role.
-    warns: a run of which it holds says so in its warnings, and so in the terminal and the log.
-    about: what it is about; None for notes to readers, and where a role learns nothing.
-    headline: what the head of a report says of it after the role, with words in braces as `sentence`: "held the model".
-    Empty where the head says nothing; of a reader, what it says first.
-    """
+    says: str
+    of: Callable[[Record], bool]
 
-    role: Role
-    kind: Kind
-    what: str
-    sentence: str = ""
-    where: tuple[Condition, ...] = ()
-    words: tuple[Word, ...] = ()
-    assumes: str = ""
-    attacks: tuple[str, ...] = ()
-    rests_on: str = ""
-    protocols: tuple[str, ...] = ()
-    shared: bool = False
-    alone: bool = False
-    warns: bool = False
-    place: Place = "full"
-    about: About | None = None
-    headline: str = ""
-
-    def holds(self, record: Record) -> bool:
-        """Whether all conditions hold of the run."""
-        return all(condition(record) for condition in self.where)
-
-    def text(self, record: Record) -> str:
-        """Return the sentence about this run."""
-        return self.sentence.format(**{word.__name__: word(record) for word in self.words})
-
-    def head(self, record: Record) -> str:
-        """Return the headline about this run."""
-        return self.headline.format(**{word.__name__: word(record) for word in self.words})
+    def __call__(self, record: Record) -> bool:
+        """Whether it holds of a run."""
+        return self.of(record)
 
 
-def under(claims: Iterable[Claim], *conditions: Condition) -> tuple[Claim, ...]:
-    """Return the claims with further conditions."""
-    return tuple(replace(claim, where=(*claim.where, *conditions)) for claim in claims)
+@dataclass(frozen=True)
+class Word:
+    """What stands in a text in the place of `name` in braces. general: in lists, which are about all runs."""
 
+    name: str
+    general: str
+    of: Callable[[Record], str]
 
-def of(protocols: tuple[str, ...], claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return the claims, restricted to these protocols of a package."""
-    return tuple(replace(claim, protocols=protocols) for claim in claims)
-
-
-def in_words(condition: Condition) -> str:
-    """Return what a condition says of a run, the end of a sentence: "the loss is cross-entropy"."""
-    return " ".join((condition.__doc__ or "").removeprefix("Whether ").split()).removesuffix(".")
+    def __call__(self, record: Record) -> str:
+        """Return what it says of a run."""
+        return self.of(record)
 
 
 # -- what a record says ------------------------------------------------------------------------------------------------
@@ -154,8 +125,7 @@ def fewest(record: Record) -> int:
 
 def round_size(record: Record) -> int:
     """Return how many silos are chosen for a round."""
-    least = 2 if is_summed(record) else 1
-    size: int = max(least, round(participation(record) * record["silos"]))
+    size: int = max(2 if is_summed(record) else 1, round(participation(record) * record["silos"]))
     return size
 
 
@@ -171,75 +141,22 @@ MASKED = ("pairwise", "additive-shares")
 """The schemes of which there are claims."""
 
 
-def is_summed(record: Record) -> bool:
-    """Whether sums are secure."""
-    return scheme(record) != "none"
+def equals(section: str, key: str, value: str) -> Condition:
+    """Return that a key of the run file has a value."""
+    return Condition(f'`{key} = "{value}"`', lambda run: bool(setting(run, section, key) == value))
 
 
-def is_masked(record: Record) -> bool:
-    """Whether sums are secure (the default)."""
-    return scheme(record) in MASKED
-
-
-def is_in_the_clear(record: Record) -> bool:
-    """Whether `scheme = "none"`."""
-    return not is_summed(record)
-
-
-def has_two_sets(record: Record) -> bool:
-    """Whether sums of one round were opened over two sets of silos."""
+def _has_two_sets(record: Record) -> bool:
     sums = opened_sums(record, "round", aborted=True)
     if sums is None:
         return any(one["reason"].startswith("late") for one in record.get("dropped", ()))
-    sets = Counter(
-        (group, number)
-        for group, number, _ in {
-            (one.get("group", ""), number, tuple(one["silos"])) for one in sums for number in one["rounds"]
-        }
-    )
-    return max(sets.values(), default=0) > 1
+    found = {(one.get("group", ""), number, tuple(one["silos"])) for one in sums for number in one["rounds"]}
+    return max(Counter((group, number) for group, number, _ in found).values(), default=0) > 1
 
 
-def has_public_weights(record: Record) -> bool:
-    """Whether `weights = "public"`."""
-    return bool(setting(record, "secure-aggregation", "weights") == "public")
-
-
-def has_roster(record: Record) -> bool:
-    """Whether a roster of identities is set."""
-    return setting(record, "secure-aggregation", "roster") is not None
-
-
-def has_no_roster(record: Record) -> bool:
-    """Whether no roster of identities is set."""
-    return not has_roster(record)
-
-
-def is_noised(record: Record) -> bool:
-    """Whether noise is added (`dp-noise`)."""
+def _is_noised(record: Record) -> bool:
     facts = record.get("facts", {})
     return facts.get("epsilon") is not None and isinstance(facts.get("delta"), float)
-
-
-def is_standardised(record: Record) -> bool:
-    """Whether inputs are standardised (the default of tables)."""
-    return setting(record, "data", "standardise") is not False
-
-
-def fills_absent(record: Record) -> bool:
-    """Whether values may be absent, which all silos' statistics fill in."""
-    if setting(record, "data", "missing") not in (None, "error"):
-        return True
-    return any(column.get("blanks") in _FILLED for column in _columns(record))
-
-
-def fills_medians(record: Record) -> bool:
-    """Whether medians are filled in."""
-    medians = any(column.get("blanks") == "median" for column in _columns(record))
-    return medians or setting(record, "data", "missing") == "median"
-
-
-_FILLED = ("mean", "median", "indicator")
 
 
 def _columns(record: Record) -> Collection[Mapping[str, Any]]:
@@ -247,18 +164,12 @@ def _columns(record: Record) -> Collection[Mapping[str, Any]]:
     return found.values() if isinstance(found, Mapping) else ()
 
 
-def takes_all_rows(record: Record) -> bool:
-    """Whether a round uses all rows of a silo."""
-    return setting(record, "data", "batch-size") == 0 or bool(setting(record, "protocol", "local-epochs"))
+def _fills(record: Record, *how: str) -> bool:
+    """Return whether absent values are filled in so, in all columns or in one."""
+    return setting(record, "data", "missing") in how or any(one.get("blanks") in how for one in _columns(record))
 
 
-def chooses_silos(record: Record) -> bool:
-    """Whether `participation` is below 1."""
-    return participation(record) < 1
-
-
-def has_different_sums(record: Record) -> bool:
-    """Whether not all sums are over the same silos."""
+def _has_different_sums(record: Record) -> bool:
     sums = opened_sums(record, "set-up", "round", aborted=True)
     if sums is None:
         return bool(record.get("dropped")) or chooses_silos(record)
@@ -266,51 +177,14 @@ def has_different_sums(record: Record) -> bool:
     return len(sets) > len({group for group, _ in sets})
 
 
-def has_two_silos(record: Record) -> bool:
-    """Whether there are two silos."""
-    return bool(record["silos"] == 2)
-
-
-def has_few_in_statistics(record: Record) -> bool:
-    """Whether statistics are of fewer than three silos."""
+def _has_few_in_statistics(record: Record) -> bool:
     sums = opened_sums(record, "set-up")
     if sums is None:
         return has_two_silos(record)
     return record["silos"] >= 2 and any(len(one["silos"]) <= 2 for one in sums)
 
 
-def has_few_in_a_round(record: Record) -> bool:
-    """Whether some round has fewer than three silos."""
-    return record["silos"] >= 2 and fewest(record) <= 2
-
-
-def is_cross_entropy(record: Record) -> bool:
-    """Whether the loss is cross-entropy."""
-    return bool(setting(record, "protocol", "loss") == "cross-entropy")
-
-
-def scores_at_silos(record: Record) -> bool:
-    """Whether models are scored on rows that silos hold back (`score-at-silos`)."""
-    return bool(setting(record, "data", "score-at-silos")) and opened_sums(record, "release") != []
-
-
-def tabulates_at_silos(record: Record) -> bool:
-    """Whether classes are counted on rows that silos hold back (`score-at-silos = "classes"`)."""
-    return setting(record, "data", "score-at-silos") == "classes" and scores_at_silos(record)
-
-
-def looks_first(record: Record) -> bool:
-    """Whether rows and classes are counted before training (`[data] look`)."""
-    return bool(setting(record, "data", "look"))
-
-
-def has_test_rows(record: Record) -> bool:
-    """Whether the server has test rows of its own (`[data] test`)."""
-    return setting(record, "data", "test") is not None
-
-
-def steps_plainly(record: Record) -> bool:
-    """Whether two or more silos take plain gradient steps, without momentum, decay, clipping, noise or own epochs."""
+def _steps_plainly(record: Record) -> bool:
     other_steps = (
         "momentum", "weight-decay", "clip-norm", "dp-noise", "local-epochs", "class-weights", "label-smoothing",
     )  # fmt: skip
@@ -321,16 +195,454 @@ def steps_plainly(record: Record) -> bool:
     return most >= 2 and plain and not any(setting(record, "protocol", name) for name in other_steps)
 
 
-def is_in_process(record: Record) -> bool:
-    """Whether one process plays all roles."""
-    return bool(setting(record, "engine", "name") == "in-process")
+def _takes_all_rows(record: Record) -> bool:
+    return setting(record, "data", "batch-size") == 0 or bool(setting(record, "protocol", "local-epochs"))
 
 
-def is_over_machines(record: Record) -> bool:
-    """Whether NVIDIA FLARE carries messages between machines."""
-    return bool(setting(record, "engine", "name") == "flare")
+is_summed = Condition("sums are secure", lambda run: scheme(run) != "none")
+is_masked = Condition("sums are secure (the default)", lambda run: scheme(run) in MASKED)
+is_in_the_clear = Condition('`scheme = "none"`', lambda run: not is_summed(run))
+has_two_sets = Condition("sums of one round were opened over two sets of silos", _has_two_sets)
+has_different_sums = Condition("not all sums are over the same silos", _has_different_sums)
+has_public_weights = equals("secure-aggregation", "weights", "public")
+has_roster = Condition(
+    "a roster of identities is set", lambda run: setting(run, "secure-aggregation", "roster") is not None
+)
+has_no_roster = Condition("no roster of identities is set", lambda run: not has_roster(run))
+is_noised = Condition("noise is added (`dp-noise`)", _is_noised)
+is_standardised = Condition(
+    "inputs are standardised (the default of tables)", lambda run: setting(run, "data", "standardise") is not False
+)
+fills_absent = Condition(
+    "values may be absent, which all silos' statistics fill in",
+    lambda run: setting(run, "data", "missing") not in (None, "error") or _fills(run, "mean", "median", "indicator"),
+)
+takes_all_rows = Condition("a round uses all rows of a silo", _takes_all_rows)
+chooses_silos = Condition("`participation` is below 1", lambda run: participation(run) < 1)
+has_two_silos = Condition("there are two silos", lambda run: bool(run["silos"] == 2))
+has_few_in_statistics = Condition("statistics are of fewer than three silos", _has_few_in_statistics)
+has_few_in_a_round = Condition(
+    "some round has fewer than three silos", lambda run: run["silos"] >= 2 and fewest(run) <= 2
+)
+is_cross_entropy = Condition(
+    "the loss is cross-entropy", lambda run: bool(setting(run, "protocol", "loss") == "cross-entropy")
+)
+scores_at_silos = Condition(
+    "models are scored on rows that silos hold back (`score-at-silos`)",
+    lambda run: bool(setting(run, "data", "score-at-silos")) and opened_sums(run, "release") != [],
+)
+tabulates_at_silos = Condition(
+    'classes are counted on rows that silos hold back (`score-at-silos = "classes"`)',
+    lambda run: setting(run, "data", "score-at-silos") == "classes" and scores_at_silos(run),
+)
+looks_first = Condition(
+    "rows and classes are counted before training (`[data] look`)", lambda run: bool(setting(run, "data", "look"))
+)
+has_test_rows = Condition(
+    "the server has test rows of its own (`[data] test`)", lambda run: setting(run, "data", "test") is not None
+)
+steps_plainly = Condition(
+    "two or more silos take plain gradient steps, without momentum, decay, clipping, noise or own epochs",
+    _steps_plainly,
+)
+is_in_process = Condition(
+    "one process plays all roles", lambda run: bool(setting(run, "engine", "name") == "in-process")
+)
+is_over_machines = Condition(
+    "NVIDIA FLARE carries messages between machines", lambda run: bool(setting(run, "engine", "name") == "flare")
+)
+is_carried_otherwise = Condition(
+    "the run does not say that one process played all roles, nor that NVIDIA FLARE carried messages",
+    lambda run: not is_in_process(run) and not is_over_machines(run),
+)
 
 
-def is_carried_otherwise(record: Record) -> bool:
-    """Whether the run does not say that one process played all roles, nor that NVIDIA FLARE carried messages."""
-    return not is_in_process(record) and not is_over_machines(record)
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+NOT_SHOWN = "which this run’s record does not show"
+TWO_SETS = "it was helped to open sums of one round over two sets of silos"
+HISTOGRAMS = ", and of a column whose median is filled in how many are in each of 64 equal parts of its range"
+_DIFFERENT = "not all sums are over the same silos"
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _ring(record: Record) -> str:
+    bits = (record.get("secure_aggregation") or {}).get("ring_bits")
+    return f" (modulo 2{str(bits).translate(_RAISED)})" if bits else ""
+
+
+def _if_standardised(record: Record) -> str:
+    stated = setting(record, "data", "standardise")
+    return "" if stated else " (if inputs are standardised, as tables are unless the run file says otherwise)"
+
+
+def _if_any(record: Record) -> str:
+    known = records_sums(record) or has_two_silos(record) or round_size(record) <= 2
+    return "" if known else f", if there were any, {NOT_SHOWN}"
+
+
+def _as_sums_differ(record: Record) -> str:
+    known = records_sums(record) or chooses_silos(record)
+    return f"as {_DIFFERENT}" if known else f"if {_DIFFERENT}, {NOT_SHOWN}"
+
+
+def _epsilons(record: Record) -> str:
+    facts = record["facts"]
+    said = (
+        f"ε = {_figure(facts['epsilon'])} and δ = {facts['delta']:.0e} for one example added or removed at one silo, "
+        "towards the server and whoever gets the model"
+    )
+    if (others := facts.get("epsilon_to_silos")) is not None:
+        said += f"; towards another silo, which can take its own noise off, with ε = {_figure(others)}"
+    return said
+
+
+def _what_epsilon_assumes(record: Record) -> str:
+    """Return how many noised sums epsilon is about, whose noise it assumes in each, and the epsilon with less noise."""
+    facts = record["facts"]
+    releases, silos = facts.get("releases"), facts.get("noise_silos")
+    if not isinstance(releases, float) or not isinstance(silos, float):
+        return ""
+    said = f". Counted are {releases:.0f} noised sums that may have been opened"
+    if silos <= 1:
+        return f"{said}; each silo adds all of the noise"
+    said += f", and assumed is that the noise of {silos:.0f} silos in each is unknown to who looks"
+    found = {key.removeprefix(WITH_NOISE_OF): value for key, value in facts.items() if WITH_NOISE_OF in key}
+    fewer = [f"of {silos} with ε = {_figure(value)}" for silos, value in found.items()]
+    return f"{said}{'; where it is that ' if fewer else ''}{', '.join(fewer)}"
+
+
+def _what_epsilon_leaves_out(record: Record) -> str:
+    left_out = record["facts"].get("epsilon_leaves_out")
+    return f". Not counted: {left_out}" if left_out else ""
+
+
+def _figure(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+epsilon_alone = Word(
+    "epsilon_alone",
+    "the accountant’s epsilon",
+    lambda run: f"ε = {_figure(run['facts']['epsilon'])} at δ = {run['facts']['delta']:.0e}",
+)
+epsilons = Word("epsilons", "that epsilon", _epsilons)
+what_epsilon_leaves_out = Word("what_epsilon_leaves_out", "", _what_epsilon_leaves_out)
+if_any = Word("if_any", "", _if_any)
+
+
+def _two_sets(record: Record) -> str:
+    late = "it received answers of silos that it had given up as late, and may have opened sums of one round with and"
+    return TWO_SETS if records_sums(record) else f"{late} without them, {NOT_SHOWN}"
+
+
+def _and_columns(record: Record) -> str:
+    columns = f"and the mean and standard deviation of each input column{_if_standardised(record)}"
+    return f" {columns}" if is_standardised(record) else ""
+
+
+def _targets_of_others(record: Record) -> str:
+    regression = record["task"] == "regression"
+    return "the mean of the other silos’ targets" if regression else "the balance of the other silos’ labels"
+
+
+WORDS = (
+    Word("ring", "", _ring),
+    Word("two_sets", TWO_SETS, _two_sets),
+    Word(
+        "beside_others",
+        "exactly where a round uses all rows of a silo, and else beside what other rows change in those of the rest",
+        lambda run: "exactly" if takes_all_rows(run) else "beside what other rows change in those of the rest",
+    ),
+    Word("as_sums_differ", f"as {_DIFFERENT}", _as_sums_differ),
+    Word(
+        "by_whom",
+        "over all silos (without secure aggregation of each)",
+        lambda run: "over all silos" if is_summed(run) else "of each silo by itself",
+    ),
+    Word("if_standardised", "", _if_standardised),
+    Word(
+        "and_columns",
+        " and, where inputs are standardised, the mean and standard deviation of each input column",
+        _and_columns,
+    ),
+    Word("and_histograms", HISTOGRAMS, lambda run: HISTOGRAMS if _fills(run, "median") else ""),
+    if_any,
+    Word(
+        "targets_of_others",
+        "the balance of the other silos’ labels, or the mean of their targets",
+        _targets_of_others,
+    ),
+    epsilons,
+    epsilon_alone,
+    Word("what_epsilon_assumes", "", _what_epsilon_assumes),
+    what_epsilon_leaves_out,
+)
+"""The words that protocols share."""
+
+
+# -- what a claim is ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that a role learns, or does not: `silo("model", where, attacks).says("holds the model")`.
+
+    about: what it is about; None for notes to readers, and where a role learns nothing. where: the conditions on the
+    run, all of which hold. attacks: names of the attacks that test it. words: that fill the braces of its text.
+    alone: where it holds, a report says nothing else of the role.
+    warns: a run of which it holds says so in its warnings, and so in the terminal and the log.
+    silent: a report says nothing of it, as no record shows all of its conditions.
+    protocols: the names in a package that it is about; empty for all.
+    text: what it says, a verb first, with words in braces; what stands before its bar, if it has one, is also the
+    headline in a verdict. assumes: what else must hold, which no record shows. rests_on: its other grounds, such as
+    tests.
+    """
+
+    role: Role
+    about: About | None
+    where: tuple[Condition, ...] = ()
+    attacks: tuple[str, ...] = ()
+    kind: Kind = "learns"
+    place: Place = "full"
+    words: tuple[Word, ...] = WORDS
+    alone: bool = False
+    warns: bool = False
+    silent: bool = False
+    protocols: tuple[str, ...] = ()
+    text: str = ""
+    assumes: str = ""
+    rests_on: str = ""
+
+    def says(self, text: str, assumes: str = "", rests_on: str = "") -> Claim:
+        """Return the claim with what it says."""
+        return replace(self, text=text, assumes=assumes, rests_on=rests_on)
+
+    def holds(self, record: Record) -> bool:
+        """Whether all conditions hold of the run."""
+        return all(condition(record) for condition in self.where)
+
+    def sentence(self, record: Record) -> str:
+        """Return the sentence about this run."""
+        text = TOGETHER.get(self.role, "") + self._filled(self.text.replace("|", ""), record)
+        return f"{text[0].upper()}{text[1:]}."
+
+    def headline(self, record: Record) -> str:
+        """Return what a verdict says about this run after the role, empty where it says nothing: "held the model"."""
+        head, bar, _ = self.text.partition("|")
+        verb, _, rest = self._filled(head, record).partition(" ")
+        return f"{PAST.get(verb, verb)} {rest}" if bar else ""
+
+    @property
+    def phrase(self) -> str:
+        """What it says of any run, for lists."""
+        return self._filled(self.text.replace("|", ""))
+
+    def _filled(self, text: str, record: Record | None = None) -> str:
+        used = [word for word in self.words if f"{{{word.name}}}" in text]
+        return text.format(**{one.name: one.general if record is None else one(record) for one in used})
+
+
+server, silo = partial(Claim, "server"), partial(Claim, "silo")
+
+
+def under(claims: Iterable[Claim], *conditions: Condition, **others: Any) -> tuple[Claim, ...]:
+    """Return the claims with further conditions. others: fields that are other too."""
+    return tuple(replace(claim, where=(*claim.where, *conditions), **others) for claim in claims)
+
+
+def of(protocols: tuple[str, ...], claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return the claims, restricted to these protocols of a package."""
+    return tuple(replace(claim, protocols=protocols) for claim in claims)
+
+
+# -- claims that protocols share: sums ---------------------------------------------------------------------------------
+
+
+OF_LOSS_DIFFERENCES = ("loss-differences", "k-rank-projection", "seed-choosing-server")
+OF_AN_UPLOAD = ("gradient-inversion", "labels-from-head", *OF_LOSS_DIFFERENCES)
+OF_A_MASK = ("gradient-inversion",)
+OF_A_SUM = ("gradient-inversion-of-sum", "labels-from-head")
+
+
+def in_the_clear(upload: str, attacks: tuple[str, ...] = OF_AN_UPLOAD) -> Claim:
+    """Return what the server has without secure aggregation. upload: "gradient" or the like, as below."""
+    text = f"sees the {upload} of each silo by itself|: no secure aggregation is used"
+    return server("update", (is_in_the_clear,), attacks).says(text)
+
+
+def sum_only(upload: str, attacks: tuple[str, ...] = OF_A_MASK) -> Claim:
+    """Return that the server has only the sum."""
+    return server("sum", (is_masked,), attacks, place="front").says(
+        f"sees only sums{{ring}} of the silos’ {upload}s and what follows from them|, not the {upload} of any one silo",
+        assumes="at least two silos do not collude with it; a roster, or an honest relay of keys",
+        rests_on="the tests of secure aggregation (`tests/secure_aggregation`)",
+    )
+
+
+FROM_THE_SUM = server("sum", (is_masked,), OF_A_SUM).says(
+    "can work out what follows from the sum, such as the balance of its rows’ labels, and, of few rows, the rows "
+    "themselves"
+)
+
+
+def with_all_but_one(upload: str) -> Claim:
+    """Return what the server has with the help of silos."""
+    text = f"has the {upload} of a silo if all others are on its side: the sum less theirs"
+    return Claim("server and silos", "update", (is_masked,), ("server-and-silos",)).says(text)
+
+
+AROUND_SUMS = (
+    server("traffic", (is_masked,), silent=True).says(
+        "sees which silos took part, their total weight, and the lengths of messages"
+    ),
+    server("update", (is_masked, has_two_sets)).says(
+        "can work out the update of silos that one of two sums lacks|, by their difference, {beside_others}: {two_sets}"
+    ),
+    server("traffic", (is_masked, has_public_weights)).says(
+        "sees how much each silo’s part weighs: weights are public"
+    ),
+    server("update", (is_masked, has_no_roster)).says(
+        "is trusted to relay the silos’ keys unchanged|, as no roster is set: a server that puts keys of its own in "
+        "their place can read each silo’s update"
+    ),
+    server("update", (is_masked, has_roster), kind="not given").says(
+        "relays keys that each silo has signed with its identity in the roster: silos refuse one put in its place, and "
+        "it is given no update by such a key",
+        rests_on="`tests/secure_aggregation`",
+    ),
+)
+"""What the server has of late answers, of weights and by relaying keys. "update" is what one silo uploads."""
+
+
+def sums(upload: str) -> tuple[Claim, ...]:
+    """Return what silos show of an upload of theirs."""
+    return (in_the_clear(upload), sum_only(upload), FROM_THE_SUM, with_all_but_one(upload), *AROUND_SUMS)
+
+
+HOLDS_THE_MODEL = server("model", place="front").says("holds the true model|")
+RECEIVES_THE_MODEL = silo("model", attacks=("membership-inference",), place="front").says(
+    "receives the model itself in every round|"
+)
+NOISE = server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
+    "can learn of one example at one silo, from all models of the run, no more than {epsilon_alone} allows|: together "
+    "they are (ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
+    assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help to "
+    "open one sum of a take",
+)
+
+
+# -- statistics --------------------------------------------------------------------------------------------------------
+
+
+ROWS_OF_A_ROUND = server("statistics").says("learns the number of rows that a round uses{and_columns}, {by_whom}")
+COLUMNS_ALONE = server("statistics", (is_standardised,)).says(
+    "learns the mean and standard deviation of each input column{if_standardised}, {by_whom}"
+)
+DIFFERENCES_OF_TOTALS = server("traffic", (is_summed, has_different_sums)).says(
+    "can learn the number of rows of one silo by differences of totals, {as_sums_differ}"
+)
+SCORES = server("statistics", (scores_at_silos,)).says(
+    "learns, at the end, how many rows are held back to score models on, and the scores on them, {by_whom}"
+)
+TABLES = (
+    server("statistics", (tabulates_at_silos,)).says(
+        "learns, at the end, how many of the rows held back at all silos together, exactly and however few, have which "
+        "class and are predicted as which, and of each tenth of probabilities how many there are, how many are right, "
+        "and the mean"
+    ),
+    server("statistics", (tabulates_at_silos,), kind="not given").says(
+        "is given no silo’s own counts of classes: they are summed of one set of silos alone, three or more",
+        assumes="the server does not know the counts of all other silos, from them or otherwise; no silo’s rows change "
+        "from run to run, and none allows sums over other sets (`[privacy]` of its silo.toml)",
+        rests_on="attacks that `tests/test_tables_at_silos.py` plays",
+    ),
+)
+COUNTED_FIRST = server("statistics", (looks_first,)).says(
+    "learns, before round one, the number of rows and of rows of each class, {by_whom}"
+)
+ABSENT_VALUES = (
+    server("statistics", (fills_absent,)).says(
+        "learns how many values of each input column are there{and_histograms}, {by_whom}"
+    ),
+    silo("statistics", (fills_absent,)).says(
+        "receives what is filled in where a value is absent: each such column’s mean or median, over all silos"
+    ),
+)
+TEST_ROWS = (
+    server("ids", (has_test_rows,)).says(
+        "learns of each silo, where its test rows have ids or groups, whether any training row is about the same, and "
+        "an active server the same of one list in a session that it makes up, of one person perhaps"
+    ),
+    silo("ids", (has_test_rows,)).says(
+        "holds, where the server’s test rows have ids or groups, their digests and the key: learns which of its own "
+        "rows’ are among them and how many they are, and of any id that it guesses whether it is there"
+    ),
+)
+COLUMNS_OF_ALL = silo("statistics", (is_standardised,)).says(
+    "receives the mean and standard deviation of each input column, over all silos{if_standardised}"
+)
+ROWS_OF_ALL = silo("traffic", (is_summed,)).says("receives the number of rows of all silos together")
+ROWS_OF_ALL_IN_A_ROUND = replace(ROWS_OF_ALL, where=(is_summed, takes_all_rows))
+WHO_TAKES_PART = silo("traffic", (chooses_silos,)).says(
+    "knows which silos take part in each round: they are drawn from the training seed"
+)
+SILO_STATISTICS = (COLUMNS_OF_ALL, ROWS_OF_ALL_IN_A_ROUND, WHO_TAKES_PART)
+
+
+# -- other silos, who listens, and who reads ---------------------------------------------------------------------------
+
+
+LABELS_OF_OTHERS = silo("statistics", (steps_plainly,), ("silo-property",)).says(
+    "learns, where the last layer has a bias, {targets_of_others}: its plain gradient steps show it"
+)
+
+
+def of_two(upload: str) -> Claim:
+    """Return what a silo works out by subtracting its own part of a step."""
+    return silo("update", (has_few_in_a_round,), ("two-party-exposure",), warns=True).says(
+        f"can work out the other’s {upload} in rounds of fewer than three silos{{if_any}}|, from consecutive models "
+        "and its own: groups of fewer than three expose each other"
+    )
+
+
+COLUMNS_OF_THE_OTHER = silo("statistics", (has_few_in_statistics, is_standardised)).says(
+    "can work out the other’s means and deviations of input columns, up to the ratio of their rows: statistics are of "
+    "fewer than three silos, and its own part can be taken off"
+)
+
+listener = partial(Claim, "eavesdropper", "traffic", kind="unclaimed")
+LISTENERS = (
+    listener((is_in_process,)).says("no claim is made of a network, as no message leaves the machine"),
+    listener((is_over_machines,)).says(
+        "no claim is made of what lengths and times of messages show to someone who listens to the network: NVIDIA "
+        "FLARE carries messages over TLS with a certificate on either side, which does not hide these"
+    ),
+    listener((is_carried_otherwise,)).says("no claim is made of what someone who listens to the network learns"),
+)
+NOTES = (
+    Claim("reader", None, (is_in_process,), kind="unclaimed").says(
+        "one process played all roles, so the owner of its machine saw everything|: “sees” means the messages of a "
+        "role, not the memory of that machine"
+    ),
+)
+
+OF_ALL_RUNS = (COUNTED_FIRST, *ABSENT_VALUES, *TEST_ROWS, *LISTENERS, *NOTES)
+"""What holds under every protocol alike."""
+
+SHARED = (
+    *sums("update"),
+    NOISE,
+    ROWS_OF_A_ROUND,
+    DIFFERENCES_OF_TOTALS,
+    SCORES,
+    *TABLES,
+    LABELS_OF_OTHERS,
+    *SILO_STATISTICS,
+    ROWS_OF_ALL,
+    *under((of_two("update as far as models show it"),), place="brief"),
+    COLUMNS_OF_THE_OTHER,
+    *OF_ALL_RUNS,
+)
+"""What lists that tell of all protocols have once; claims without an attack are in no other list."""

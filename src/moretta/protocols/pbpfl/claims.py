@@ -2,426 +2,218 @@
 
 from __future__ import annotations
 
+from moretta.protocols.common import claims as shared
 from moretta.protocols.common.claims import (
     Claim,
+    Condition,
     Record,
+    Word,
+    equals,
     fact,
     has_few_in_a_round,
     is_cross_entropy,
     is_over_machines,
-    setting,
-    under,
-)
-from moretta.protocols.common.shared_claims import (
-    ABSENT_VALUES,
-    COLUMNS_OF_THE_OTHER,
-    COUNTED_FIRST,
-    DIFFERENCES_OF_TOTALS,
-    FROM_THE_SUM,
-    LABELS_OF_OTHERS,
-    LISTENERS,
-    NOTES,
-    ROWS_OF_A_ROUND,
-    SCORES,
-    SILO_STATISTICS,
-    TABLES,
-    TEST_ROWS,
-    around_sums,
-    by_whom,
-    if_any,
-    in_the_clear,
     of_two,
-    rounds_of_few,
-    sum_only,
-    with_all_but_one,
+    server,
+    setting,
+    silo,
+    under,
 )
 
 SYMMETRY = "the network’s own scaling and permutation symmetry"
-
 OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher")
-OF_THE_OFFSET = ("gamma-least-squares", "silos-together", "lemma-7-hit-rate")
 OF_A_SOFTMAX = ("softmax-from-sum", "offset-from-softmax")
 
 
-# -- conditions --------------------------------------------------------------------------------------------------------
+# -- conditions and words ----------------------------------------------------------------------------------------------
 
 
-def has_powers_of_two(record: Record) -> bool:
-    """Whether `scales = "powers-of-two"`."""
-    return bool(setting(record, "protocol", "scales") == "powers-of-two")
-
-
-def is_unscaled(record: Record) -> bool:
-    """Whether the model has no free scale (`moretta check` says so)."""
-    return fact(record, "free_scales") == 0
-
-
-def is_scaled_by_powers(record: Record) -> bool:
-    """Whether scales are powers of two."""
-    return not is_unscaled(record) and has_powers_of_two(record)
-
-
-def is_scaled(record: Record) -> bool:
-    """Whether scales are continuous (the default) and some are free."""
-    return not is_unscaled(record) and not has_powers_of_two(record)
-
-
-def has_forced_scales(record: Record) -> bool:
-    """Whether some tensors have no free scale."""
-    return bool(fact(record, "forced_to_one"))
-
-
-def returns_the_softmax(record: Record) -> bool:
-    """Whether the server answers with the softmax itself."""
-    return bool(setting(record, "protocol", "variant") != "paper")
-
-
-def returns_the_paper_s_form(record: Record) -> bool:
-    """Whether `variant = "paper"`."""
-    return not returns_the_softmax(record)
-
-
-def hides_softmax_from_server(record: Record) -> bool:
-    """Whether `exchange = "ratios"` and there are two classes."""
-    return has_ratios(record) and fact(record, "outputs") == 2
-
-
-def shows_softmax_to_server(record: Record) -> bool:
-    """Whether silos send outputs (the default), or ratios of three classes or more."""
-    return not hides_softmax_from_server(record)
-
-
-def has_ratios(record: Record) -> bool:
-    """Whether `exchange = "ratios"`."""
-    return bool(setting(record, "protocol", "exchange") == "ratios")
-
-
-def sends_outputs(record: Record) -> bool:
-    """Whether silos send their outputs up to a constant a row (the default)."""
-    return not has_ratios(record)
-
-
-def starts_from_the_seed(record: Record) -> bool:
-    """Whether the first weights follow from the run file's seed: on one machine, without a warm start."""
+def _starts_from_the_seed(record: Record) -> bool:
     follow = setting(record, "run", "seed") is not None and setting(record, "protocol", "warm-start") is None
     return follow and not is_over_machines(record)  # there they are drawn from the operating system
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+has_powers_of_two = equals("protocol", "scales", "powers-of-two")
+is_unscaled = Condition(
+    "the model has no free scale (`moretta check` says so)", lambda run: fact(run, "free_scales") == 0
+)
+is_scaled_by_powers = Condition("scales are powers of two", lambda run: not is_unscaled(run) and has_powers_of_two(run))
+is_scaled = Condition(
+    "scales are continuous (the default) and some are free",
+    lambda run: not is_unscaled(run) and not has_powers_of_two(run),
+)
+has_forced_scales = Condition("some tensors have no free scale", lambda run: bool(fact(run, "forced_to_one")))
+returns_the_paper_s_form = equals("protocol", "variant", "paper")
+returns_the_softmax = Condition(
+    "the server answers with the softmax itself", lambda run: not returns_the_paper_s_form(run)
+)
+has_ratios = equals("protocol", "exchange", "ratios")
+sends_outputs = Condition(
+    "silos send their outputs up to a constant a row (the default)", lambda run: not has_ratios(run)
+)
+hides_softmax_from_server = Condition(
+    '`exchange = "ratios"` and there are two classes', lambda run: has_ratios(run) and fact(run, "outputs") == 2
+)
+shows_softmax_to_server = Condition(
+    "silos send outputs (the default), or ratios of three classes or more",
+    lambda run: not hides_softmax_from_server(run),
+)
+starts_from_the_seed = Condition(
+    "the first weights follow from the run file's seed: on one machine, without a warm start", _starts_from_the_seed
+)
 
 
-def perhaps_reordered(record: Record) -> str:
-    """Return that channels are in another order, where they may be."""
-    return "" if has_powers_of_two(record) else ", at most in another order,"
-
-
-def how_many(record: Record) -> str:
-    """Return how many scales of powers of two are secret, if the run says it."""
+def _by_scales(record: Record) -> str:
     free = fact(record, "free_scales")
-    return "scales" if free is None else f"{free} secret scales"
+    return " where a scale is free, and the run does not say where" if free is None else f" by {free} secret scales"
 
 
-def by_scales(record: Record) -> str:
-    """Return by how many scales values are obfuscated."""
-    free = fact(record, "free_scales")
-    return "where a scale is free, and the run does not say where" if free is None else f"by {free} secret scales"
-
-
-def forced(record: Record) -> str:
-    """Return how many tensors have no free scale."""
+def _forced(record: Record) -> str:
     count = fact(record, "forced_to_one")
-    return "1 weight or bias tensor has" if count == 1 else f"{count} weight and bias tensors have"
+    return "1 weight or bias tensor that has" if count == 1 else f"{count} weight and bias tensors that have"
 
 
-def up_to_what(record: Record) -> str:
-    """Return up to what hidden layers are known."""
+def _up_to_what(record: Record) -> str:
     if is_unscaled(record):
         return "as they are" if has_powers_of_two(record) else "up to the order of their channels"
     return "up to powers of two" if has_powers_of_two(record) else f"up to {SYMMETRY}"
 
 
-def here(record: Record) -> str:
-    """Return the m of this run, if it is a number."""
+def _partitions(record: Record) -> str:
     parts = setting(record, "protocol", "partitions")
     return f" (here m = {parts})" if isinstance(parts, int) else ""
+
+
+reordered = Word(
+    "reordered",
+    ", at most in another order,",
+    lambda run: "" if has_powers_of_two(run) else ", at most in another order,",
+)
+by_scales = Word("by_scales", "", _by_scales)
+forced = Word("forced", "tensors that have", _forced)
+up_to_what = Word("up_to_what", f"up to {SYMMETRY}", _up_to_what)
+partitions = Word("partitions", "", _partitions)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 
 
 SERVER = (
-    in_the_clear("upload"),
-    sum_only("upload"),
-    FROM_THE_SUM,
-    with_all_but_one("upload"),
-    *around_sums(),
-    Claim(
-        "server",
-        "learns",
-        "the true model",
-        "Holds the true model.",
-        place="front",
-        about="model",
-        headline="held the true model",
+    *shared.sums("upload"),
+    shared.HOLDS_THE_MODEL,
+    shared.ROWS_OF_A_ROUND,
+    server("statistics", place="brief").says(
+        "learns the mean and standard deviation of all inputs together and of the targets, {by_whom}"
     ),
-    ROWS_OF_A_ROUND,
-    Claim(
-        "server",
-        "learns",
-        "mean and standard deviation of all inputs together and of the targets, over all silos (without secure "
-        "aggregation of each)",
-        "Learns the mean and standard deviation of all inputs together and of the targets, {by_whom}.",
-        words=(by_whom,),
-        place="brief",
-        about="statistics",
+    shared.DIFFERENCES_OF_TOTALS,
+    server("rows", (is_cross_entropy, shows_softmax_to_server), ("server-softmax",), place="front").says(
+        "sees the softmax of each training row by itself|, in the cross-entropy exchange, and alpha, the sum of the "
+        "last layer’s inputs"
     ),
-    DIFFERENCES_OF_TOTALS,
-    Claim(
-        "server",
-        "learns",
-        "of each sample of each silo by itself the softmax and alpha, the sum of the last layer’s inputs",
-        "In the cross-entropy exchange, sees each sample of each silo’s batch by itself: its softmax, and alpha, the "
-        "sum of the last layer’s inputs.",
-        (is_cross_entropy, shows_softmax_to_server),
-        attacks=("server-softmax",),
-        place="front",
-        about="rows",
-        headline="saw the softmax of each training row by itself",
-    ),
-    Claim(
-        "server",
-        "not given",
-        "a sample’s softmax of two classes, by its blinded ratios, but alpha, the sum of the last layer’s inputs",
-        "In the cross-entropy exchange, sees of each sample of each silo’s batch alpha, the sum of the last layer’s "
-        "inputs, and two ratios that blind its softmax of two classes; three classes would show it.",
-        (is_cross_entropy, hides_softmax_from_server),
+    server("rows", (is_cross_entropy, hides_softmax_from_server), ("server-softmax",), kind="not given").says(
+        "sees of each training row two blinded ratios and alpha, the sum of the last layer’s inputs|, in the "
+        "cross-entropy exchange: they blind its softmax of two classes; three classes would show it",
         assumes="the server follows the protocol: one that does not learns from each refusal a little",
-        attacks=("server-softmax",),
-        about="rows",
-        headline="saw of each training row blinded ratios and the sum of the last layer’s inputs",
     ),
 )
 
 RECEIVED = (
-    Claim(
-        "silo",
-        "learns",
-        "the true parameter values, at most in another order, but for the offset of the last layer",
-        "Receives a model of which nothing is scaled: its true parameter values{perhaps_reordered} but for the offset "
-        "of the last layer.",
-        (is_unscaled,),
-        (perhaps_reordered,),
-        attacks=OF_A_NOISY_MODEL,
-        place="brief",
-        about="model",
-        headline="received the true parameter values but for the offset of the last layer",
+    silo("model", (is_unscaled,), OF_A_NOISY_MODEL, words=(reordered,), place="brief").says(
+        "receives the true parameter values{reordered} but for the offset of the last layer|: nothing else is scaled"
     ),
-    Claim(
-        "silo",
-        "obfuscated",
-        "the model with the exponents below the last layer obfuscated; signs and mantissas are plain, in their place",
-        "Receives a noisy model whose scales are powers of two: below the last layer the sign and the mantissa of each "
-        "parameter value are plain to it, in their place, and only exponents are obfuscated, by {how_many} of three "
-        "values each.",
-        (is_scaled_by_powers,),
-        (how_many,),
-        attacks=OF_A_NOISY_MODEL,
-        place="brief",
-        about="model",
-        headline="received a model of which the exponents alone are obfuscated",
+    silo("model", (is_scaled_by_powers,), OF_A_NOISY_MODEL, kind="obfuscated", words=(by_scales,), place="brief").says(
+        "receives a model of which the exponents alone are obfuscated{by_scales}|: below the last layer the sign and "
+        "the mantissa of each parameter value are plain to it, in their place, and a scale is a power of two, one of "
+        "three values"
     ),
-    Claim(
-        "silo",
-        "learns",
-        "the true exponents as averages over rounds, and from two consecutive rounds how much of itself a step adds to "
-        "a weight",
-        "As exponents are drawn anew in every round, their averages over rounds give the true ones; how much of itself "
-        "a step adds to a weight is plain from two consecutive rounds.",
-        (is_scaled_by_powers,),
-        about="model",
+    silo("model", (is_scaled_by_powers,)).says(
+        "learns the true exponents as averages over rounds, as they are drawn anew in every round, and from two "
+        "consecutive rounds how much of itself a step adds to a weight"
     ),
-    Claim(  # from how each input's scale changed: one that does not, as nothing below it is scaled, says nothing
-        "silo",
-        "learns",
-        "the offset of the last layer from two consecutive rounds, without labels, and with it that layer’s weights to "
-        "a fraction of a percent, and its step approximately",
-        "Two consecutive rounds also give the offset of the last layer, without labels, where its inputs are scaled: "
-        "with it that layer’s weights are known to a fraction of a percent, and its step approximately.",
-        (is_scaled_by_powers,),
-        place="brief",
-        about="model",
+    silo("model", (is_scaled_by_powers,), place="brief").says(
+        "learns from two consecutive rounds, without labels, the offset of the last layer, where its inputs are "
+        "scaled, with it that layer’s weights to a fraction of a percent, and its step approximately"
     ),
-    Claim(
-        "silo",
-        "obfuscated",
-        "the model with its parameter values obfuscated",
-        "Receives a noisy model: its parameter values are obfuscated {by_scales}.",
-        (is_scaled,),
-        (by_scales,),
-        attacks=OF_A_NOISY_MODEL,
-        place="front",
-        about="model",
-        headline="received a model whose parameter values are obfuscated",
+    silo("model", (is_scaled,), OF_A_NOISY_MODEL, kind="obfuscated", words=(by_scales,), place="front").says(
+        "receives a model whose parameter values are obfuscated{by_scales}|"
     ),
-    Claim(
-        "silo",
-        "not given",
-        "the scales by the low bits of one noisy model",
-        "The low bits of those values are not to tell the scales: the server holds weights in float64, sends fewer "
+    silo("model", (is_scaled,), ("scales-from-low-bits",), kind="not given").says(
+        "is not given the scales by the low bits of one noisy model: the server holds weights in float64, sends fewer "
         "bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. A start of less than 24 "
-        "bits, such as ones or weights of eight bits, is not hidden by that.",
-        (is_scaled,),
+        "bits, such as ones or weights of eight bits, is not hidden by that",
         assumes="a start of 24 random bits or more that the silo does not know",
-        attacks=("scales-from-low-bits",),
-        about="model",
     ),
-    Claim(
-        "silo",
-        "learns",
-        "the ratio of the scales of two rounds, as rows of weights are matched by direction: at best one factor a "
-        "hidden channel and the order of channels stay hidden for a whole run, to within the spread of the start, and "
-        "nothing of them from whoever knows the start",
-        "Rows of weights of two rounds are matched by their direction, which gives the ratio of their scales. At best "
-        "one factor a hidden channel and the order of channels stay hidden for the whole run, to within the "
-        "spread of the start, and nothing of them from whoever knows the start.",
-        (is_scaled,),
-        place="brief",
-        about="model",
+    silo("model", (is_scaled,), place="brief").says(
+        "learns the ratio of the scales of two rounds, as rows of weights are matched by their direction: at best one "
+        "factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of the "
+        "start, and nothing of them from whoever knows the start"
     ),
-    Claim(
-        "silo",
-        "learns",
-        "tensors that have no free scale, as they are on one side or on both",
-        "{forced} no free scale, on one side or on both (forced_to_one in result.json says which tensors, and why).",
-        (has_forced_scales,),
-        (forced,),
-        about="model",
+    silo("model", (has_forced_scales,), words=(forced,)).says(
+        "receives {forced} no free scale, on one side or on both (forced_to_one in result.json says which, and why)"
     ),
-    Claim(
-        "silo",
-        "learns",
-        f"the function of the hidden layers, which are plain up to {SYMMETRY}",
-        "Sees the hidden layers {up_to_what}, so the function that they compute is plain to it.",
-        words=(up_to_what,),
-        attacks=("update-direction",),
-        place="brief",
-        about="model",
+    silo("model", attacks=("update-direction",), words=(up_to_what,), place="brief").says(
+        "sees the hidden layers {up_to_what}, so the function that they compute is plain to it"
     ),
 )
 
+OFFSETS = (
+    "then, from a single sample, the differences between the last layer’s offsets: with the public direction they give "
+    "the whole offset where m is below the number of outputs"
+)
 SOFTMAX = (
-    Claim(
-        "silo",
-        "learns",
-        "its samples’ true softmax, once its batch has m rows or more, and from one sample the differences of the last "
-        "layer’s offset: all of it where m is below the number of outputs",
-        "Because probabilities sum to one, works out the true softmax exactly once its batch has at least m samples, "
-        "and then the differences between the last layer’s offsets from a single sample: with the public direction "
-        "they give the whole offset where m is below the number of outputs.",
-        (is_cross_entropy, returns_the_paper_s_form, sends_outputs),
-        attacks=OF_A_SOFTMAX,
-        about="model",
-        headline="could work out the true softmax of its own rows",
+    silo("model", (is_cross_entropy, returns_the_paper_s_form, sends_outputs), OF_A_SOFTMAX).says(
+        "can work out the true softmax of its own rows|, exactly once its batch has at least m samples, because "
+        f"probabilities sum to one, and {OFFSETS}"
     ),
-    Claim(
-        "silo",
-        "learns",
-        "its samples’ true softmax, each from its own row of the answer to blinded ratios, and with it the differences "
-        "of the last layer’s offset: all of it where m is below the number of outputs",
-        "The answer to blinded ratios holds sums by which each row gives its own true softmax, whatever the size of "
-        "the batch, and then the differences between the last layer’s offsets: with the public direction they give the "
-        "whole offset where m is below the number of outputs.",
-        (is_cross_entropy, has_ratios),
-        attacks=OF_A_SOFTMAX,
-        about="model",
-        headline="could work out the true softmax of its own rows",
+    silo("model", (is_cross_entropy, has_ratios), OF_A_SOFTMAX).says(
+        "can work out the true softmax of its own rows|, each from its own row of the answer to blinded ratios, "
+        f"whatever the size of the batch, and {OFFSETS}"
     ),
-    Claim(
-        "silo",
-        "learns",
-        "its samples’ true softmax, and from one sample the differences of the last layer’s offset: all of it where m "
-        "is below the number of outputs",
-        "Is handed the true softmax of each sample of its batch, whatever the size of the batch, and then the "
-        "differences between the last layer’s offsets from a single sample: with the public direction they give the "
-        "whole offset where m is below the number of outputs.",
-        (is_cross_entropy, returns_the_softmax),
-        attacks=OF_A_SOFTMAX,
-        place="brief",
-        about="model",
-        headline="was handed the true softmax of its own rows",
+    silo("model", (is_cross_entropy, returns_the_softmax), OF_A_SOFTMAX, place="brief").says(
+        f"receives the true softmax of its own rows|, whatever the size of the batch, and {OFFSETS}"
     ),
 )
 
 SILO = (
     *RECEIVED,
-    Claim(
-        "silo",
-        "learns",
-        "the last layer’s offset, whose m unknowns it fits to its labels by least squares, and so the true predictions",
-        "The offset of the last layer has m unknowns{here}, and a silo that has labels fits them by least squares (to "
-        "a relative error of 10⁻⁴ after 20 rounds on the digits data).",
-        words=(here,),
-        assumes="labels, and a few rounds",
-        attacks=OF_THE_OFFSET,
+    silo(
+        "model",
+        attacks=("gamma-least-squares", "silos-together", "lemma-7-hit-rate"),
+        words=(partitions,),
         place="brief",
-        about="model",
+    ).says(
+        "can fit the offset of the last layer, whose m unknowns{partitions} follow from its labels by least squares "
+        "(to a relative error of 10⁻⁴ after 20 rounds on the digits data), and so has the true predictions",
+        assumes="labels, and a few rounds",
     ),
     *SOFTMAX,
-    Claim(
-        "silo",
-        "learns",
-        "the true function, by the released model",
-        "The released model is the true function.",
-        attacks=("canonical-form", "membership-inference"),
-        place="front",
-        about="model",
-        headline="got the true function with the released model",
+    silo("model", attacks=("canonical-form", "membership-inference"), place="front").says(
+        "gets the true function with the released model|"
     ),
-    LABELS_OF_OTHERS,
-    Claim(
-        "silo",
-        "learns",
-        "the true model of round 1, as does whoever has the run file",
-        "The initial weights follow from the training seed in the run file, so whoever has the file knows the true "
-        "model of round 1.",
-        (starts_from_the_seed,),
-        attacks=("training-seed",),
-        about="model",
+    shared.LABELS_OF_OTHERS,
+    silo("model", (starts_from_the_seed,), ("training-seed",)).says(
+        "knows the true model of round 1, as does whoever has the run file: the initial weights follow from the "
+        "training seed in it"
     ),
-    *SILO_STATISTICS,
+    *shared.SILO_STATISTICS,
     *under((of_two("gradient below the last layer"),), is_unscaled),
     *under((of_two("gradient (at the last layer approximately)"),), is_scaled_by_powers),
-    Claim(
-        "silo",
-        "obfuscated",
-        "the other’s gradient obfuscated, by the perturbation of the model alone",
-        "{rounds_of_few}, the model changes by its own part and the other’s, so that only the perturbation keeps the "
-        "other’s gradient from it: groups of fewer than three expose each other.",
-        (has_few_in_a_round, is_scaled),
-        (rounds_of_few, if_any),
-        attacks=("two-party-exposure",),
-        warns=True,
-        about="update",
-        headline="had the other’s gradient in rounds of two{if_any}, obfuscated by the perturbation alone",
+    silo("update", (has_few_in_a_round, is_scaled), ("two-party-exposure",), kind="obfuscated", warns=True).says(
+        "has the other’s gradient in rounds of fewer than three silos{if_any}, obfuscated by the perturbation of the "
+        "model alone|: the model changes by its own part and the other’s, and groups of fewer than three expose each "
+        "other"
     ),
-    COLUMNS_OF_THE_OTHER,
+    shared.COLUMNS_OF_THE_OTHER,
 )
 
 CLAIMS = (
     *SERVER,
-    SCORES,
-    *TABLES,
-    COUNTED_FIRST,
-    *ABSENT_VALUES,
-    *TEST_ROWS,
     *SILO,
-    *LISTENERS,
-    Claim(
-        "reader",
-        "unclaimed",
-        "a model whose function silos do not hold",
-        "Where silos must not hold the function of the model at all, PBPFL is not the way: inference-only silos in an "
-        "enclave (BAFFLE) are.",
+    shared.SCORES,
+    *shared.TABLES,
+    Claim("reader", None, kind="unclaimed").says(
+        "where silos must not hold the function of the model at all, PBPFL is not the way: inference-only silos in an "
+        "enclave (BAFFLE) are"
     ),
-    *NOTES,
+    *shared.OF_ALL_RUNS,
 )

@@ -297,8 +297,6 @@ NAMES: Mapping[str, str] = {**ROLES, "eavesdropper": "Whoever listens to the net
 MEASURES = ("not given", "obfuscated", "bounded")
 """The kinds of claims that are measures by design; the others are about what a role receives."""
 
-_VERBS = {"learns": "learns", "obfuscated": "is given", "not given": "is not given", "unclaimed": "no claim is made of"}
-
 
 @dataclass(frozen=True)
 class Held:
@@ -311,9 +309,8 @@ class Held:
     def said(self, run: Record) -> list[Sentence]:
         """Return what it says of this run, and what is assumed besides."""
         source = f"claim:{self.protocol}:{self.place}"
-        text = self.claim.sentence and self.claim.text(run)
-        text = text or f"{_VERBS.get(self.claim.kind, self.claim.kind)} {self.claim.what}".replace("`", "")
-        text += f"{'' if text.endswith('.') else '.'} This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
+        text = self.claim.sentence(run).replace("`", "")
+        text += f" This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
         return sentences(text, source, pointer("result.json", "protocol"), group=NAMES[self.claim.role])
 
 
