@@ -13,7 +13,7 @@ from moretta.report.audit import by_severity, who_does
 from moretta.report.folder import ClassScore, ClassTables, read_run
 from moretta.report.page import write_report
 from moretta.report.statements import HEADINGS, epsilon_note, remarks, verdict_text, verdicts
-from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, comparison_rows, ends, meanings, way
+from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, Row, comparison, ends, meanings, way
 
 PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
@@ -209,11 +209,11 @@ def test_every_score_of_a_comparison_has_words_for_its_scale(make_run, tmp_path)
     metrics = {"auc": 0.9, "balanced_accuracy": 0.9, "brier": 0.1, "calibration_error": 0.1}
     scores = {"loss": 0.2, "accuracy": 0.9, "top5": 1.0, "metrics": metrics, "mean": {"loss": 0.1, "accuracy": 0.92}}
     folders = [make_run("cgd", test=scores), make_run("fedsgd", folder="number", regression=True)]
-    rows = comparison_rows([read_run(folder) for folder in folders])
-    found = meanings(row.measure for row in rows if row.group in SCORED)
+    found = meanings(comparison([read_run(folder) for folder in folders]).rows)
     assert UNKNOWN not in found.values()
     assert {"Accuracy", "Top-5 accuracy", "Balanced accuracy", "AUC", "Mean squared error", "Loss"} <= set(found)
-    assert set(meanings(["F1, mean of classes", "F1 of the second class", "Sealing wax"]).values()) == {
+    named = [Row(SCORED[0], name, "", ()) for name in ("F1, mean of classes", "F1 of the second class", "Sealing wax")]
+    assert set(meanings(named).values()) == {
         SCALES["F1, mean of classes"],
         SCALES["F1"],
         UNKNOWN,

@@ -15,7 +15,7 @@ from moretta import CGD, Federation, FedSGD, FinishedRound, Silo
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.report.folder import read_run
-from moretta.report.table import comparison_table
+from moretta.report.table import comparison
 
 
 def recall_of_two(outputs: Tensor, targets: Tensor) -> float:
@@ -52,7 +52,7 @@ def test_it_is_in_result_history_folder_report_and_callback(tmp_path: Path) -> N
     from rich.console import Console
 
     console = Console(record=True, width=120)
-    console.print(comparison_table([read_run(tmp_path / "run")], {}))
+    console.print(comparison([read_run(tmp_path / "run")], {}).rich())
     assert "Recall of two" in console.export_text()
 
 

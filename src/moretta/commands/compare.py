@@ -25,7 +25,6 @@ from moretta.errors import ParameterError, RunFailed
 
 if TYPE_CHECKING:
     from moretta.config import run_files
-    from moretta.report.table import OverSeeds
     from moretta.run.comparison import Cell
 
 
@@ -130,13 +129,13 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     """Write the page of runs from several seeds, and print what they come to."""
     from moretta.report.folder import read_run
     from moretta.report.page import write_report
-    from moretta.report.table import labels, spread_of, spread_table
+    from moretta.report.table import OverSeeds, labels, spread
     from moretta.run import comparison
 
     names, seeds = list(dict.fromkeys(cell.name for cell in cells)), list(dict.fromkeys(cell.seed for cell in cells))
     first = [cell.folder for cell in cells if cell.seed == seeds[0]]
-    spreads: dict[str, OverSeeds] = {
-        name: spread_of(label, seeds, [read_run(cell.folder) for cell in cells if cell.name == name])
+    spreads = {
+        name: OverSeeds(label, tuple(seeds), tuple(read_run(cell.folder) for cell in cells if cell.name == name))
         for name, label in zip(names, labels([read_run(folder) for folder in first]), strict=True)
     }
     page = write_report(first, home / "report.html", comparison.weight_differences(first), list(spreads.values()))
@@ -144,12 +143,12 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
         "format": 1,
         "seeds": seeds,
         "runs": [{"name": cell.name, "seed": cell.seed, "folder": str(cell.folder)} for cell in cells],
-        "spread": {name: spread.told() for name, spread in spreads.items()},
+        "spread": {name: one.told() for name, one in spreads.items()},
         "report": str(page),
     }
 
     def plainly() -> None:
-        show(spread_table(list(spreads.values())))
+        show(spread(list(spreads.values())).rich())
         print(f"mean ± standard deviation over runs from seeds {', '.join(map(str, seeds))}")
         print(f"report: {page}")
 
@@ -183,9 +182,9 @@ def _print_comparison(
     folders: Sequence[Path], differences: Mapping[str, float], page: Path | None, audits: bool
 ) -> None:
     from moretta.protocols.registry import REFERENCE
+    from moretta.report import table
     from moretta.report.audit import leaks_table, side_by_side
     from moretta.report.folder import read_run
-    from moretta.report.table import SCORED, comparison_rows, comparison_table, meanings
 
     runs = [read(folder, "result.json") for folder in folders]
     told: dict[str, Any] = {
@@ -199,8 +198,9 @@ def _print_comparison(
         told["leaks"] = side_by_side(records)
 
     def plainly() -> None:
-        show(comparison_table(records, differences))
-        for name, words in meanings(row.measure for row in comparison_rows(records) if row.group in SCORED).items():
+        found = table.comparison(records, differences)
+        show(found.rich())
+        for name, words in table.meanings(found.rows).items():
             show(Text(f"{name}: {words}.", style="dim"))
         if any(record.audit is not None for record in records):
             show(leaks_table(records))

@@ -139,13 +139,13 @@ def print_result(folders: Sequence[Path], differences: Mapping[str, float], told
 
     def plainly() -> None:
         from moretta.report.folder import read_run
-        from moretta.report.table import class_table, comparison_table
+        from moretta.report.table import SHOWN, classes, comparison
         from moretta.run.record import spent
 
         records = [read_run(folder) for folder in folders]
-        show(comparison_table(records, differences))
+        show(comparison(records, differences).rich())
         if len(records) == 1 and (tables := records[0].test.classes) is not None:
-            show(class_table(tables))
+            show(classes(tables, narrow=True).rich(SHOWN))
         for sentence in spent(told):
             print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")

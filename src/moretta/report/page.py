@@ -34,14 +34,15 @@ from moretta.report.statements import (
 )
 from moretta.report.table import (
     MISSING,
-    SCORED,
     OverSeeds,
-    comparison_rows,
+    by_silo,
+    calibration,
+    classes,
+    comparison,
     labels,
     meanings,
-    plain,
-    silo_rows,
-    spread_rows,
+    spread,
+    versions,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def write_report(
 ) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
-    differences: as in `moretta.report.table.comparison_rows`. spreads: of runs from several seeds, of which the folders
+    differences: as in `moretta.report.table.comparison`. spreads: of runs from several seeds, of which the folders
     are those of the first.
     Raises ParameterError for a folder that cannot be read, a file that cannot be written or a name that ends in neither
     .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is as it was.
@@ -110,13 +111,17 @@ def page(
         verdicts=verdicts(records, brief=len(records) > 1),
         remarks=remarks(records) if len(records) > 1 else (),
         epsilons=[(name, note) for name, record in zip(names, records, strict=True) if (note := epsilon_note(record))],
-        classified=[(label, record.test.classes) for label, record, _ in runs if record.test.classes is not None],
+        classified=[
+            (label, found, classes(found), calibration(found))
+            for label, record, _ in runs
+            if (found := record.test.classes) is not None
+        ],
         warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
         dropped=sum(len(record.dropped) for record in records),
         audited=any(record.audit is not None for record in records),
         test_rows=TEST_ROWS,
         spreads=spreads,
-        spread=spread_rows(spreads) if spreads else (),
+        spread=spread(spreads) if spreads else None,
         **_results(records, differences),
         **_figures(records),
         **_privacy(records),
@@ -141,8 +146,6 @@ def template(name: str) -> Template:
         "plain_json": partial(json.dumps, ensure_ascii=False),
         "power": _power,
         "thousands": "{:,}".format,
-        "score": plain,
-        "as_predicted": "as {}".format,
         "unbroken": lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%"),
     }
     templates.globals["zip"] = zip
@@ -160,16 +163,14 @@ def _power(value: str) -> tuple[str, str]:
 
 def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | None) -> dict[str, Any]:
     """What runs reach and cost: a comparison in groups of rows, silos, and side by side where any was audited."""
-    rows = comparison_rows(records, differences)
+    table = comparison(records, differences)
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(found is not None for found, _ in audited)
-    silo_scores, silos = silo_rows(records)
     return {
-        "comparison": [(group, list(some)) for group, some in groupby(rows, key=lambda row: row.group)],
-        "scales": meanings(row.measure for row in rows if row.group in SCORED),
-        "missing": MISSING if any(MISSING in row.cells for row in rows) else "",
-        "silo_scores": silo_scores,
-        "silos": silos,
+        "comparison": table,
+        "scales": meanings(table.rows),
+        "missing": MISSING if any(MISSING in row.cells for row in table.rows) else "",
+        "silos": by_silo(records),
         "defences": [
             (label, costs, [audit.leak(found, roles) for roles in audit.GROUPS.values()])
             for label, (found, costs) in zip(labels(records), audited, strict=True)
@@ -213,9 +214,7 @@ def _settings(records: Sequence[RunRecord]) -> dict[str, Any]:
         groups |= {f"[{section}]": values for section, values in record.settings.items() if values}
         if groups:
             stated.append((label, record, groups))
-    programs = dict.fromkeys(program for record in records for program in record.versions)
-    versions = [(name, [record.versions.get(name) or MISSING for record in records]) for name in programs]
-    return {"settings": stated, "versions": versions, "commands": list(_commands(records))}
+    return {"settings": stated, "versions": versions(records), "commands": list(_commands(records))}
 
 
 def _commands(records: Sequence[RunRecord]) -> Iterable[str]:

@@ -1,7 +1,9 @@
-"""The comparison of runs: one row a measure, one column a run, so that four runs fit a terminal.
+"""Tables of runs: side by side, over seeds, by class and by silo, and what the scales of their scores mean.
 
-Rows are made once, as text, and shown twice: as a `rich` table here and as HTML in `page.py`.
-A unit stands in the row's header and not in its cells, and is chosen for the whole row, so that the digits compare.
+A table is made once, as text, and shown twice: as a `rich` table for a terminal and as HTML by a macro of
+templates/tables.html.j2. A measure of a run is listed once, in `_measures`: side by side it has a cell a run, over
+seeds its mean and deviation. A unit stands in a row's header and not in its cells, and is chosen for the whole row, so
+that the digits compare.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich import table as rich_table
 from rich.text import Text
 
 from moretta.protocols.registry import ENTRIES, REFERENCE
@@ -32,6 +35,15 @@ PHASES = {
 }
 """The phases of a round, in the order in which they happen."""
 
+METRICS = {
+    "auc": "AUC",
+    "balanced_accuracy": "Balanced accuracy",
+    "f1": "F1 of the second class",
+    "f1_macro": "F1, mean of classes",
+    "brier": "Brier score",
+    "calibration_error": "Calibration error",
+}
+
 MISSING = "–"
 
 SCORED = ("On the test rows", "On rows that silos hold back")
@@ -40,7 +52,7 @@ SCORED = ("On the test rows", "On rows that silos hold back")
 
 @dataclass(frozen=True)
 class Row:
-    """One measure. cells: a text for each run, in the order of the runs; `MISSING` where a run has no such number."""
+    """One line of a table. group: the heading that it stands under, if any. unit: of its cells."""
 
     group: str
     measure: str
@@ -51,6 +63,34 @@ class Row:
     def header(self) -> str:
         """The measure with its unit."""
         return f"{self.measure} ({self.unit})" if self.unit else self.measure
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of numbers as text. heads: of the columns, that of the rows' names first. over: names over them all."""
+
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    over: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> list[tuple[str, list[Row]]]:
+        """The rows below their headings."""
+        return [(name, list(some)) for name, some in groupby(self.rows, key=lambda row: row.group)]
+
+    def rich(self, most: int | None = None) -> rich_table.Table:
+        """Return the table for a terminal. most: rows, where a page has all."""
+        shown = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+        for place, head in enumerate(self.heads):
+            shown.add_column(Text(head), justify="right" if place else "left")
+        for group, rows in self.groups:
+            if group:
+                shown.add_row(Text(group, style="bold"))
+            for row in rows[:most]:
+                shown.add_row(Text(f"{'  ' * bool(group)}{row.header}"), *(Text(cell) for cell in row.cells))
+        if most is not None and len(self.rows) > most:
+            shown.add_row(f"and {len(self.rows) - most} more in result.json")
+        return shown
 
 
 def label_of(record: RunRecord) -> str:
@@ -67,52 +107,207 @@ def labels(records: Sequence[RunRecord]) -> tuple[str, ...]:
     return tuple(_told_apart(names, [str(number) for number in range(1, len(records) + 1)]))
 
 
-def comparison_rows(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> tuple[Row, ...]:
-    """The measures that at least one of the runs has.
+def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
+    count = Counter(names)
+    return [f"{name} ({more})" if count[name] > 1 and more else name for name, more in zip(names, further, strict=True)]
+
+
+def _further(record: RunRecord) -> str:
+    folder = record.folder
+    if re.fullmatch(r"seed-\d+", folder.name):  # of a sweep, whose runs by one protocol or variant lie in one folder
+        folder = folder.parent
+    name = folder.name or record.name
+    return name.removeprefix(record.protocol).lstrip("-") if f"{name}-".startswith(f"{record.protocol}-") else name
+
+
+# -- measures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A number of a run. key: in the JSON of a sweep; empty where that has it not. unit: "bytes", "s" or none.
+
+    digits: significant ones, of a fact. of: its value in a run, None where it has none.
+    """
+
+    group: str
+    name: str
+    key: str
+    of: Callable[[RunRecord], Any]
+    unit: str = ""
+    digits: int = 0
+
+    def row(self, records: Sequence[RunRecord]) -> Row:
+        """Return its row, a cell a run."""
+        values = [self.of(record) for record in records]
+        unit, size = self.scale(values)
+        return Row(self.group, self.name, unit, tuple(self._cell(value, size) for value in values))
+
+    def scale(self, values: Iterable[float | None]) -> tuple[str, float]:
+        """Return the unit that suits all values, and its size."""
+        return byte_unit(max(value or 0.0 for value in values)) if self.unit == "bytes" else (self.unit, 1.0)
+
+    def _cell(self, value: Any, size: float) -> str:
+        if value is None or isinstance(value, str):
+            return value or MISSING
+        if self.digits:
+            return f"{value:.{self.digits}g}" if isinstance(value, float) else MISSING
+        return _three_digits(value / size) if self.unit else plain(value)
+
+
+def _at(*path: str) -> Callable[[RunRecord], Any]:
+    """Return what finds a value in a run; None where something on the way to it is missing."""
+
+    def value(run: RunRecord) -> Any:
+        found: Any = run
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+        return found
+
+    return value
+
+
+def _measures(records: Sequence[RunRecord]) -> Iterator[_Measure]:
+    """Yield the measures of runs, in the order of tables."""
+    yield from _scores(records)
+    privacy, up, down = "Differential privacy", "up_per_silo_per_round", "down_per_silo_per_round"
+    yield _Measure("Early stopping", "Best round, which the run returned to", "", _at("facts", "best_round"), digits=9)
+    yield _Measure(privacy, "Epsilon, of one example at one silo", "epsilon", _at("facts", "epsilon"), digits=3)
+    yield _Measure(privacy, "Epsilon towards another silo", "", _at("facts", "epsilon_to_silos"), digits=3)
+    yield _Measure(privacy, "Delta", "", _at("facts", "delta"), digits=3)
+    yield _Measure("Traffic", "Up, per silo and round", up, _at("traffic", up), "bytes")
+    yield _Measure("Traffic", "Down, per silo and round", down, _at("traffic", down), "bytes")
+    yield _Measure("Traffic", "Keys and shares, whole run", "", _at("traffic", "secure_aggregation"), "bytes")
+    yield _Measure("Time", "Total", "seconds", _at("seconds", "total"), "s")
+    for phase, name in phases(records).items():
+        yield _Measure("Time", name, "", _at("seconds", phase), "s")
+    yield _Measure("Time", "In no phase", "", lambda run: other_seconds(run.seconds), "s")
+
+
+def _scores(records: Sequence[RunRecord]) -> Iterator[_Measure]:
+    where = SCORED[all(record.test.by == "silos" for record in records)]
+    confined = [record.test.mean is not None for record in records]
+    worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""
+    for key, name in (("accuracy", "Accuracy"), ("mse", "Mean squared error")):
+        yield _Measure(where, f"{name}{worst}", key, _at("test", key))
+        yield _Measure(where, f"{name}, mean of confined models", f"{key}_of_mean", _at("test", "mean", key))
+        yield _Measure(where, f"{name}, D alone", "", _at("test", "displacement", key))
+        yield _Measure(where, f"{name}, on rows that silos hold back", "", _at("test", "silos", key))
+    yield _Measure(where, f"Loss{worst}", "loss", _at("test", "loss"))
+    yield _Measure(where, "Top-5 accuracy", "top5", _at("test", "top5"))
+    others = {key: _words(key) for record in records for key in record.test.metrics if key not in METRICS}
+    for key, name in (METRICS | others).items():
+        yield _Measure(where, name, key, _at("test", "metrics", key))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> Table:
+    """Return the measures that at least one of the runs has, a column a run.
 
     differences: the largest relative difference of the final weights from the reference's, by run folder (its path or
     its name) or by protocol.
     """
-    rows = [*_scores(records), *_stated(records), *_traffic(records), *_seconds(records)]
+    rows = [measure.row(records) for measure in _measures(records)]
     if differences:
         distances = [_difference(record, differences) for record in records]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
         rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
-    return tuple(row for row in rows if set(row.cells) != {MISSING})
+    return Table(("Measure", *labels(records)), tuple(row for row in rows if set(row.cells) != {MISSING}))
 
 
-def comparison_table(records: Sequence[RunRecord], differences: Mapping[str, float] | None = None) -> Table:
-    """The comparison for a terminal; `differences` as in `comparison_rows`."""
-    return table_of_rows(labels(records), comparison_rows(records, differences))
+def _difference(record: RunRecord, differences: Mapping[str, float]) -> float | None:
+    keys = (str(record.folder), record.folder.name, record.protocol)
+    return next((differences[key] for key in keys if key in differences), None)
 
 
-def table_of_rows(heads: Sequence[str], rows: Sequence[Row]) -> Table:
-    """Rows for a terminal, under the names of their groups. heads: of the columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column("")
-    for head in heads:
-        table.add_column(Text(head), justify="right")
-    group = ""
-    for row in rows:
-        if row.group != group:
-            group = row.group
-            table.add_row(Text(group, style="bold"))
-        table.add_row(Text(f"  {row.header}"), *(Text(cell) for cell in row.cells))
-    return table
+@dataclass(frozen=True)
+class OverSeeds:
+    """Runs that differ in their seed alone, one a seed. label: for a table's head."""
+
+    label: str
+    seeds: tuple[int, ...]
+    records: tuple[RunRecord, ...]
+
+    def values(self, measure: _Measure) -> tuple[float | None, ...]:
+        """Return a measure's values, one a seed; None for what is no finite number."""
+        found = (measure.of(record) for record in self.records)
+        numbers = (float(value) if isinstance(value, int | float) else math.nan for value in found)
+        return tuple(value if math.isfinite(value) else None for value in numbers)
+
+    def told(self) -> dict[str, Any]:
+        """Return mean, deviation and values of each measure, as JSON has them."""
+        found = {}
+        for measure in (*_measures(self.records), ROUNDS):
+            values = self.values(measure) if measure.key else ()
+            if any(value is not None for value in values):
+                mean, deviation = spread_of(values)
+                found[measure.key] = {"mean": mean, "deviation": deviation, "values": list(values)}
+        return found
 
 
-METRICS = {
-    "auc": "AUC",
-    "balanced_accuracy": "Balanced accuracy",
-    "f1": "F1 of the second class",
-    "f1_macro": "F1, mean of classes",
-    "brier": "Brier score",
-    "calibration_error": "Calibration error",
-}
+ROUNDS = _Measure("", "Rounds", "rounds", _at("rounds"))
 
 
-def silo_rows(records: Sequence[RunRecord]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The names of the scores, and of each silo its name, its rows and, for each run, its scores."""
+def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return the mean, and the standard deviation of a sample (by n - 1), which one seed has not.
+
+    Both are None where a run has no such number.
+    """
+    found = [value for value in values if value is not None]
+    if not found or len(found) < len(values):
+        return None, None
+    return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
+
+
+def spread(spreads: Sequence[OverSeeds]) -> Table:
+    """Return a row a measure, each cell the mean and the deviation of the runs of a protocol or variant."""
+    every = [record for one in spreads for record in one.records]
+    rows = [_spread_row(measure, spreads) for measure in (*_measures(every), ROUNDS) if measure.key]
+    return Table(("Measure", *(one.label for one in spreads)), tuple(row for row in rows if row is not None))
+
+
+def _spread_row(measure: _Measure, spreads: Sequence[OverSeeds]) -> Row | None:
+    values = [one.values(measure) for one in spreads]
+    if all(value is None for some in values for value in some):
+        return None
+    found = [spread_of(some) for some in values]
+    unit, size = measure.scale(mean for mean, _ in found)
+    cells = [
+        MISSING if mean is None else plain(mean / size) + ("" if apart is None else f" ± {plain(apart / size)}")
+        for mean, apart in found
+    ]
+    return Row("", measure.name, unit, tuple(cells))
+
+
+SHOWN = 20  # classes in a terminal; the page has all
+COUNTED_UP_TO = 8  # classes whose confusion fits beside them in a terminal
+
+
+def classes(tables: ClassTables, *, narrow: bool = False) -> Table:
+    """Return the classes of one model: rows, precision, recall, F1, and the confusion; narrow: that of few alone."""
+    confusion = () if narrow and len(tables.by_class) > COUNTED_UP_TO else tables.confusion
+    named = [f"as {one.name}" for one in tables.by_class] if confusion else []
+    rows = []
+    for place, one in enumerate(tables.by_class):
+        cells = [f"{one.rows:,}", plain(one.precision), plain(one.recall), plain(one.f1)]
+        counts = confusion[place] if confusion else ()
+        rows.append(Row("", one.name, "", (*cells, *(f"{count:,}" for count in counts))))
+    return Table(("Class", "Rows", "Precision", "Recall", "F1", *named), tuple(rows))
+
+
+def calibration(tables: ClassTables) -> Table:
+    """Return rows by the probability of the class that is predicted for them."""
+    rows = (
+        Row("", f"{one.low} to {one.high}", "", (f"{one.rows:,}", plain(one.probability), plain(one.accuracy)))
+        for one in tables.reliability
+    )
+    return Table(("Probability", "Rows", "Mean probability", "Accuracy"), tuple(rows))
+
+
+def by_silo(records: Sequence[RunRecord]) -> Table:
+    """Return of each silo its rows and, for each run, its scores."""
     regression = all(record.task == "regression" for record in records)
     silos = dict.fromkeys(silo for record in records for silo in record.test.per_silo)
     found = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
@@ -125,8 +320,20 @@ def silo_rows(records: Sequence[RunRecord]) -> tuple[list[str], list[tuple[str, 
             (one.mse if regression else one.accuracy, one.loss, *(one.metrics.get(key) for key in further))
             for one in scores
         ]
-        rows.append((silo, [" / ".join(counts) or MISSING, *(plain(value) for some in values for value in some)]))
-    return ["MSE" if regression else "Accuracy", "Loss", *(METRICS[key] for key in further)], rows
+        cells = (" / ".join(counts) or MISSING, *(plain(value) for some in values for value in some))
+        rows.append(Row("", silo, "", cells))
+    heads = ("MSE" if regression else "Accuracy", "Loss", *(METRICS[key] for key in further))
+    return Table(("Silo", "Rows", *heads * len(records)), tuple(rows), labels(records))
+
+
+def versions(records: Sequence[RunRecord]) -> Table:
+    """Return the versions of programs that runs recorded."""
+    programs = dict.fromkeys(program for record in records for program in record.versions)
+    rows = (Row("", name, "", tuple(record.versions.get(name) or MISSING for record in records)) for name in programs)
+    return Table(("Program", *labels(records)), tuple(rows))
+
+
+# -- numbers as text ---------------------------------------------------------------------------------------------------
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
@@ -169,97 +376,9 @@ def plain(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}f}"
 
 
-def _told_apart(names: Sequence[str], further: Sequence[str]) -> list[str]:
-    count = Counter(names)
-    return [f"{name} ({more})" if count[name] > 1 and more else name for name, more in zip(names, further, strict=True)]
-
-
-def _further(record: RunRecord) -> str:
-    folder = record.folder
-    if re.fullmatch(r"seed-\d+", folder.name):  # of a sweep, whose runs by one protocol or variant lie in one folder
-        folder = folder.parent
-    name = folder.name or record.name
-    return name.removeprefix(record.protocol).lstrip("-") if f"{name}-".startswith(f"{record.protocol}-") else name
-
-
 def _words(key: str) -> str:
     words = key.replace("_", " ")
     return words[:1].upper() + words[1:]
-
-
-def _scores(records: Sequence[RunRecord]) -> list[Row]:
-    tests = [record.test for record in records]
-    where = SCORED[all(test.by == "silos" for test in tests)]
-
-    def row(measure: str, values: Sequence[float | None]) -> Row:
-        return Row(where, measure, "", tuple(plain(value) for value in values))
-
-    metrics = METRICS | {key: _words(key) for test in tests for key in test.metrics if key not in METRICS}
-    confined = [test.mean is not None for test in tests]
-    worst = ", worst confined model" if all(confined) else ", of confined models the worst" if any(confined) else ""
-    beside = {
-        "mean of confined models": [test.mean for test in tests],
-        "D alone": [test.displacement for test in tests],
-        "on rows that silos hold back": [test.silos for test in tests],
-    }
-    return [
-        row(f"Accuracy{worst}", [test.accuracy for test in tests]),
-        *(
-            row(f"Accuracy, {whose}", [None if one is None else one.accuracy for one in scores])
-            for whose, scores in beside.items()
-        ),
-        row(f"Mean squared error{worst}", [test.mse for test in tests]),
-        *(
-            row(f"Mean squared error, {whose}", [None if one is None else one.mse for one in scores])
-            for whose, scores in beside.items()
-        ),
-        row(f"Loss{worst}", [test.loss for test in tests]),
-        row("Top-5 accuracy", [test.top5 for test in tests]),
-        *(row(name, [test.metrics.get(key) for test in tests]) for key, name in metrics.items()),
-    ]
-
-
-def _stated(records: Sequence[RunRecord]) -> list[Row]:
-    """What noise gave, and which round a run returned to."""
-
-    def row(group: str, measure: str, fact: str, digits: int) -> Row:
-        values = [record.facts.get(fact) for record in records]
-        cells = (
-            str(v) if isinstance(v, str) else f"{v:.{digits}g}" if isinstance(v, float) else MISSING for v in values
-        )
-        return Row(group, measure, "", tuple(cells))
-
-    return [
-        row("Early stopping", "Best round, which the run returned to", "best_round", 9),
-        row("Differential privacy", "Epsilon, of one example at one silo", "epsilon", 3),
-        row("Differential privacy", "Epsilon towards another silo", "epsilon_to_silos", 3),
-        row("Differential privacy", "Delta", "delta", 3),
-    ]
-
-
-def _traffic(records: Sequence[RunRecord]) -> list[Row]:
-    def row(measure: str, values: Sequence[float]) -> Row:
-        unit, size = byte_unit(max(values))
-        return Row("Traffic", measure, unit, tuple(_three_digits(value / size) for value in values))
-
-    traffic = [record.traffic for record in records]
-    return [
-        row("Up, per silo and round", [run.up_per_silo_per_round for run in traffic]),
-        row("Down, per silo and round", [run.down_per_silo_per_round for run in traffic]),
-        row("Keys and shares, whole run", [run.secure_aggregation for run in traffic]),
-    ]
-
-
-def _seconds(records: Sequence[RunRecord]) -> list[Row]:
-    def row(measure: str, values: Sequence[float | None]) -> Row:
-        return Row("Time", measure, "s", tuple(MISSING if v is None else _three_digits(v) for v in values))
-
-    seconds = [record.seconds for record in records]
-    return [
-        row("Total", [run["total"] for run in seconds]),
-        *(row(name, [run.get(phase) for run in seconds]) for phase, name in phases(records).items()),
-        row("In no phase", [other_seconds(run) for run in seconds]),
-    ]
 
 
 def _three_digits(value: float) -> str:
@@ -269,134 +388,7 @@ def _three_digits(value: float) -> str:
     return f"{value:.{digits}f}" if value >= 0.01 else f"{value:.1g}"
 
 
-def _difference(record: RunRecord, differences: Mapping[str, float]) -> float | None:
-    for key in (str(record.folder), record.folder.name, record.protocol):
-        if key in differences:
-            return differences[key]
-    return None
-
-
-NAMES = {
-    "accuracy": "Accuracy",
-    "mse": "Mean squared error",
-    "loss": "Loss",
-    "top5": "Top-5 accuracy",
-    **METRICS,
-    "accuracy_of_mean": "Accuracy, mean of confined models",
-    "mse_of_mean": "Mean squared error, mean of confined models",
-    "epsilon": "Epsilon",
-    "rounds": "Rounds",
-    "up_per_silo_per_round": "Up, per silo and round",
-    "down_per_silo_per_round": "Down, per silo and round",
-    "seconds": "Seconds",
-}
-"""The measures of a run, in the order of the table; a run's own metrics come after them."""
-
-
-@dataclass(frozen=True)
-class OverSeeds:
-    """Runs that differ in their seed alone. label: for a table's head. values: of each measure, one a seed."""
-
-    label: str
-    seeds: tuple[int, ...]
-    values: Mapping[str, tuple[float | None, ...]]
-
-    def mean(self, measure: str) -> float | None:
-        """Return the mean over seeds; None where a run has no such number."""
-        found = self._all(measure)
-        return statistics.fmean(found) if found else None
-
-    def deviation(self, measure: str) -> float | None:
-        """Return the standard deviation of a sample (by n - 1); None of one seed, and where a run has no number."""
-        found = self._all(measure)
-        return statistics.stdev(found) if len(found) > 1 else None
-
-    def told(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return {
-            measure: {"mean": self.mean(measure), "deviation": self.deviation(measure), "values": list(values)}
-            for measure, values in self.values.items()
-        }
-
-    def _all(self, measure: str) -> list[float]:
-        values = self.values.get(measure, ())
-        found = [value for value in values if value is not None]
-        return found if len(found) == len(values) else []
-
-
-def spread_of(label: str, seeds: Sequence[int], records: Sequence[RunRecord]) -> OverSeeds:
-    """Return the spread of runs, one a seed."""
-    each = [_measures(record) for record in records]
-    names = dict.fromkeys([*NAMES, *(name for one in each for name in one)])
-    values = {name: tuple(one.get(name) for one in each) for name in names}
-    there = {name: some for name, some in values.items() if any(value is not None for value in some)}
-    return OverSeeds(label, tuple(seeds), there)
-
-
-def spread_rows(spreads: Sequence[OverSeeds]) -> tuple[Row, ...]:
-    """Return a row a measure, each cell the mean and the deviation of a protocol's runs."""
-    there = {name for one in spreads for name in one.values}
-    order = dict.fromkeys([*NAMES, *(name for one in spreads for name in one.values)])
-    return tuple(_row(name, spreads) for name in order if name in there)
-
-
-def spread_table(spreads: Sequence[OverSeeds]) -> Table:
-    """Return the spread for a terminal."""
-    return table_of_rows([one.label for one in spreads], spread_rows(spreads))
-
-
-def _measures(record: RunRecord) -> dict[str, float | None]:
-    test, mean = record.test, record.test.mean
-    epsilon = record.facts.get("epsilon")
-    found = {
-        "accuracy": test.accuracy,
-        "mse": test.mse,
-        "loss": test.loss,
-        "top5": test.top5,
-        **test.metrics,
-        "accuracy_of_mean": None if mean is None else mean.accuracy,
-        "mse_of_mean": None if mean is None else mean.mse,
-        "epsilon": float(epsilon) if isinstance(epsilon, int | float) else None,
-        "rounds": float(record.rounds),
-        "up_per_silo_per_round": record.traffic.up_per_silo_per_round,
-        "down_per_silo_per_round": record.traffic.down_per_silo_per_round,
-        "seconds": record.seconds["total"],
-    }
-    return {name: value if value is None or math.isfinite(value) else None for name, value in found.items()}
-
-
-def _row(name: str, spreads: Sequence[OverSeeds]) -> Row:
-    group = f"Over {len(spreads[0].seeds)} seeds"
-    means = [one.mean(name) for one in spreads]
-    unit, size = byte_unit(max(m or 0.0 for m in means)) if name.endswith("_per_round") else ("", 1.0)
-    cells = [_cell(mean, one.deviation(name), size) for mean, one in zip(means, spreads, strict=True)]
-    return Row(group, NAMES.get(name, name.replace("_", " ")), unit, tuple(cells))
-
-
-def _cell(mean: float | None, deviation: float | None, size: float) -> str:
-    if mean is None:
-        return MISSING
-    return plain(mean / size) + ("" if deviation is None else f" ± {plain(deviation / size)}")
-
-
-SHOWN = 20  # classes; the page has all
-COUNTED_UP_TO = 8  # classes whose confusion fits beside them
-
-
-def class_table(tables: ClassTables) -> Table:
-    """Return the classes of one model, the first `SHOWN`: rows, precision, recall, F1, and the confusion of few."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    confusion = tables.confusion if len(tables.by_class) <= COUNTED_UP_TO else ()
-    named = [f"as {one.name}" for one in tables.by_class] if confusion else []
-    for name in ("Class", "Rows", "Precision", "Recall", "F1", *named):
-        table.add_column(Text(name), justify="left" if name == "Class" else "right")
-    for place, one in enumerate(tables.by_class[:SHOWN]):
-        cells = [f"{one.rows:,}", plain(one.precision), plain(one.recall), plain(one.f1)]
-        cells += [f"{count:,}" for count in confusion[place]] if confusion else []
-        table.add_row(Text(one.name), *cells)
-    if len(tables.by_class) > SHOWN:
-        table.add_row(f"and {len(tables.by_class) - SHOWN} more in result.json")
-    return table
+# -- scales ------------------------------------------------------------------------------------------------------------
 
 
 SCALES: Mapping[str, str] = {
@@ -441,9 +433,10 @@ ZEROS: Mapping[str, str] = {
 """By the beginning of an attack's measure: what a score of 0 is. In all of them 1 is the most to be learnt."""
 
 
-def meanings(measures: Iterable[str]) -> Mapping[str, str]:
-    """Return what the scales of these measures of a comparison mean, once each."""
-    return {name: SCALES.get(name, UNKNOWN) for name in dict.fromkeys(map(_name, measures))}
+def meanings(rows: Iterable[Row]) -> Mapping[str, str]:
+    """Return what the scales of the scores in a comparison mean, once each."""
+    names = dict.fromkeys(_name(row.measure) for row in rows if row.group in SCORED)
+    return {name: SCALES.get(name, UNKNOWN) for name in names}
 
 
 def _name(measure: str) -> str:
