@@ -174,9 +174,9 @@ def test_sentences_have_their_attacks_for_evidence(make_run):
     evidence = next(told for text, told in said.items() if "least squares" in text)
     won = "it succeeded, 99.7 % of the way from guessing to perfect"
     assert evidence == f"tested on this run: A silo works out <the> offset (gamma-least-squares): {won}"
-    server = next(told for text, told in said.items() if "Together with all silos but one" in text)
+    server = next(told for text, told in said.items() if "if all others are on its side" in text)
     assert server.endswith("The server with silos works out an upload (server-and-silos): this attack failed")
-    assert "canonical-form" in said["The released model is the true function."]
+    assert "canonical-form" in said["Gets the true function with the released model."]
     assert said["Holds the true model."] == UNTESTED
 
 
@@ -191,11 +191,12 @@ def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
 
     of = evidence("pbpfl", "silo-property", "membership-inference")
     assert [text for text, told in of.items() if "silo-property" in told] == [
-        "Where the last layer has a bias, its plain gradient steps tell of the balance of the other silos’ labels."
+        "Learns, where the last layer has a bias, the balance of the other silos’ labels: its plain gradient steps "
+        "show it."
     ]
-    assert "membership-inference" in of["The released model is the true function."]
+    assert "membership-inference" in of["Gets the true function with the released model."]
     of = evidence("cgd", "confined-inversion", "two-party-exposure")
-    assert of["Holds its own confined model, which no other participant sees."] == UNTESTED
+    assert of["Holds a confined model that no other participant sees."] == UNTESTED
     (of_sum,) = (told for text, told in of.items() if "neither another’s rows" in text)
     assert "confined-inversion" in of_sum
     assert "two-party-exposure" in of_sum

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from moretta.errors import MissingExtra
 from moretta.protocols.registry import ENTRIES
-from moretta.report.folder import RoundRecord, RunRecord
+from moretta.report.folder import RunRecord
 from moretta.report.table import byte_unit, human_bytes, human_seconds, labels, other_seconds, phases
 
 if TYPE_CHECKING:
@@ -73,19 +73,12 @@ _SVG = (
 
 def loss_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
     """Training loss over rounds, every run; None if no run recorded one. key: the prefix of the SVG's ids."""
-    curves = [_last_attempts(record, "loss") for record in records]
-    if not any(curves):
-        return None
-    return _svg(records, key, "Training loss over rounds", lambda figure: _draw_losses(figure, records, curves))
+    return _curves(records, key, "loss", "Training loss", least=1, window=smoothing(records))
 
 
 def score_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
     """Test accuracy (or mse) over the rounds that were evaluated; None if no run has two of them."""
-    measure, title = score_of(records)
-    curves = [_last_attempts(record, measure) for record in records]
-    if not any(len(curve) > 1 for curve in curves):
-        return None
-    return _svg(records, key, f"{title} over rounds", lambda figure: _draw_scores(figure, records, curves, title))
+    return _curves(records, key, *score_of(records), least=2)
 
 
 def seconds_bars(records: Sequence[RunRecord], key: str) -> Markup:
@@ -115,63 +108,48 @@ def _last_attempts(record: RunRecord, measure: str) -> list[tuple[int, float]]:
     """(round, value) where there is a value; of a round that was tried again, only the last attempt counts."""
     found = {}
     for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
-        value = _value(line, measure)
-        if value is not None:
+        if (value := getattr(line, measure)) is not None:
             found[line.round] = value
     return list(found.items())
 
 
-def _value(line: RoundRecord, measure: str) -> float | None:
-    match measure:
-        case "loss":
-            return line.loss
-        case "test_accuracy":
-            return line.test_accuracy
-        case _:
-            return line.test_mse
+def _curves(
+    records: Sequence[RunRecord], key: str, measure: str, title: str, least: int, window: int = 1
+) -> Markup | None:
+    """Draw a measure over rounds; None if no run has `least` rounds with it. window: rounds that are averaged."""
+    curves = [_last_attempts(record, measure) for record in records]
+    if max(map(len, curves)) < least:
+        return None
 
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for number, curve in enumerate(curves):
+            _line(axes, records, number, [r for r, _ in curve], [v for _, v in curve], window)
+        values = [value for curve in curves for _, value in curve]
+        positive = [value for value in values if 0 < value < float("inf")]
+        logarithmic = measure == "loss" and bool(positive) and max(positive) > 20 * min(positive) and min(values) > 0
+        if logarithmic:
+            axes.set_yscale("log")
+            _plain_decades(axes, max(positive) / min(positive))
+        _finish_curves(axes, records, title + (", log scale" if logarithmic else ""))
 
-def _draw_losses(figure: Figure, records: Sequence[RunRecord], curves: Sequence[list[tuple[int, float]]]) -> None:
-    axes = figure.add_subplot()
-    window = smoothing(records)
-    for number, (record, curve) in enumerate(zip(records, curves, strict=True)):
-        rounds, values = [r for r, _ in curve], [v for _, v in curve]
-        if window > 1:
-            axes.plot(rounds, values, color=colour(record.protocol), alpha=0.22, linewidth=0.6)
-        _line(axes, records, number, rounds, _moving_average(values, window), smooth=window > 1)
-    positive = [value for curve in curves for _, value in curve if 0 < value < float("inf")]
-    if positive and max(positive) > 20 * min(positive) and all(value > 0 for curve in curves for _, value in curve):
-        axes.set_yscale("log")
-        _plain_decades(axes, max(positive) / min(positive))
-    _finish_curves(axes, records, "Training loss" + (", log scale" if axes.get_yscale() == "log" else ""))
-
-
-def _draw_scores(
-    figure: Figure, records: Sequence[RunRecord], curves: Sequence[list[tuple[int, float]]], title: str
-) -> None:
-    axes = figure.add_subplot()
-    for number, curve in enumerate(curves):
-        _line(axes, records, number, [r for r, _ in curve], [v for _, v in curve])
-    _finish_curves(axes, records, title)
+    return _svg(records, key, f"{title} over rounds", draw)
 
 
 def _line(
-    axes: Axes,
-    records: Sequence[RunRecord],
-    number: int,
-    rounds: list[int],
-    values: list[float],
-    *,
-    smooth: bool = False,
+    axes: Axes, records: Sequence[RunRecord], number: int, rounds: list[int], values: list[float], window: int
 ) -> None:
     """Earlier runs are drawn broader, so that a later one on the very same points does not hide them."""
+    colour_of = colour(records[number].protocol)
+    if window > 1:
+        axes.plot(rounds, values, color=colour_of, alpha=0.22, linewidth=0.6)
     axes.plot(
         rounds,
-        values,
-        color=colour(records[number].protocol),
+        _moving_average(values, window),
+        color=colour_of,
         linestyle=DASHES[number % len(DASHES)],
         linewidth=max(1.5, 2.6 - 0.5 * number) if len(records) > 1 else 1.7,
-        marker="o" if len(rounds) < 40 and not smooth else "",
+        marker="o" if len(rounds) < 40 and window == 1 else "",
         markersize=3,
         label=_short_labels(records)[number] if rounds else None,  # a blind aggregator knows no loss
     )

@@ -236,14 +236,22 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
     """Yield how many attacks of one severity succeeded, and which got furthest."""
     won = sorted((one for one in some if one.succeeded), key=lambda one: -one.advantage)
     if not won:
-        yield Phrase(
-            f"none of {len(some)} attempts {aim} succeeded" if len(some) > 1 else f"the one attempt {aim} failed"
-        )
+        yield Phrase(came_to(aim, some))
         return
-    tries = f"{len(won)} of {len(some)} attempts {aim}" if len(some) > 1 else f"the one attempt {aim}"
     who = who_does(won[0])
-    yield Phrase(f"{tries} succeeded{', the furthest' * (len(won) > 1)}: {who[0].lower()}{who[1:]}", won[0].attack)
+    furthest = ", the furthest" * (len(won) > 1)
+    yield Phrase(f"{came_to(aim, some)}{furthest}: {who[0].lower()}{who[1:]}", won[0].attack)
     yield Phrase(f", {way(won[0])}")
+
+
+def came_to(aim: str, some: Sequence[Attacked]) -> str:
+    """Return how many attacks of one severity succeeded, without a full stop. aim: what they tried."""
+    won = sum(one.succeeded for one in some)
+    if not some:
+        return f"no attack tried {aim}"
+    if len(some) == 1:
+        return f"the one attempt {aim} {'succeeded' if won else 'failed'}"
+    return f"{won or 'none'} of {len(some)} attempts {aim} succeeded"
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

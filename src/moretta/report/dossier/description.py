@@ -10,16 +10,17 @@ from moretta.contract.wording import enumerated
 from moretta.protocols.common.claims import About, Claim, Record, has_roster
 from moretta.protocols.registry import claims_of
 from moretta.report.audit import ROLES
-from moretta.report.dossier.document import Sentence, pointer, sentence, sentences, under
+from moretta.report.dossier.document import Sentence, of_inputs, of_planned, of_result, sentence, sentences, under
 from moretta.report.dossier.evidence import Evidence
-from moretta.report.table import human_bytes, plain
+from moretta.report.statements import scored
+from moretta.report.table import human_bytes
 
 MOST_NAMES = 30  # silos or inputs that are listed by their names
 
 
 def _of_run(evidence: Evidence, *keys: str) -> str:
     """Return the source of a setting: in the record, or in the run file of an unfinished run."""
-    return pointer("result.json", "settings", *keys) if evidence.record else pointer("run.toml", *keys)
+    return of_result("settings", *keys) if evidence.record else of_planned(*keys)
 
 
 # -- who takes part ----------------------------------------------------------------------------------------------------
@@ -31,17 +32,15 @@ def parties(evidence: Evidence) -> Iterator[Sentence]:
     if record is None:
         silos = evidence.run_file.get("data", {}).get("silos")
         if silos is not None:
-            yield sentence(f"The run file asks for {silos} silos", pointer("run.toml", "data", "silos"))
+            yield sentence(f"The run file asks for {silos} silos", of_planned("data", "silos"))
         return
     names = record.silo_names if len(record.silo_names) <= MOST_NAMES else ()
     text = f"{record.silos} {'silo' if record.silos == 1 else 'silos'}, which hold rows, took part"
     if names:
         text += f", and the run calls them {enumerated(names)}"
-    yield sentence(text, pointer("result.json", "silo_names" if record.silo_names else "silos"))
+    yield sentence(text, of_result("silo_names" if record.silo_names else "silos"))
     if not evidence.entry or not evidence.entry.pooled:
-        yield sentence(
-            "Beside them a server took part, which holds no training rows", pointer("result.json", "protocol")
-        )
+        yield sentence("Beside them a server took part, which holds no training rows", of_result("protocol"))
     if record.setting("engine", "name") != "flare" and evidence.entry and evidence.entry.summed:
         yield sentence(
             "All roles were played on one machine, so this run shows what the roles receive and is a simulation of "
@@ -52,10 +51,10 @@ def parties(evidence: Evidence) -> Iterator[Sentence]:
 
 def name(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what the run is called."""
-    source = pointer("result.json", "name") if evidence.record else pointer("run.toml", "run")
+    source = of_result("name") if evidence.record else of_planned("run")
     yield sentence(f"The run is called {evidence.name}", source)
     if evidence.record and evidence.record.run:
-        yield sentence(f"Its id is {evidence.record.run}", pointer("result.json", "run"))
+        yield sentence(f"Its id is {evidence.record.run}", of_result("run"))
 
 
 def sheet(evidence: Evidence) -> Iterator[Sentence]:
@@ -66,13 +65,13 @@ def sheet(evidence: Evidence) -> Iterator[Sentence]:
             f"The run has not finished: {evidence.rounds_done} of {asked} rounds are in its history, so this dossier "
             "states what was planned, and is to be made again at the end",
             "history.jsonl" if (evidence.folder / "history.jsonl").exists() else "run.toml",
-            pointer("run.toml", "run", "rounds"),
+            of_planned("run", "rounds"),
         )
     elif evidence.record.insecure_secret_seed:
         yield sentence(
             "The run used insecure-secret-seed, so nothing was hidden in it, and no statement of this dossier on what "
             "is hidden holds",
-            pointer("result.json", "insecure_secret_seed"),
+            of_result("insecure_secret_seed"),
         )
     yield sentence(
         "This dossier was written from the folder of the run, and states what was recorded and measured there",
@@ -81,7 +80,7 @@ def sheet(evidence: Evidence) -> Iterator[Sentence]:
     yield sentence(
         "Beside each sentence stands what it rests on: a key of a file in the run folder, a claim of this version of "
         "Moretta on who learns what, or a clause",
-        pointer("result.json", "versions", "moretta") if evidence.record else "run.toml",
+        of_result("versions", "moretta") if evidence.record else "run.toml",
     )
     yield sentence(
         "It weighs nothing: whether a risk is acceptable and what the law asks for, people decide", "clause:gdpr-35-7-c"
@@ -134,10 +133,10 @@ def data(evidence: Evidence) -> Iterator[Sentence]:
     if evidence.columns:
         yield sentence(
             f"The rows are of tables with {len(evidence.columns)} columns, which the schema describes",
-            pointer("inputs.json", "table", "columns"),
+            of_inputs("table", "columns"),
         )
         for name, column in evidence.columns.items():
-            yield sentence(_column(name, column), pointer("inputs.json", "table", "columns", name))
+            yield sentence(_column(name, column), of_inputs("table", "columns", name))
         return
     yield from _arrays(evidence)
 
@@ -163,12 +162,10 @@ def _arrays(evidence: Evidence) -> Iterator[Sentence]:
     inputs = evidence.inputs or {}
     if shape := inputs.get("shape"):
         size = " × ".join(map(str, shape)) if isinstance(shape, list) else str(shape)
-        yield sentence(f"A sample has {size} numbers", pointer("inputs.json", "shape"))
+        yield sentence(f"A sample has {size} numbers", of_inputs("shape"))
     names = inputs.get("columns")
     if isinstance(names, list) and 0 < len(names) <= MOST_NAMES:
-        yield sentence(
-            f"The inputs are called {enumerated([str(name) for name in names])}", pointer("inputs.json", "columns")
-        )
+        yield sentence(f"The inputs are called {enumerated([str(name) for name in names])}", of_inputs("columns"))
 
 
 # -- what was done -----------------------------------------------------------------------------------------------------
@@ -178,13 +175,13 @@ def scope(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what was trained for how long, and who missed rounds."""
     record = evidence.record
     if record is None:
-        yield sentence(f"The run file asks for the protocol {evidence.label}", pointer("run.toml", "protocol", "name"))
+        yield sentence(f"The run file asks for the protocol {evidence.label}", of_planned("protocol", "name"))
         return
     task = "classes" if record.task == "classification" else "numbers"
     yield sentence(
         f"A model of {record.parameters:,} numbers was trained under the protocol {evidence.label} for "
         f"{record.rounds:,} rounds, to predict {task}",
-        *(pointer("result.json", key) for key in ("parameters", "protocol", "rounds", "task")),
+        *(of_result(key) for key in ("parameters", "protocol", "rounds", "task")),
     )
     if record.missed:
         silos, rounds = (len({getattr(one, key) for one in record.missed}) for key in ("silo", "round"))
@@ -192,7 +189,7 @@ def scope(evidence: Evidence) -> Iterator[Sentence]:
         yield sentence(
             f"{silos} {'silo' if silos == 1 else 'silos'} missed {answers}{rounds} "
             f"{'round' if rounds == 1 else 'rounds'}",
-            *(pointer("result.json", key) for key in keys),
+            *(of_result(key) for key in keys),
         )
 
 
@@ -203,16 +200,15 @@ def functions(evidence: Evidence) -> Iterator[Sentence]:
         return
     if entry is not None and entry.pooled:
         yield sentence(
-            "The rows of all silos were handed over to one party, which trained on them together",
-            pointer("result.json", "protocol"),
+            "The rows of all silos were handed over to one party, which trained on them together", of_result("protocol")
         )
         return
     scheme = record.secure_aggregation.scheme if record.secure_aggregation else "none"
-    source = pointer("result.json", "secure_aggregation")
+    source = of_result("secure_aggregation")
     if entry is None or entry.summed:
         yield sentence(
             "In each round the silos computed an update of the model from their own rows, which stayed where they were",
-            pointer("result.json", "protocol"),
+            of_result("protocol"),
         )
         summed = (
             "The updates were sent in the clear, without a secure sum"
@@ -222,19 +218,18 @@ def functions(evidence: Evidence) -> Iterator[Sentence]:
         yield sentence(summed, source)
     else:
         yield sentence(
-            "Each silo trained a model of its own from its own rows, and nothing was added up",
-            pointer("result.json", "protocol"),
+            "Each silo trained a model of its own from its own rows, and nothing was added up", of_result("protocol")
         )
     sent, got = record.traffic.up_per_silo_per_round, record.traffic.down_per_silo_per_round
     yield sentence(
         f"On average a silo received {human_bytes(got)} a round and sent {human_bytes(sent)}",
-        pointer("result.json", "bytes", "down_per_silo_per_round"),
-        pointer("result.json", "bytes", "up_per_silo_per_round"),
+        of_result("bytes", "down_per_silo_per_round"),
+        of_result("bytes", "up_per_silo_per_round"),
     )
     if record.traffic.secure_aggregation:
         yield sentence(
             f"Keys and shares of the secure sum took {human_bytes(record.traffic.secure_aggregation)} in all",
-            pointer("result.json", "bytes", "secure_aggregation"),
+            of_result("bytes", "secure_aggregation"),
         )
 
 
@@ -243,7 +238,7 @@ def means(evidence: Evidence) -> Iterator[Sentence]:
     record = evidence.record
     if record is not None:
         for name, version in record.versions.items():
-            yield sentence(f"The software {name} was of version {version}", pointer("result.json", "versions", name))
+            yield sentence(f"The software {name} was of version {version}", of_result("versions", name))
         engine = record.setting("engine", "name")
         where = "between machines by NVIDIA FLARE" if engine == "flare" else f"by the engine {engine}"
         yield sentence(f"Messages were carried {where}", _of_run(evidence, "engine", "name"))
@@ -283,14 +278,11 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
     if record is None:
         return
     if not record.test.given:
-        yield sentence("No test rows say how well the model predicts", pointer("result.json", "test"))
+        yield sentence("No test rows say how well the model predicts", of_result("test"))
         return
     rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
-    if record.test.accuracy is not None:
-        text, key = f"an accuracy of {100 * record.test.accuracy:.1f} %", "accuracy"
-    else:
-        text, key = f"a mean squared error of {plain(record.test.mse)}", "mse"
-    yield sentence(f"On the {rows} the model reaches {text}", pointer("result.json", "test", key))
+    key = "mse" if record.test.accuracy is None else "accuracy"
+    yield sentence(f"On the {rows} the model reaches {scored(record.test)}", of_result("test", key))
 
 
 NAMES: Mapping[str, str] = {**ROLES, "eavesdropper": "Whoever listens to the network"}
@@ -311,7 +303,7 @@ class Held:
         source = f"claim:{self.protocol}:{self.place}"
         text = self.claim.sentence(run).replace("`", "")
         text += f" This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
-        return sentences(text, source, pointer("result.json", "protocol"), group=NAMES[self.claim.role])
+        return sentences(text, source, of_result("protocol"), group=NAMES[self.claim.role])
 
 
 def held(evidence: Evidence) -> Sequence[Held]:
@@ -330,7 +322,7 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
     if evidence.record is None:
         yield sentence(
             "What each role received is not stated, as the run has not finished and its record is written at the end",
-            pointer("run.toml", "run", "rounds"),
+            of_planned("run", "rounds"),
         )
         return
     run = evidence.record.model_dump(by_alias=True)
@@ -341,8 +333,7 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
         yield from under(name, _recorded(evidence, role))
     if not claims_of(evidence.protocol):
         yield sentence(
-            f"This version states nothing of what roles receive under {evidence.protocol}",
-            pointer("result.json", "protocol"),
+            f"This version states nothing of what roles receive under {evidence.protocol}", of_result("protocol")
         )
 
 
@@ -354,7 +345,7 @@ def _recorded(evidence: Evidence, role: str) -> list[Sentence]:
     messages = max(evidence.heard[name].messages for name in roles)
     whom = "it received" if role == "server" else "one silo received at most"
     text = f"In the rounds that were recorded {whom} {messages:,} messages of {human_bytes(most)} in all"
-    return [sentence(text, "views/index.jsonl", pointer("result.json", "views"))]
+    return [sentence(text, "views/index.jsonl", of_result("views"))]
 
 
 def measures(evidence: Evidence) -> Iterator[Sentence]:

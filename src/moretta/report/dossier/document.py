@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moretta.errors import ParameterError
-from moretta.report.dossier.questions import CLAUSES
+from moretta.report.dossier.questions import CLAUSES, Clause
 
 KIND, FORMAT = "moretta dossier", 1
 
@@ -24,17 +25,21 @@ Verdict = Literal["", "succeeded", "failed"]
 _END = re.compile(r"(?<=[.!?]) (?=[A-Z“])")
 
 
-@dataclass(frozen=True)
-class Sentence:
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Sentence(_Part):
     """One sentence. text: with its full stop. sources: what it rests on, at least one.
 
     A source is ``FILE#/KEY/..`` of the run folder (a JSON pointer, also into a TOML file; without ``#`` the file as a
-    whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0), ``clause:NAME`` of `clauses`, or
+    whole), ``claim:PROTOCOL:NUMBER`` (of this version's `claims_of`, from 0), ``clause:NAME`` of `CLAUSES`, or
     ``word:NUMBER``, a definition of this version's (`description.WORDS`, from 0).
-    group: the heading that it stands under, if any. name: an attack's own name. by: who must answer, if it is open.
-    verdict: of the attack that it is about.
+    id: of its element on the page, set as it is written. group: the heading that it stands under, if any.
+    name: an attack's own name. by: who must answer, if it is open. verdict: of the attack that it is about.
     """
 
+    id: str = ""
     text: str
     sources: tuple[str, ...]
     origin: Origin = "stated"
@@ -44,8 +49,7 @@ class Sentence:
     verdict: Verdict = ""
 
 
-@dataclass(frozen=True)
-class Chapter:
+class Chapter(_Part):
     """One section of a dossier. number: as the EDPB's template has it. clauses: that it follows."""
 
     number: str
@@ -54,19 +58,40 @@ class Chapter:
     sentences: tuple[Sentence, ...]
 
 
+class _Told(_Part):
+    """What the JSON holds, of which nothing is believed before it is checked."""
+
+    format: int
+    kind: str
+    title: str
+    run: str
+    sections: tuple[Chapter, ...]
+    clauses: dict[str, Clause]
+    digest: str
+
+    @model_validator(mode="after")
+    def _names_what_is_there(self) -> Self:
+        if any(name not in self.clauses for section in self.sections for name in section.clauses):
+            raise ValueError("a clause is named that is not there")
+        if not all(one.id for section in self.sections for one in section.sentences):
+            raise ValueError("a sentence has no id")
+        return self
+
+
 def sentence(text: str, *sources: str, group: str = "", name: str = "") -> Sentence:
     """Return one sentence that the run folder or a clause states, begun large and ended with a full stop."""
-    return Sentence(_ended(text), sources, group=group, name=name)
+    return Sentence(text=_ended(text), sources=sources, group=group, name=name)
 
 
 def sentences(text: str, *sources: str, origin: Origin = "stated", group: str = "", by: str = "") -> list[Sentence]:
     """Return the sentences of a text of others', each with these sources."""
-    return [Sentence(_ended(part), sources, origin, group, by=by) for part in _END.split(text.strip()) if part]
+    parts = [_ended(part) for part in _END.split(text.strip()) if part]
+    return [Sentence(text=part, sources=sources, origin=origin, group=group, by=by) for part in parts]
 
 
 def under(group: str, some: Iterable[Sentence]) -> list[Sentence]:
     """Return sentences below a heading."""
-    return [replace(one, group=group) for one in some]
+    return [one.model_copy(update={"group": group}) for one in some]
 
 
 def pointer(file: str, *keys: str | int) -> str:
@@ -76,6 +101,10 @@ def pointer(file: str, *keys: str | int) -> str:
     'inputs.json#/table/columns/a~1b'
     """
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+of_result, of_audited = partial(pointer, "result.json"), partial(pointer, "audit.json")
+of_planned, of_inputs = partial(pointer, "run.toml"), partial(pointer, "inputs.json")
 
 
 def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]:
@@ -94,7 +123,7 @@ def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]
         "title": title,
         "run": run,
         "sections": [_told(section) for section in sections],
-        "clauses": {name: vars(clause) for name, clause in CLAUSES.items() if name in used},
+        "clauses": {name: asdict(clause) for name, clause in CLAUSES.items() if name in used},
     }
     return {**told, "digest": digest(told)}
 
@@ -126,69 +155,18 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
     if told.get("format") != FORMAT:
         raise ParameterError(f"{where}: expected a dossier of format {FORMAT}; was it made by another version?")
     try:
-        _Told.model_validate(told)
+        _Told.model_validate_json(data)
     except (ValidationError, RecursionError):
         raise ParameterError(f"{where}: this dossier is damaged; write it again") from None
     return told
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _Line(_Part):
-    id: str
-    text: str
-    sources: list[str]
-    origin: Origin
-    group: str = ""
-    name: str = ""
-    by: str = ""
-    verdict: Verdict = ""
-
-
-class _Lines(_Part):
-    number: str
-    title: str
-    clauses: list[str]
-    sentences: list[_Line]
-
-
-class _Clause(_Part):
-    document: str
-    clause: str
-    asks: str
-
-
-class _Told(_Part):
-    """What the JSON holds, of which nothing is believed before it is checked."""
-
-    format: int
-    kind: str
-    title: str
-    run: str
-    sections: list[_Lines]
-    clauses: dict[str, _Clause]
-    digest: str
-
-    @model_validator(mode="after")
-    def _names_clauses_that_are_there(self) -> Self:
-        if any(name not in self.clauses for section in self.sections for name in section.clauses):
-            raise ValueError("a clause is named that is not there")
-        return self
-
-
 def _told(section: Chapter) -> dict[str, Any]:
-    lines = [
-        {"id": f"{section.number}-{place}", **{key: value for key, value in vars(one).items() if value}}
-        for place, one in enumerate(section.sentences, start=1)
-    ]
-    return {
-        "number": section.number,
-        "title": section.title,
-        "clauses": list(section.clauses),
-        "sentences": [{**line, "sources": list(line["sources"])} for line in lines],
-    }
+    """Return a section as the JSON has it: each sentence with its id, and without what is empty."""
+    told = section.model_dump(mode="json")
+    for place, line in enumerate(told["sentences"], start=1):
+        line["id"] = f"{section.number}-{place}"
+    return {**told, "sentences": [{key: value for key, value in one.items() if value} for one in told["sentences"]]}
 
 
 def _ended(text: str) -> str:

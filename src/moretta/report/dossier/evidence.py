@@ -17,7 +17,7 @@ from moretta.engines.run_folder import read_inputs
 from moretta.errors import ParameterError
 from moretta.protocols.common.entry import Entry
 from moretta.protocols.registry import ENTRIES
-from moretta.report.dossier.document import Sentence, pointer, sentence
+from moretta.report.dossier.document import Sentence, of_inputs, pointer, sentence
 from moretta.report.dossier.questions import NAME, read_answers
 from moretta.report.folder import RunRecord, read_run
 from moretta.secure_aggregation.identity import Roster
@@ -155,7 +155,7 @@ def hashes(evidence: Evidence) -> Iterator[Sentence]:
     if evidence.columns:
         found = schema.of({"columns": dict(evidence.columns)}, "inputs.json").digest
         text = f"The schema of the tables has the SHA-256 {found}, the same at all sites"
-        yield sentence(text, pointer("inputs.json", "table"), group="Schema and roster")
+        yield sentence(text, of_inputs("table"), group="Schema and roster")
     yield from _of_roster(evidence)
 
 

@@ -146,10 +146,7 @@ def sign(path: Path, identity: Identity) -> Files:
     for one in kept:
         if not _fits(one, statement):
             raise ParameterError(f"{files.signatures} has signatures of another dossier; name this one otherwise")
-    own = {
-        "key": public_line(identity.public_key),
-        "signature": base64.b64encode(identity.sign(*statement)).decode(),
-    }
+    own = {"key": public_line(identity.public_key), "signature": base64.b64encode(identity.sign(*statement)).decode()}
     text = json.dumps({"format": FORMAT, "signatures": sorted([*kept, own], key=lambda one: one["key"])}, indent=1)
     write_atomically(files.signatures, f"{text}\n".encode())
     return files

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
-from moretta.report.audit import CONFINED, ROLES, interval
+from moretta.report.audit import CONFINED, interval, who_does
 from moretta.report.dossier.description import NAMES, held
-from moretta.report.dossier.document import Sentence, Verdict, pointer, sentence, sentences, under
+from moretta.report.dossier.document import (
+    Sentence,
+    Verdict,
+    of_audited,
+    of_inputs,
+    of_planned,
+    of_result,
+    sentence,
+    sentences,
+    under,
+)
 from moretta.report.dossier.evidence import Evidence
 from moretta.report.folder import TEST_ROWS, Attacked, AuditRecord
 from moretta.report.statements import how_to_audit
@@ -24,7 +34,7 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
     if audit is None:
         yield from unaudited(evidence)
         return
-    views, tried = pointer("audit.json", "views"), pointer("audit.json", "attacks")
+    views, tried = of_audited("views"), of_audited("attacks")
     yield sentence(
         f"In an audit, attacks were played with what single roles, or several together, had received in "
         f"{len(audit.views)} recorded {'round' if len(audit.views) == 1 else 'rounds'}",
@@ -32,30 +42,28 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
         "clause:opinion-attacks",
     )
     rows = "the run’s test rows" if audit.background == TEST_ROWS else audit.background
-    yield sentence(
-        f"As background knowledge attackers had {rows}, where an attack uses any", pointer("audit.json", "background")
-    )
+    yield sentence(f"As background knowledge attackers had {rows}, where an attack uses any", of_audited("background"))
     yield sentence("An attack succeeded where the 95 % interval of its score lies above what guessing scores", tried)
     yield sentence("An attack that failed proves nothing, because a stronger one may exist", tried)
     slow = "Slow attacks were played too" if audit.thorough else "Slow attacks were left out"
-    yield sentence(slow, pointer("audit.json", "thorough"))
+    yield sentence(slow, of_audited("thorough"))
     if audit.confined_by != "kernel":
-        yield sentence(CONFINED, pointer("audit.json", "confined_by"))
+        yield sentence(CONFINED, of_audited("confined_by"))
 
 
 def unaudited(evidence: Evidence) -> list[Sentence]:
     """Return that nothing was measured, and what would do it."""
     if evidence.record is None:
-        return [sentence("The run has not finished, so no attack on it was measured", pointer("run.toml", "run"))]
+        return [sentence("The run has not finished, so no attack on it was measured", of_planned("run"))]
     text = f"No attack on this run was measured, as its folder has no audit; {how_to_audit(evidence.record)}"
-    return [sentence(text, pointer("result.json", "views"))]
+    return [sentence(text, of_result("views"))]
 
 
 def attacks(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what attacks came to, the gravest first."""
     audit = evidence.record.audit if evidence.record else None
     if audit is None:
-        source = pointer("result.json", "views") if evidence.record else pointer("run.toml", "run")
+        source = of_result("views") if evidence.record else of_planned("run")
         yield sentence("Without an audit there is no measured risk to list", source)
         return
     for severity in SEVERITIES:
@@ -69,25 +77,23 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
     some = [(place, one) for place, one in enumerate(audit.attacks) if one.severity == severity]
     won = sum(one.succeeded for _, one in some)
     group = SAID[severity][0].upper() + SAID[severity][1:]
-    yield sentence(MEANING[severity], pointer("audit.json", "attacks"), group=group)
+    yield sentence(MEANING[severity], of_audited("attacks"), group=group)
     told = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
     if len(some) < 2:
         ended = "succeeded" if won else "failed"
         told = f"The one attack of this kind {ended}" if some else "No attack of this kind was played on this run"
-    yield sentence(told, pointer("audit.json", "attacks"), group=group)
+    yield sentence(told, of_audited("attacks"), group=group)
     for place, one in sorted(some, key=lambda pair: -pair[1].advantage):
         yield from under(group, _came_to(place, one))
 
 
 def _came_to(place: int, one: Attacked) -> list[Sentence]:
     """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
-    role = "A group of silos" if one.role == "silos together" else ROLES.get(one.role, one.role)
-    what = f"{role} {one.title}" if one.title else f"{role} tries the attack {one.attack}"
     verdict: Verdict = "succeeded" if one.succeeded else "failed"
     scored = f"with a score of {figure(one.score)} (95 %: {interval(one)}), where guessing scores {figure(one.chance)}"
-    source = pointer("audit.json", "attacks", place)
-    said = sentence(f"{what}: this attack {verdict}, {scored}", source, name=one.attack)
-    first = replace(said, verdict=verdict)
+    source = of_audited("attacks", place)
+    said = sentence(f"{who_does(one)}: this attack {verdict}, {scored}", source, name=one.attack)
+    first = said.model_copy(update={"verdict": verdict})
     knew = "nothing else" if one.knowledge == "nothing" else one.knowledge
     given = sentence(f"It was given {one.view}, and knew {knew}", f"{source}/view", f"{source}/knowledge")
     return [first, *sentences(one.sentence, f"{source}/sentence"), given]
@@ -101,14 +107,14 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
     group = "Differential privacy"
     if not is_noised(record.model_dump(by_alias=True)):
         text = "No noise was added for differential privacy, so there is no epsilon that bounds what the model tells"
-        yield sentence(text, pointer("result.json", "facts"), "clause:nist-2-1-1", group=group)
+        yield sentence(text, of_result("facts"), "clause:nist-2-1-1", group=group)
         return
     facts = record.facts
-    source = pointer("result.json", "facts", "epsilon")
+    source = of_result("facts", "epsilon")
     yield sentence(
         f"The epsilon of this run is {figure(float(str(facts['epsilon'])))} at a delta of {facts['delta']}",
         source,
-        pointer("result.json", "facts", "delta"),
+        of_result("facts", "delta"),
         "clause:nist-2-1-1",
         group=group,
     )
@@ -123,7 +129,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
     if grouped is not None:
         yield sentence(
             f"The schema says by the column {grouped} whom rows are about, so a person may have several rows here",
-            pointer("inputs.json", "table", "columns", grouped),
+            of_inputs("table", "columns", grouped),
             group=group,
         )
 
@@ -183,21 +189,20 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
     """Yield the risks that remain: claims without an attack, attacks not played, assumptions, the run's warnings."""
     record = evidence.record
     if record is None:
-        yield sentence("What remains cannot be said before the run has finished", pointer("run.toml", "run", "rounds"))
+        yield sentence("What remains cannot be said before the run has finished", of_planned("run", "rounds"))
         return
     yield from under("Statements that no attack on this run tested", _untested(evidence))
     for place, one in enumerate(record.audit.not_run if record.audit else ()):
-        who = ROLES.get(one.role, one.role)
-        text = f"{who} {one.title or one.attack}: this attack was not played, as {one.because}"
-        source = pointer("audit.json", "not_run", place)
+        text = f"{who_does(one)}: this attack was not played, as {one.because}"
+        source = of_audited("not_run", place)
         yield sentence(text, source, group="Attacks that were not played", name=one.attack)
     run = record.model_dump(by_alias=True)
     for assumed in ASSUMPTIONS:
         if assumed.where(run):
-            source = pointer("result.json", *assumed.keys)
+            source = of_result(*assumed.keys)
             yield sentence(assumed.text, source, "clause:assumptions", group="Assumptions")
     for place, warning in enumerate(record.warnings):
-        source = "audit.json" if warning.startswith("audit.json") else pointer("result.json", "warnings", place)
+        source = "audit.json" if warning.startswith("audit.json") else of_result("warnings", place)
         yield from sentences(warning, source, group="Warnings of the run")
 
 

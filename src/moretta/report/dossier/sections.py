@@ -8,10 +8,20 @@ from moretta.protocols.common.claims import is_noised
 from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.report.dossier import description
 from moretta.report.dossier.description import measures, personal, received
-from moretta.report.dossier.document import Chapter, Sentence, pointer, sentence, sentences, under
+from moretta.report.dossier.document import (
+    Chapter,
+    Sentence,
+    of_audited,
+    of_result,
+    pointer,
+    sentence,
+    sentences,
+    under,
+)
 from moretta.report.dossier.evidence import Evidence, hashes
 from moretta.report.dossier.questions import CLAUSES, DOCUMENTS, QUESTIONS, TEMPLATE
 from moretta.report.dossier.risks import attacks, epsilon, method, remaining, unaudited
+from moretta.report.statements import came_to
 from moretta.report.table import figure
 
 Says = Callable[[Evidence], Iterable[Sentence]]
@@ -23,9 +33,9 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
     if record is not None:
         if record.insecure_secret_seed:
             text = "Nothing was hidden in this run, as insecure-secret-seed was set"
-            yield sentence(text, pointer("result.json", "insecure_secret_seed"))
+            yield sentence(text, of_result("insecure_secret_seed"))
         text = f"{record.silos} silos took part in a training under the protocol {evidence.label}"
-        yield sentence(text, pointer("result.json", "silos"), pointer("result.json", "protocol"))
+        yield sentence(text, of_result("silos"), of_result("protocol"))
     yield from _attacks(evidence)
     if record is not None:
         noised = is_noised(record.model_dump(by_alias=True))
@@ -34,7 +44,7 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
             text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for one row of one silo"
         else:
             text = "No noise was added for differential privacy, so there is no epsilon"
-        yield sentence(text, pointer("result.json", *key))
+        yield sentence(text, of_result(*key))
     answered = [question.key for question in QUESTIONS if question.key in evidence.answers]
     text = f"Of {len(QUESTIONS)} questions that only people can answer, {len(QUESTIONS) - len(answered)} are open"
     yield sentence(text, *(pointer(evidence.answers_file, key) for key in answered), "clause:gdpr-35-7-a")
@@ -47,21 +57,18 @@ def _attacks(evidence: Evidence) -> Iterator[Sentence]:
         return
     for severity in SEVERITIES:
         some = [one for one in audit.attacks if one.severity == severity]
-        won = sum(one.succeeded for one in some)
-        aim = TRIES[severity]
-        if not some:
-            text = f"no attack tried {aim}"
-        elif len(some) == 1:
-            text = f"the one attempt {aim} {'succeeded' if won else 'failed'}"
-        else:
-            text = f"{won or 'none'} of {len(some)} attempts {aim} succeeded"
-        yield sentence(text, pointer("audit.json", "attacks"))
+        yield sentence(came_to(TRIES[severity], some), of_audited("attacks"))
 
 
 def sections(evidence: Evidence) -> Sequence[Chapter]:
     """Return all sections, each with what the run says, what people answered, and what is open."""
     return [
-        Chapter(number, title, _clauses(number, clauses), (*says(evidence), *_asked(number, evidence)))
+        Chapter(
+            number=number,
+            title=title,
+            clauses=_clauses(number, clauses),
+            sentences=(*says(evidence), *_asked(number, evidence)),
+        )
         for number, title, clauses, says in SECTIONS
     ]
 
@@ -77,7 +84,8 @@ def _asked(number: str, evidence: Evidence) -> Iterator[Sentence]:
                 yield from sentences(text, source, origin="answered", group=group, by=question.by)
         else:
             text = f"Open, for {question.by} to answer: {question.asks}?"
-            yield Sentence(text, (source, f"clause:template-{number}"), "open", by=question.by)
+            sources = (source, f"clause:template-{number}")
+            yield Sentence(text=text, sources=sources, origin="open", by=question.by)
 
 
 def _clauses(number: str, others: str) -> tuple[str, ...]:
