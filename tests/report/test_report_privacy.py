@@ -48,7 +48,7 @@ ENTROPY = {"loss": "cross-entropy"}
 POWERS = {"loss": "mse", "scales": "powers-of-two"}
 CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] = (
     ("pbpfl", {"dropped": []}, "Server",
-     ["only sums (modulo 2⁶⁴)", "Holds the true model", "of all inputs together and of the targets, over all silos"],
+     ["sums are modulo 2⁶⁴", "Holds the true model", "of all inputs together and of the targets, over all silos"],
      ["softmax"]),
     ("pbpfl", {"dropped": []}, "A silo",
      ["parameter values are obfuscated by 64 secret scales", "scaling and permutation", "here m = 2", "least squares",
@@ -96,7 +96,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
      ["drawn from the training seed", "number of rows of all silos together"], []),
     ("fedsgd", settings(run={"participation": 0.5}), "Server",
      ["by differences of totals, as not all sums are over the same silos"], []),
-    ("fedsgd", {}, "Server", ["only sums (modulo 2⁶⁴)", "as no roster is set"],
+    ("fedsgd", {}, "Server", ["sums are modulo 2⁶⁴", "as no roster is set"],
      ["differences of totals", "differentially private", "given up as late"]),
     ("fedsgd", CLEAR, "Server", ["gradient of each silo by itself"], ["only sums", "roster"]),
     ("fedsgd", {"secure_aggregation": None}, "Server", ["gradient of each silo by itself"], ["only sums"]),
@@ -106,7 +106,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
     *(("fedavg", {**scheme, **settings(secure_aggregation=keys)}, "Server", words, without)
       for scheme in (SUMMED, SHARES)
       for keys, words, without in (
-          ({"weights": "hidden"}, ["only sums (modulo 2⁶⁴) of the silos’ weight changes", "as no roster is set",
+          ({"weights": "hidden"}, ["only sums of the silos’ weight changes", "as no roster is set",
                                    "can read each silo’s update"], ["weights are public", "given up as late"]),
           ({"roster": "r.toml", "identity": "k"}, ["signed with its identity in the roster"], ["no roster is set"]),
           ({"weights": "public"}, ["Sees how much each silo’s part weighs: weights are public."], []))),
@@ -139,7 +139,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
     *(("cgd", settings(engine={"name": "fused"}), role, ["Sees everything"], ["keys"])
       for role in ("Server", "A silo")),
     ("baffle", settings(data={"standardise": True, "batch-size": 32}), "Server",
-     ["only sums (modulo 2⁶⁴) of the silos’ loss-difference vectors", SPAN, "Holds the true model.",
+     ["only sums of the silos’ loss-difference vectors", SPAN, "Holds the true model.",
       f"the number of rows that a round uses and {OF_COLUMNS}, over all silos"], ["private"]),
     ("baffle", settings(data={"batch-size": 32}), "A silo",
      ["Receives the model itself in every round, runs it forward only, and knows all directions."],

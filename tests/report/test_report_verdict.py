@@ -76,7 +76,7 @@ def test_the_sentences_of_one_run(make_run):
     assert sentences(read_run(folder)) == (
         "On the test rows the model reaches an accuracy of 97.4 % (100 % is perfect; to name the commonest class "
         "always gets that class’s part of the rows).",
-        f"{IN_PROCESS}the server saw only sums (modulo 2⁶⁴) of the silos’ gradients and what follows from them, was "
+        f"{IN_PROCESS}the server saw only sums of the silos’ gradients and what follows from them, was "
         "trusted to relay the silos’ keys unchanged and held the true model; a silo received the model itself in "
         "every round.",
         "With the messages of 3 of 80 rounds, the one attempt to tell members failed; 2 of 3 attempts to tell what the "

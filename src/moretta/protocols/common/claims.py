@@ -269,7 +269,7 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def _ring(record: Record) -> str:
     bits = (record.get("secure_aggregation") or {}).get("ring_bits")
-    return f" (modulo 2{str(bits).translate(_RAISED)})" if bits else ""
+    return f"; sums are modulo 2{str(bits).translate(_RAISED)}" if bits else ""
 
 
 def _if_standardised(record: Record) -> str:
@@ -475,7 +475,7 @@ def in_the_clear(upload: str, attacks: tuple[str, ...] = OF_AN_UPLOAD) -> Claim:
 def sum_only(upload: str, attacks: tuple[str, ...] = OF_A_MASK) -> Claim:
     """Return that the server has only the sum."""
     return server("sum", (is_masked,), attacks, place="front").says(
-        f"sees only sums{{ring}} of the silos’ {upload}s and what follows from them|, not the {upload} of any one silo",
+        f"sees only sums of the silos’ {upload}s and what follows from them|, not the {upload} of any one silo{{ring}}",
         assumes="at least two silos do not collude with it; a roster, or an honest relay of keys",
         rests_on="the tests of secure aggregation (`tests/secure_aggregation`)",
     )
