@@ -127,7 +127,8 @@ def _curves(
             _line(axes, records, number, [r for r, _ in curve], [v for _, v in curve], window)
         values = [value for curve in curves for _, value in curve]
         positive = [value for value in values if 0 < value < float("inf")]
-        logarithmic = measure == "loss" and bool(positive) and max(positive) > 20 * min(positive) and min(values) > 0
+        logarithmic = measure == "loss" and all(value > 0 for value in values)
+        logarithmic = logarithmic and bool(positive) and max(positive) > 20 * min(positive)
         if logarithmic:
             axes.set_yscale("log")
             _plain_decades(axes, max(positive) / min(positive))
