@@ -16,7 +16,7 @@ from pathlib import Path
 
 from moretta.audit.catalogue import all_attacks
 from moretta.protocols.cgd.claims import ALIGNMENT
-from moretta.protocols.common.claims import SHARED, Claim
+from moretta.protocols.common.claims import NAMES, SHARED, Claim
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +35,6 @@ LABELS = {
     "baffle": "BAFFLE",
 }
 LABELS |= {"local": "Local training", "centralised": "Centralised training"}
-
-ROLES = {"server": "the server", "silo": "a silo", "silos together": "silos together"}
-ROLES |= {"server and silos": "the server and silos together", "outsider": "an outsider", "eavesdropper": "listeners"}
 
 WIDTH = 118
 
@@ -113,13 +110,13 @@ def brief() -> str:
         for role, some in groupby(
             sorted((one for one in claims if one.place == "brief"), key=rank), lambda one: one.role
         )
-        for line in items(f"{under} {ROLES[role]}:", some)
+        for line in items(f"{under} {NAMES[role]}:", some)
     )
 
 
 def rank(claim: Claim) -> tuple[int, bool]:
     """Return by what claims are in order: roles, and what is learned before what is not."""
-    return list(ROLES).index(claim.role), claim.kind == "not given"
+    return list(NAMES).index(claim.role), claim.kind == "not given"
 
 
 def items(head: str, claims: Iterable[Claim]) -> list[str]:

@@ -25,17 +25,12 @@ from safetensors.numpy import load
 
 from moretta.engines.files import read_file
 from moretta.errors import ParameterError
+from moretta.protocols.common.claims import NAMES
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.report.folder import Attacked, AuditRecord, NotRun, RunRecord
 from moretta.report.table import ends, figure, human_bytes, human_seconds, labels, plain
 
-ROLES: Mapping[str, str] = {
-    "server": "The server",
-    "silo": "A silo",
-    "silos together": "Silos together",
-    "server and silos": "The server with silos",
-    "outsider": "An outsider",
-}
+ROLES: Mapping[str, str] = {role: f"{name[0].upper()}{name[1:]}" for role, name in NAMES.items()}
 """Roles in the order of a page: as an audit writes them, and as a page does."""
 
 GROUPS: Mapping[str, Sequence[str]] = {

@@ -19,6 +19,7 @@ from moretta.contract.wording import enumerated
 from moretta.protocols.common.claims import (
     LISTENERS,
     MASKED,
+    NAMES,
     NOTES,
     SCORES,
     Claim,
@@ -39,14 +40,6 @@ from moretta.report.table import human_bytes, human_seconds, label_of, labels, p
 HEADINGS = ("How good", "What was hidden", "What attacks got")
 
 FAILED = "that an attack failed does not show that none can succeed"
-
-WHO = {
-    "server": "the server",
-    "silo": "a silo",
-    "server and silos": "the server with silos",
-    "silos together": "silos together",
-}
-"""Roles whose claims stand in the sentence on what was hidden, in its order."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +179,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
         )
     held = [claim for claim in claims_of(record.protocol) if claim.holds(run)]
     first = _opening(record) if opening is None else opening
-    roles = [f"{who} {enumerated(said)}" for role, who in WHO.items() if (said := _of(role, held, run))]
+    roles = [f"{who} {enumerated(said)}" for role, who in NAMES.items() if (said := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
     whole = f"{first}; as roles, {'; '.join(roles)}" if first else "; ".join(roles)

@@ -46,10 +46,15 @@ PAST: Mapping[str, str] = {
 }  # fmt: skip
 """The verbs by which the text of a claim with a headline begins, as the headline has them."""
 
-TOGETHER: Mapping[str, str] = {
-    "silos together": "silos together ", "server and silos": "the server with silos ", "outsider": "an outsider ",
+NAMES: Mapping[str, str] = {
+    "server": "the server", "silo": "a silo", "silos together": "silos together",
+    "server and silos": "the server with silos", "outsider": "an outsider",
+    "eavesdropper": "whoever listens to the network",
 }  # fmt: skip
-"""How the sentence of a role begins that stands under the heading of another one."""
+"""Roles in the order of a page, as it calls them."""
+
+TOGETHER = ("silos together", "server and silos", "outsider")
+"""Roles that a sentence names, as it stands under the heading of another one."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +430,8 @@ class Claim:
 
     def sentence(self, record: Record) -> str:
         """Return the sentence about this run."""
-        text = TOGETHER.get(self.role, "") + self._filled(self.text.replace("|", ""), record)
+        text = self._filled(self.text.replace("|", ""), record)
+        text = f"{NAMES[self.role]} {text}" if self.role in TOGETHER else text
         return f"{text[0].upper()}{text[1:]}."
 
     def headline(self, record: Record) -> str:

@@ -285,7 +285,6 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
     yield sentence(f"On the {rows} the model reaches {scored(record.test)}", of_result("test", key))
 
 
-NAMES: Mapping[str, str] = {**ROLES, "eavesdropper": "Whoever listens to the network"}
 MEASURES = ("not given", "obfuscated", "bounded")
 """The kinds of claims that are measures by design; the others are about what a role receives."""
 
@@ -303,7 +302,7 @@ class Held:
         source = f"claim:{self.protocol}:{self.place}"
         text = self.claim.sentence(run).replace("`", "")
         text += f" This holds where: {self.claim.assumes}" * bool(self.claim.assumes)
-        return sentences(text, source, of_result("protocol"), group=NAMES[self.claim.role])
+        return sentences(text, source, of_result("protocol"), group=ROLES[self.claim.role])
 
 
 def held(evidence: Evidence) -> Sequence[Held]:
@@ -312,7 +311,7 @@ def held(evidence: Evidence) -> Sequence[Held]:
         return ()
     run = evidence.record.model_dump(by_alias=True)
     every = enumerate(claims_of(evidence.protocol))
-    found = [Held(one, place, evidence.protocol) for place, one in every if one.role in NAMES and one.holds(run)]
+    found = [Held(one, place, evidence.protocol) for place, one in every if one.role in ROLES and one.holds(run)]
     alone = {one.claim.role for one in found if one.claim.alone}
     return [one for one in found if one.claim.alone or one.claim.role not in alone]
 
@@ -326,7 +325,7 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
         )
         return
     run = evidence.record.model_dump(by_alias=True)
-    for role, name in NAMES.items():
+    for role, name in ROLES.items():
         for one in held(evidence):
             if one.claim.role == role and one.claim.kind not in MEASURES:
                 yield from one.said(run)
@@ -353,7 +352,7 @@ def measures(evidence: Evidence) -> Iterator[Sentence]:
     if evidence.record is None:
         return
     run = evidence.record.model_dump(by_alias=True)
-    for role in NAMES:
+    for role in ROLES:
         for one in held(evidence):
             if one.claim.role == role and one.claim.kind in MEASURES:
                 yield from one.said(run)
@@ -405,7 +404,7 @@ def personal(evidence: Evidence) -> Iterator[Sentence]:
     for about, (text, clauses) in PERSONAL.items():
         having = [one for one in found if one.claim.about == about]
         if having:
-            roles = [name for role, name in NAMES.items() if any(one.claim.role == role for one in having)]
+            roles = [name for role, name in ROLES.items() if any(one.claim.role == role for one in having)]
             cited = [f"clause:{name}" for name in clauses]
             claims = [f"claim:{one.protocol}:{one.place}" for one in having]
             names = ", ".join(name[0].lower() + name[1:] for name in roles)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES, Severity
-from moretta.report.audit import CONFINED, interval, who_does
-from moretta.report.dossier.description import NAMES, held
+from moretta.report.audit import CONFINED, ROLES, interval, who_does
+from moretta.report.dossier.description import held
 from moretta.report.dossier.document import (
     Sentence,
     Verdict,
@@ -210,7 +210,7 @@ def _untested(evidence: Evidence) -> Iterator[Sentence]:
     """Yield by role how many claims no attack of the run's audit tested."""
     audit = evidence.record.audit if evidence.record else None
     played = {one.attack for one in audit.attacks} if audit else set()
-    for role, name in NAMES.items():
+    for role, name in ROLES.items():
         some = [one for one in held(evidence) if one.claim.role == role and one.claim.kind != "unclaimed"]
         rest = [one for one in some if not played & set(one.claim.attacks)]
         if rest:
