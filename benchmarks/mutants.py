@@ -56,7 +56,7 @@ from mutmut.mutation.file_mutation import create_mutations, deep_replace
 
 SUMS, PBPFL = "tests/secure_aggregation", "tests/protocols/pbpfl"
 MODULES = {
-    "ring": ("src/moretta/secure_aggregation/ring.py", f"{SUMS}/test_ring.py", f"{SUMS}/test_small_rings.py"),
+    "ring": ("src/moretta/secure_aggregation/encoding.py", f"{SUMS}/test_ring.py", f"{SUMS}/test_small_rings.py"),
     "encoding": (
         "src/moretta/secure_aggregation/encoding.py",
         *(f"{SUMS}/test_{name}.py" for name in ("small_rings", "active_server", "additive", "pairwise", "blind_sums")),

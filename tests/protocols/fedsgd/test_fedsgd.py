@@ -255,7 +255,7 @@ def test_class_weights_are_torchs_on_the_union_of_the_batches(scheme: Any, smoot
         weight = torch.tensor(settings["class_weights"], dtype=torch.float64)
         nn.functional.cross_entropy(model(inputs), wanted, weight=weight, label_smoothing=smoothing).backward()
         optimizer.step()
-    # The ring's step is about limit / 2^62 (`secure_aggregation.ring`): 2^16 / 2^62 = 6e-14 a round, before the rate.
+    # The ring's step is about limit / 2^62 (`encoding`): 2^16 / 2^62 = 6e-14 a round, before the rate.
     assert largest_relative_difference(ours, weights(model)) < (1e-13 if scheme == "none" else 1e-11)
     assert largest_relative_difference(theirs, weights(model)) < 1e-13
 
