@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Yield the processes of edge clients that were started; at the end none of them may be left."""
-    from moretta.engines import child
+    from moretta.engines import process
 
     found: list[Any] = []
 
@@ -51,9 +51,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
             super().__init__(*words, **options)
             found.append(self)
 
-    monkeypatch.setattr(child.subprocess, "Popen", Seen)
+    monkeypatch.setattr(process.subprocess, "Popen", Seen)
     yield found
-    assert all(process.returncode is not None for process in found)
+    assert all(one.returncode is not None for one in found)
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from test_python_models import SETTINGS, FedSGD, federation, rows
 
 import moretta
 from moretta.engines import confined
-from moretta.engines.confined import ConfinedProcess
 from moretta.engines.confinement import landlock
+from moretta.engines.process import ConfinedProcess
 from moretta.errors import ParameterError
 from moretta.models import operations
 from moretta.models.graph import Graph, written
@@ -336,7 +336,7 @@ def test_a_fork_has_a_process_of_its_own_and_leaves_the_first_one() -> None:
 
 FORK = """
 import os, sys
-from moretta.engines.confined import ConfinedProcess
+from moretta.engines.process import ConfinedProcess
 process = ConfinedProcess("moretta.run.foreign")
 def pid():
     try:

@@ -24,7 +24,7 @@ from test_codec import json_values, same
 from moretta.contract.codec import Codec, size, type_of
 from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
 from moretta.data.alignment import steps
-from moretta.engines import pipe as edge
+from moretta.engines import child as edge
 from moretta.errors import CodecError
 from moretta.protocols.baffle.silo import messages as baffle
 from moretta.protocols.baffle.silo.forward import Layout

@@ -18,9 +18,10 @@ from nvflare.lighter.utils import sign_folders
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.deployment import holding, job
-from moretta.deployment.holding import take_turn
+from moretta.deployment import job
+from moretta.engines import folder_lock
 from moretta.engines.flare.envelope import digest_of
+from moretta.engines.folder_lock import take_turn
 from moretta.errors import ParameterError, PolicyError
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -245,7 +246,7 @@ HOLDER = """
 import os, signal, sys, time
 from pathlib import Path
 from filelock import FileLock
-from moretta.deployment.holding import take_turn
+from moretta.engines.folder_lock import take_turn
 folder, job, made, how = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 if how == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -303,7 +304,7 @@ def test_an_older_process_of_the_same_run_is_ended(tmp_path: Path, hold: Any) ->
 def test_an_older_process_that_does_not_hear_is_killed(
     tmp_path: Path, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "LEAVE", 0.2)
+    monkeypatch.setattr(folder_lock, "LEAVE", 0.2)
     process = hold("run", 1.0, "deaf")
     take_turn(tmp_path, "run", 2.0)
     assert process.wait(10) == -9
@@ -327,7 +328,7 @@ def test_a_job_whose_server_is_silent_gives_way(tmp_path: Path, hold: Any, job: 
 def test_a_holder_that_has_not_said_who_it_is_is_not_ended(
     tmp_path: Path, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "LEAVE", 0.1)
+    monkeypatch.setattr(folder_lock, "LEAVE", 0.1)
     process = hold("run", 1.0, "unsaid")
     with pytest.raises(ParameterError, match="is held by another job of this site that does not end"):
         take_turn(tmp_path, "run", 2.0)

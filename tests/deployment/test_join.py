@@ -27,8 +27,9 @@ import grpc
 from test_cli import Called, call
 from test_runs_with_a_roster import enrol
 
-from moretta.deployment import holding, kits, processes, provisioning, server_connection, server_key
 from moretta.deployment import join as joining
+from moretta.deployment import kits, processes, provisioning, server_connection, server_key
+from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
 
 RUN = """
@@ -278,11 +279,11 @@ def test_a_name_that_means_nothing_yet_is_waited_for_too(here: Path, monkeypatch
 
 def test_a_site_joins_once(here: Path) -> None:
     (here / "moretta").mkdir()
-    with holding.only_one(here / "kits/north/local", "mine"):
-        assert refused(join()).startswith(f"this kit has joined already, by process {os.getpid()}; a site joins once")
+    with held(here / "kits/north/local", joining.LOCK):
+        assert refused(join()).startswith(f"this kit has joined already, by process {os.getpid()} on ")
     shutil.copytree(here / "kits/north", here / "copy")
-    with holding.only_one(here / "moretta", "mine"):
-        assert f"is in use by another join, process {os.getpid()}; leave one" in refused(join("copy"))
+    with held(here / "moretta", joining.LOCK):
+        assert f"is in use by another join, process {os.getpid()} on " in refused(join("copy"))
 
 
 def test_what_the_site_says_is_said_and_a_client_that_fails_is_told(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -502,6 +503,26 @@ def test_what_the_operator_saw_is_what_is_accepted(tmp_path: Path) -> None:
     site_policy.admit(text_of(data="batch-size = 8"), file)
     with pytest.raises(PolicyError):
         site_policy.admit(text_of(data="batch-size = 16"), file)
+
+
+def test_processes_change_what_is_agreed_one_after_the_other(tmp_path: Path) -> None:
+    """Else a running site and `moretta accept` could undo each other's change."""
+    file = site(tmp_path)
+    settings = pinned_settings(site_policy.admit(text_of(), file))
+    said = list[bool]()
+
+    def refuse() -> None:
+        for _ in range(10):
+            said.append(SiteAgreement(file.out).count(settings))
+
+    threads = [threading.Thread(target=refuse) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (found,) = SiteAgreement(file.out).agreed()
+    assert found.refusals == 40
+    assert said.count(False) == MOST - 1  # each is about its own change
 
 
 def test_differences_name_columns_and_their_order(tmp_path: Path) -> None:

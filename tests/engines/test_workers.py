@@ -20,7 +20,7 @@ from toy import SCHEMA, Hello, Said, Say, ToyClient
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Answering, Ask, InSteps, Reason, Replies
-from moretta.engines import child, frames, usage
+from moretta.engines import frames, process, usage
 from moretta.engines.child import ChildClient
 from moretta.engines.in_process import InProcess
 from moretta.engines.silos_here import SilosHere
@@ -362,15 +362,15 @@ def test_a_worker_ends_with_the_process_that_it_belongs_to(make: Make) -> None:
 
 def test_an_interrupt_is_for_the_first_process_alone(make: Make) -> None:
     engine = make(toys())
-    for process in of(engine):
-        os.kill(process, signal.SIGINT)
+    for one in of(engine):
+        os.kill(one, signal.SIGINT)
     assert len(say(engine).answers) == 5
 
 
 def test_a_worker_has_the_time_to_end_a_silos_process_that_hangs(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "PATIENCE", 0.5)
+    monkeypatch.setattr(process, "PATIENCE", 0.5)
     monkeypatch.setattr("moretta.engines.workers.PATIENCE", 0.2)  # which alone would be too little
     clients = dict[str, Any]()
     for name in "ab":

@@ -17,9 +17,10 @@ from moretta.contract.codec import Codec, type_of
 from moretta.contract.messages import Spent
 from moretta.data.alignment import steps
 from moretta.deployment.site import unpack_released
-from moretta.engines import pipe
+from moretta.engines import child
 from moretta.engines.flare import envelope
 from moretta.engines.flare.signing import Gate, ServerSession, Trust, _request
+from moretta.engines.frames import receive_arrays, send_arrays
 from moretta.errors import CodecError, PeerError
 from moretta.protocols.common import overlap, scoring, silo_rows
 from moretta.protocols.registry import ENTRIES
@@ -30,7 +31,7 @@ from moretta.secure_aggregation.identity import Identity
 @cache
 def every_message() -> Codec:
     """Return the codec of all messages that the package declares; each is in one of these."""
-    shared = (schemes, silo_rows, overlap, scoring, pipe)
+    shared = (schemes, silo_rows, overlap, scoring, child)
     own = [kind for entry in ENTRIES.values() for kind in entry.own_messages()]
     return Codec(dict.fromkeys([Spent, *steps.FILES, *own, *(kind for one in shared for kind in one.MESSAGES)]))
 
@@ -55,12 +56,12 @@ def open_framing(data: bytes) -> None:
     stream = io.BytesIO(data)
     while framing.read(stream, 1 << 16) is not None:
         pass
-    pipe.receive_array(io.BytesIO(data))
+    receive_arrays(io.BytesIO(data))
 
 
 def frames() -> list[bytes]:
     stream = io.BytesIO()
-    pipe.send_array(stream, np.arange(6, dtype=np.float32).reshape(2, 3))
+    send_arrays(stream, {"x": np.arange(6, dtype=np.float32).reshape(2, 3)})
     return [stream.getvalue()]
 
 

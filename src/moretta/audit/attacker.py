@@ -26,8 +26,8 @@ from safetensors.numpy import load, save
 
 from moretta.audit.evidence.attack import Attack, Claim
 from moretta.audit.evidence.case import Case
-from moretta.engines.confined import command, environment
 from moretta.engines.confinement import confine, empty_folder, readable, watch
+from moretta.engines.process import command, environment
 from moretta.errors import RunFailed
 
 PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process

@@ -41,7 +41,7 @@ def needs_flare(extra: str = "flare") -> Iterator[None]:
         try:
             yield
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("nvflare", "filelock"):
+            if (error.name or "").partition(".")[0] != "nvflare":
                 raise
             raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'") from None
 

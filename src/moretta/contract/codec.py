@@ -18,7 +18,8 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -51,8 +52,8 @@ Read = Callable[[Any, "_Behind"], Any]
 Plan = tuple[str, Sequence[tuple[str, Write, Read]]]
 _PLANS: dict[type[Message], Plan] = {}  # of the messages that were met so far
 
-# Dtypes' names in a header, in the order of the arrays of one field.
-_NAMES = {np.dtype(name): name for name in ("u8", "i8", "f8", "f4", "u4", "i4", "f2", "u1", "b1")}
+# Dtypes' names in a header, in the order of the arrays of one field. No message has i2, u2 or i1, but rows may.
+_NAMES = {np.dtype(name): name for name in ("u8", "i8", "f8", "f4", "u4", "i4", "f2", "i2", "u2", "u1", "i1", "b1")}
 _DTYPES = {name: dtype.newbyteorder("<") for dtype, name in _NAMES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}  # by itemsize: a message's arrays need few zeros between
 
@@ -79,17 +80,7 @@ class Codec:
 
     def parts(self, message: Message) -> Sequence[bytes | memoryview]:
         """Return the same in parts: a header, and each array's own memory where that lies as it is written."""
-        header, behind = _described(message)
-        pieces: list[bytes | memoryview] = [framing.length_of(header, LENGTH) + header]
-        at = len(pieces[0])
-        for one in behind:
-            if isinstance(one, np.ndarray):
-                pieces += [bytes(-at % ALIGNED), _memory(one)]
-                at += -at % ALIGNED + one.nbytes
-            else:
-                pieces.append(one)
-                at += len(one)
-        return pieces
+        return _laid_out(*_described(message))
 
     def decode(self, data: bytes | bytearray | memoryview) -> Message:
         """Return the message that the bytes hold. Raises only `moretta.errors.CodecError`, whatever the bytes.
@@ -97,7 +88,7 @@ class Codec:
         Of a memoryview, arrays are parts of that memory, read-only: so a large message may lie in a mapped file. Of a
         bytearray they are parts of it too, and may be written to.
         """
-        try:
+        with _one_error("a message of this schema"):
             if len(data) > self._largest:
                 raise CodecError(f"expected a message of at most {self._largest} bytes; got {len(data)}")
             place = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, what="a header")
@@ -105,12 +96,6 @@ class Codec:
             memory = data.toreadonly() if isinstance(data, memoryview) else memoryview(bytearray(data))
             memory = memoryview(data) if isinstance(data, bytearray) else memory
             return self._build(header, _Behind(memory, place.stop))
-        except CodecError:
-            raise
-        except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            # A peer's names may be in it, and it may end at a terminal or in a log.
-            why = "".join(one if one.isprintable() else " " for one in str(error))
-            raise CodecError(f"expected a message of this schema: {why}") from None
 
     def _build(self, header: list[Any], behind: _Behind) -> Message:
         _, name, run, number, attempt, take, *entries = header
@@ -123,6 +108,40 @@ class Codec:
         values = {name: read(entry, behind) for (name, _, read), entry in zip(fields, entries, strict=True)}
         behind.end()
         return kind(stamp=Stamp(run, number, attempt, take), **values)
+
+
+def pack_arrays(arrays: Tensors) -> Sequence[bytes | memoryview]:
+    """Return named arrays in parts, laid out as a message's, for another process of this machine.
+
+    Their numbers may be any, NaN too. Raises `moretta.errors.CodecError` for a dtype that no message has.
+    """
+    behind: list[bytes | Array] = []
+    try:
+        return _laid_out(_write_arrays(arrays, behind).encode(), behind)
+    except KeyError as error:
+        raise CodecError(f"expected arrays of {sorted(_DTYPES)}; got {error.args[0]}") from None
+
+
+def unpack_arrays(data: memoryview) -> dict[str, Array]:
+    """Return what `pack_arrays` packed, as parts of its memory, read-only. Raises only `moretta.errors.CodecError`."""
+    with _one_error("named arrays"):
+        place = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, what="a header")
+        behind = _Behind(data.toreadonly(), place.stop)
+        found = dict(_read_arrays(json.loads(bytes(data[place])), behind))
+        behind.end()
+        return found
+
+
+@contextmanager
+def _one_error(expected: str) -> Iterator[None]:
+    try:
+        yield
+    except CodecError:
+        raise
+    except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        # A peer's names may be in it, and it may end at a terminal or in a log.
+        why = "".join(one if one.isprintable() else " " for one in str(error))
+        raise CodecError(f"expected {expected}: {why}") from None
 
 
 def size(message: Message, without: Collection[str] = ()) -> int:
@@ -150,6 +169,20 @@ def _plan(kind: type[Message]) -> Plan:
 
 
 # Writing
+
+
+def _laid_out(header: bytes, behind: Sequence[bytes | Array]) -> Sequence[bytes | memoryview]:
+    """Return a header and what lies behind it, in parts."""
+    pieces: list[bytes | memoryview] = [framing.length_of(header, LENGTH) + header]
+    at = len(pieces[0])
+    for one in behind:
+        if isinstance(one, np.ndarray):
+            pieces += [bytes(-at % ALIGNED), _memory(one)]
+            at += -at % ALIGNED + one.nbytes
+        else:
+            pieces.append(one)
+            at += len(one)
+    return pieces
 
 
 def _described(message: Message, without: Collection[str] = ()) -> tuple[bytes, list[bytes | Array]]:

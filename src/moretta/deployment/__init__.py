@@ -4,9 +4,8 @@ shared_settings.py  what sites are sent of a run file, and each side's federatio
 site.py             a site's place in a run: its state on disk, what it is released
 torch_role.py  edge_role.py   what a site plays, with PyTorch and without
 controller.py       the server's job in FLARE; executor.py a site's
-job.py  serve.py  join.py  doctor.py   what the commands of these names do
-checks.py  checks.py  checks.py  checks.py  checks.py   the doctor's checks
-kits.py  provisioning.py  provisioning.py  certificates.py   startup kits: what is in one, made, changed, checked
-processes.py  server_connection.py  server_connection.py    FLARE's processes, the way to its server, what it is asked
-holding.py  server_key.py   who may use a folder; whom a site takes for the server
+job.py  serve.py  join.py  doctor.py   what the commands of these names do; checks.py what doctor looks at
+kits.py  provisioning.py  certificate_requests.py   startup kits: what is in one, made and patched, for a site's own key
+processes.py  server_connection.py  FLARE's processes, the way to its server, what it is asked
+server_key.py       whom a site takes for the server
 """

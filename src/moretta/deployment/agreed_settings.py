@@ -24,7 +24,8 @@ from typing import Any
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.engines.files import make_folder, write_atomically
+from moretta.engines.files import write_atomically
+from moretta.engines.folder_lock import alone
 from moretta.errors import ParameterError, PolicyError
 
 FORMAT = 1
@@ -85,6 +86,8 @@ class RefusedRun:
 class SiteAgreement:
     """The file of what a site has agreed to, in the folder `out` of its silo.toml.
 
+    A site that plays and its operator (`moretta accept`) change it one after the other.
+
     Raises:
         ParameterError: the file is damaged.
     """
@@ -106,25 +109,27 @@ class SiteAgreement:
         Raises:
             PolicyError: other settings are pinned; these wait for the operator.
         """
-        agreed, waiting = self._read()
-        if not agreed:
-            self._write([AgreedSettings(settings)], None)
-        elif not any(one.settings == settings for one in agreed):
-            changes = "; ".join(differences(agreed[-1].settings, settings))
-            sentence = (
-                "the run has another schema, or other settings that touch rows, than this site has agreed to "
-                f"({changes:.600}); its operator decides by moretta accept"
-            )
-            self._write(agreed, RefusedRun(sentence, settings))
-            raise PolicyError(sentence)
-        elif waiting is not None and not waiting.settings:
-            self._write(agreed, None)  # what was refused by its text alone is over
+        with alone(self._path):
+            agreed, waiting = self._read()
+            if not agreed:
+                self._write([AgreedSettings(settings)], None)
+            elif not any(one.settings == settings for one in agreed):
+                changes = "; ".join(differences(agreed[-1].settings, settings))
+                sentence = (
+                    "the run has another schema, or other settings that touch rows, than this site has agreed to "
+                    f"({changes:.600}); its operator decides by moretta accept"
+                )
+                self._write(agreed, RefusedRun(sentence, settings))
+                raise PolicyError(sentence)
+            elif waiting is not None and not waiting.settings:
+                self._write(agreed, None)  # what was refused by its text alone is over
 
     def refuse(self, sentence: str) -> None:
         """Note why a run was refused for another reason, for `moretta doctor`."""
-        agreed, waiting = self._read()
-        if waiting is None or not waiting.settings:
-            self._write(agreed, RefusedRun(sentence))
+        with alone(self._path):
+            agreed, waiting = self._read()
+            if waiting is None or not waiting.settings:
+                self._write(agreed, RefusedRun(sentence))
 
     def open(self, settings: Settings) -> None:
         """Look whether settings are open, before a row is read.
@@ -141,7 +146,10 @@ class SiteAgreement:
 
     def close(self, settings: Settings) -> bool:
         """Close settings that no run was ready under, as rows did not fit them. Return whether they were open."""
-        return self._change(settings, lambda one: one if one.ready or one.closed else replace(one, closed=_now()))
+        before, now = self._change(
+            settings, lambda one: one if one.ready or one.closed else replace(one, closed=_now())
+        )
+        return before != now
 
     def count(self, settings: Settings) -> bool:
         """Count a refusal of a round that depended on rows. Return whether it closed the settings."""
@@ -150,8 +158,8 @@ class SiteAgreement:
             closed = _now() if one.refusals + 1 >= MOST else ""
             return replace(one, refusals=one.refusals + 1, closed=one.closed or closed)
 
-        self._change(settings, counted)
-        return any(one.settings == settings and one.closed for one in self._read()[0])
+        _, now = self._change(settings, counted)
+        return any(one.settings == settings and one.closed for one in now)
 
     def proved(self, settings: Settings) -> None:
         """Note that the site's rows fit."""
@@ -159,19 +167,24 @@ class SiteAgreement:
 
     def accept(self, shown: RefusedRun | None) -> None:
         """Play by what was shown to the operator too; where nothing waited, open what is closed."""
-        agreed, waiting = self._read()
-        if shown is None or not shown.settings:
-            agreed = [replace(one, closed="", refusals=0) for one in agreed]
-        elif all(one.settings != shown.settings for one in agreed):
-            agreed.append(AgreedSettings(shown.settings))
-        self._write(agreed, waiting if waiting != shown else None)
+        with alone(self._path):
+            agreed, waiting = self._read()
+            if shown is None or not shown.settings:
+                agreed = [replace(one, closed="", refusals=0) for one in agreed]
+            elif all(one.settings != shown.settings for one in agreed):
+                agreed.append(AgreedSettings(shown.settings))
+            self._write(agreed, waiting if waiting != shown else None)
 
-    def _change(self, settings: Settings, change: Callable[[AgreedSettings], AgreedSettings]) -> bool:
-        agreed, waiting = self._read()
-        changed = [change(one) if one.settings == settings else one for one in agreed]
-        if changed != agreed:
-            self._write(changed, waiting)
-        return changed != agreed
+    def _change(
+        self, settings: Settings, change: Callable[[AgreedSettings], AgreedSettings]
+    ) -> tuple[Sequence[AgreedSettings], Sequence[AgreedSettings]]:
+        """Change the entry of some settings; return all entries as they were, and as they are."""
+        with alone(self._path):
+            agreed, waiting = self._read()
+            changed = [change(one) if one.settings == settings else one for one in agreed]
+            if changed != agreed:
+                self._write(changed, waiting)
+        return agreed, changed
 
     def _read(self) -> tuple[list[AgreedSettings], RefusedRun | None]:
         try:
@@ -196,7 +209,6 @@ class SiteAgreement:
             "agreed": [asdict(one) for one in agreed],
             "waiting": None if waiting is None else asdict(waiting),
         }
-        make_folder(self._path.parent, 0o700)
         write_atomically(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)
 
 

@@ -48,11 +48,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from moretta.config.silo_file import SiloFile
 from moretta.deployment import kits, processes, provisioning, server_key
-from moretta.deployment.holding import only_one
 from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER
 from moretta.deployment.provisioning import AUTHORITY, MANIFEST, ORGANISATION, PROJECT, ROOT, ROOT_KEY, keys_at_sites
 from moretta.deployment.server_key import SERVER_KEY, load_json
 from moretta.engines.files import make_folder, rename, write_atomically
+from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
 
@@ -209,7 +209,8 @@ def same_fingerprint(given: str, own: str) -> bool:
 
 ISSUED = "issued"
 DAYS = 360  # as FLARE's own certificates
-HELD = "another moretta kit sign, {}, is at work there; wait for its end"
+LOCK = "sign.lock"
+HELD = "another moretta kit sign, {holder}, is at work there; wait for its end"
 
 
 def sign(
@@ -230,7 +231,7 @@ def sign(
     authority, manifest = folder / AUTHORITY, load_json(folder / MANIFEST)
     request = read_request(read_small(path), now)
     make_folder(authority / ISSUED, 0o700)
-    with only_one(authority, HELD):
+    with held(authority, LOCK, HELD):
         _check_free(request, str(manifest["host"]), authority / ISSUED, renew)
         if not agrees(request):
             raise ParameterError(

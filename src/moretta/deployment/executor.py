@@ -18,12 +18,12 @@ from nvflare.apis.signal import Signal
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
-from moretta.deployment.holding import take_turn
 from moretta.deployment.server_key import SILO, trust_of
 from moretta.deployment.site import Site, log_to
 from moretta.deployment.site_policy import check_job
 from moretta.engines.flare.cells import receive
 from moretta.engines.flare.site_worker import SiteWorker
+from moretta.engines.folder_lock import take_turn
 from moretta.engines.usage import cap
 from moretta.errors import ParameterError
 

@@ -14,19 +14,20 @@ from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
 from moretta.deployment import checks, kits, processes, provisioning, server_connection
 from moretta.deployment.checks import writable
-from moretta.deployment.holding import only_one
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
+from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.registry import check_edge_packages
 
 LOOK = 0.2
 AGAIN = 2.0  # seconds between two tries to reach a server that is not there yet
 OFTEN, WITHIN = 4, 150.0  # so many connections in so many seconds: somebody else takes them over; FLARE starts by two
-KIT_HELD = "this kit has joined already, by {}; a site joins once, so leave one of them"
+LOCK = "join.lock"
+KIT_HELD = "this kit has joined already, by {holder}; a site joins once, so leave one of them"
 OUT_HELD = (
-    "the folder of silo.toml is in use by another join, {}; leave one of them, or give each its own [silo] out, as two "
-    "federations need"
+    "the folder of silo.toml is in use by another join, {holder}; leave one of them, or give each its own [silo] out, "
+    "as two federations need"
 )
 Say = Callable[[str], None]
 
@@ -48,7 +49,7 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     settings |= {"edge": True} if edge else {}
     settings |= {} if memory_limit_mib is None else {"memory-limit-mib": memory_limit_mib}
     file.out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with only_one(kit / "local", KIT_HELD), only_one(file.out, OUT_HELD):
+    with held(kit / "local", LOCK, KIT_HELD), held(file.out, LOCK, OUT_HELD):
         return _join(kit, file.out, settings, say)
 
 

@@ -1,30 +1,91 @@
-"""A silo in a process of its own, so that its memory can be measured and limited; its standard input takes messages."""
+"""A silo in a process of its own, so that its memory can be measured and limited; its standard input takes messages.
+
+Each part follows its length (`moretta.contract.framing`): a message of the codec, or named arrays
+(`moretta.engines.frames`). Nothing else is ever on standard output, and nothing secret is on the command line or in the
+environment.
+
+    parent                                          the process
+      BeSilo(settings, its state), its rows     -->   makes its role
+      Restore(state)                            -->   restores it
+      any message of the protocol               -->   answers it
+                                                <--   AnswerHeader, and unless it has an error, the answer, or
+                                                      Acknowledged where the message needs none
+"""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
-import select
-import signal
-import subprocess
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO
 
+from moretta import errors
 from moretta.contract import framing
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Array, Message
+from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
-from moretta.engines import pipe as wire
-from moretta.engines.confinement import empty_folder
-from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
-from moretta.errors import CodecError, Disconnected, MisuseError
+from moretta.engines.frames import send_arrays
+from moretta.engines.process import LONGEST, PATIENCE, START, Process
+from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError
 
 log = logging.getLogger("moretta")
+
+HERE = Stamp("edge", 0, 0)  # of messages that do not leave the machine
+SENTENCE = 10_000  # characters
+
+
+@message("edge/be-silo")
+class BeSilo(Message):
+    """Be this silo: its settings (`moretta.protocols.baffle.edge.settings`) and state; its rows follow as arrays.
+
+    insecure: for tests, the root from which its keys follow; no bytes: the operating system draws them.
+    """
+
+    settings: str
+    state: Mapping[str, bytes]
+    insecure: bytes
+
+
+@message("edge/restore")
+class Restore(Message):
+    """Take up a state."""
+
+    state: Mapping[str, bytes]
+
+
+@message("edge/done")
+class Acknowledged(Message):
+    """It is done."""
+
+
+@message("edge/envelope")
+class AnswerHeader(Message):
+    """What comes before an answer; protocols do not see it.
+
+    seconds: by phase. peak_mib: the most memory the process has had resident. state: the silo's, where it has changed.
+    error: the error's class, of `moretta.errors` or any other, and its sentence; then no answer follows.
+    """
+
+    seconds: Mapping[str, float]
+    peak_mib: float
+    state: Mapping[str, bytes]
+    error: str
+    sentence: str
+
+
+MESSAGES = (BeSilo, Restore, Acknowledged, AnswerHeader)
+
+_ERRORS = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MorettaError)
+}
+
+
+def error_of(envelope: AnswerHeader) -> Exception:
+    """Return the error in an envelope, of the same class if it is one of ours."""
+    kind = _ERRORS.get(envelope.error)
+    return RuntimeError(f"{envelope.error}: {envelope.sentence}") if kind is None else kind(envelope.sentence)
+
 
 # Threads have buffers of their own, and the C library's pools for them too; large arrays go back when they are freed.
 SMALL = {
@@ -33,10 +94,6 @@ SMALL = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "262144",
 }
-START = 120.0  # seconds to start and load its rows, whatever the deadline
-LONGEST = 600.0  # seconds to answer where no deadline is given, so that a process that hangs does not hang the run
-PATIENCE = 5.0  # seconds to end in, once its input has ended, and for an answer that waits to be read
-STDERR_TAIL = 4096  # bytes in which the last line is looked for
 
 
 class ChildClient:
@@ -72,9 +129,10 @@ class ChildClient:
         self.peak_mib = self.starting = 0.0
         self.ends = 0
         self.deadline = LONGEST
-        self._name, self._settings, self._state, self._rows = name, settings, dict(state), rows
+        self._name, self._settings, self._state = name, settings, dict(state)
+        self._rows = dict(zip("xy", rows, strict=True))
         self._insecure, self._command, self._here = insecure, tuple(command), here
-        self._codec = Codec((*messages, *wire.MESSAGES))
+        self._codec = Codec((*messages, *MESSAGES))
         self._process: Process | None = None
 
     @InSteps
@@ -101,7 +159,7 @@ class ChildClient:
         self._process = Process(self._command, own_environment())
         begin = BeSilo(stamp=HERE, settings=self._settings, state=self._state, insecure=self._insecure)
         try:
-            self._done(begin, *self._rows, seconds=max(START, self.deadline))
+            self._done(begin, self._rows, seconds=max(START, self.deadline))
         except Exception:  # half made, it is of no use to the next message
             self.close()
             raise
@@ -126,17 +184,17 @@ class ChildClient:
             self._process.close()
             self._process = None
 
-    def _done(self, message: Message, *arrays: Array, seconds: float | None = None) -> None:
-        self._ask(message, *arrays, seconds=seconds)
+    def _done(self, message: Message, rows: Mapping[str, Array] | None = None, seconds: float | None = None) -> None:
+        self._ask(message, rows, seconds)
         answer = self.reply(seconds)
         if not isinstance(answer, Acknowledged):
             raise self._gone(f"sent `{answer.TAG}` where nothing was asked")
 
-    def _ask(self, message: Message, *arrays: Array, seconds: float | None = None) -> None:
+    def _ask(self, message: Message, rows: Mapping[str, Array] | None = None, seconds: float | None = None) -> None:
         with self._within(seconds) as process:
             framing.write(process.input, self._codec.encode(message))
-            for array in arrays:
-                wire.send_array(process.input, array)
+            if rows is not None:
+                send_arrays(process.input, rows)
 
     def reply(self, seconds: float | None = None) -> Message:
         """Return the answer to what was asked last. Raises as `answer`. seconds: to wait, None for the deadline."""
@@ -152,7 +210,7 @@ class ChildClient:
         self.peak_mib = max(self.peak_mib, envelope.peak_mib)
         self._state = dict(envelope.state) or self._state
         if answer is None:
-            raise wire.error_of(envelope)
+            raise error_of(envelope)
         return answer
 
     @contextlib.contextmanager
@@ -221,122 +279,3 @@ def own_environment() -> dict[str, str]:
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, found["PYTHONPATH"].split(os.pathsep)))
     return found
-
-
-class Process:
-    """A process in an empty folder, and its pipes. What it writes to standard error is kept in an unnamed file.
-
-    leads: whether it leads a session of its own, of which nothing outlives it.
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, leads: bool = False) -> None:
-        with contextlib.ExitStack() as stack:
-            errors = stack.enter_context(tempfile.TemporaryFile())
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,
-                cwd=stack.enter_context(empty_folder()),
-                env=environment,
-                start_new_session=leads,
-            )
-            held = stack.pop_all()
-        self._leads = leads
-        self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
-        self.input, self.output = _binary(self._pipes[0]), _binary(io.BufferedReader(self._pipes[1]))
-        self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # or as the interpreter ends
-
-    def wait_until(self, moment: float) -> None:
-        """Let reads and writes raise TimeoutError after a moment of `time.monotonic`."""
-        for pipe in self._pipes:
-            pipe.until = moment
-
-    def kill(self) -> None:
-        """End it at once; `close` is to follow."""
-        _kill(self._popen, self._leads)
-
-    def leave(self) -> None:
-        """Leave it to the process that started it, of which this one is a fork."""
-        self._finalizer.detach()
-        self._popen.returncode = 0  # it is not this process's child, so that nobody here waits for it
-        for stream in (self._popen.stdin, self._popen.stdout):
-            if stream is not None:
-                stream.close()
-
-    def close(self) -> str:
-        """Close its input, and kill it if it does not end. Return how it ended, with its last line of stderr."""
-        return self._finalizer() or ""
-
-
-class _Pipe(io.RawIOBase):
-    """One end of a pipe, which waits for the other until a moment of `time.monotonic`, then raises TimeoutError."""
-
-    def __init__(self, pipe: IO[bytes] | None) -> None:
-        if pipe is None:
-            raise MisuseError("expected a process with pipes")
-        self._pipe, self.until = pipe, 0.0
-        os.set_blocking(pipe.fileno(), False)
-
-    def readable(self) -> bool:
-        """Return True, as io wants to know."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read what is there, once anything is; 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        self._wait(select.POLLIN)
-        return os.readv(self._pipe.fileno(), [view])
-
-    def write(self, data: Any) -> int:
-        """Write all of it."""
-        view, written = memoryview(data).cast("B"), 0
-        while written < len(view):
-            self._wait(select.POLLOUT)
-            with contextlib.suppress(BlockingIOError):  # less room than the system said
-                written += os.write(self._pipe.fileno(), view[written:])
-        return written
-
-    def _wait(self, event: int) -> None:
-        poll = select.poll()
-        poll.register(self._pipe.fileno(), event)
-        if not poll.poll(max(0.0, self.until - time.monotonic()) * 1000):
-            raise TimeoutError
-
-
-def _binary(stream: Any) -> BinaryIO:
-    binary: BinaryIO = stream
-    return binary
-
-
-def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:
-    """Kill a process, and what it started where it leads a session."""
-    if leads:
-        with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-            os.killpg(popen.pid, signal.SIGKILL)
-    else:
-        popen.kill()
-
-
-def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.ExitStack, leads: bool) -> str:
-    """End a process; return how it ended, and the last line that it wrote to standard error."""
-    for stream in (popen.stdin, popen.stdout):
-        try:
-            if stream is not None:
-                stream.close()
-        except OSError:
-            pass  # what was still to be written has nobody to read it
-    try:
-        popen.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        _kill(popen, leads)
-        popen.wait()
-    if leads:
-        _kill(popen, leads)
-    with held:
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
-        lines = errors.read().decode(errors="replace").strip().splitlines()
-    code = popen.returncode
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}: {lines[-1]:.300}" if lines else how

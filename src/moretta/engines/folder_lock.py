@@ -1,124 +1,159 @@
-"""One process at a time writes into a run's folder: a lock on a file of it that says who has it.
+"""One process at a time has a folder: a lock on a file of it (filelock) that says who has it.
 
 The system takes the lock back when the process ends, however it ends, so none is ever left over. The file goes with the
-lock; one that a killed process left says nothing, and the next holder takes it.
+lock; one that a killed process left says nothing, and the next holder takes it. A fork does not keep its parent's lock.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import platform
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from moretta.engines.files import make_folder, read_text
+import psutil
+from filelock import FileLock, Timeout
+
+from moretta.engines.files import make_folder, read_text, write_atomically
 from moretta.errors import ParameterError
 
 LOCK = "held.json"
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # what a link leads to would be emptied
+IN_USE = "{folder} is in use by {holder}; wait until that has ended, end it, or name another folder by --out"
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system without locks
+WAIT = 10.0  # seconds for another process to have changed a file
+
+HOLDER = "job.json"  # which job has a site's folder
+LEAVE = 5.0  # seconds that an earlier job of this site has to end when it is asked to
+SILENT = 30.0  # seconds without a word from a job's server after which another may take its place
+STEP = 0.05  # seconds between two tries to lock
 
 log = logging.getLogger("moretta")
+_turns = list[FileLock]()  # a lock is released with its object, and a job's is to last as long as its process
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None]:
     """Hold a folder, which is made if need be, for as long as a `with` block lasts.
 
-    Raises `moretta.errors.ParameterError`, which names process, host and time, where another has it, or another thread.
+    Args:
+        folder: to be held.
+        name: of the lock's file in it.
+        refusal: the error's sentence, with {folder} and {holder}.
+
+    Raises:
+        ParameterError: another process has the folder, or another thread.
     """
     make_folder(folder)
-    path = folder / LOCK
-    descriptor = _taken(path)
-    _OPEN.add(descriptor)
-    owner = os.getpid()
+    path, owner = folder / name, os.getpid()
+    lock = _locked(path, refusal)
+    mine = {"pid": owner, "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
     try:
-        os.ftruncate(descriptor, 0)
-        since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}).encode())
+        path.write_text(json.dumps(mine))
         yield
     finally:
         if os.getpid() == owner:
-            if _is(path, descriptor):  # while it is held, so that it is nobody else's
+            if _said(path) == mine:  # while it is held, and not where the folder has gone and is another's now
                 path.unlink()
-            _OPEN.discard(descriptor)
-            os.close(descriptor)
+            lock.release()
 
 
 def refuse_held(folder: Path) -> None:
     """Raise `moretta.errors.ParameterError` where somebody holds a folder; it stays as it is."""
-    path = folder / LOCK
-    try:
-        descriptor = os.open(path, os.O_RDWR | _NO_LINK)
-    except OSError:
-        return  # nobody has it, or whoever has is another user, whose files cannot be written either
-    try:
-        if not _locks(descriptor):
-            raise _refusal(path)
-    finally:
-        os.close(descriptor)
+    if (folder / LOCK).is_file():
+        with suppress(OSError):  # of another user, whose files cannot be written either
+            _locked(folder / LOCK, IN_USE).release()
 
 
-_OPEN = set[int]()  # of this process; a forked child closes them, as it would keep the lock when its parent is gone
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let one process at a time read and change a file, whose folder is made if need be; others wait for their turn.
 
-
-def _close_in_child() -> None:
-    while _OPEN:
-        os.close(_OPEN.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _taken(path: Path) -> int:
-    """Return the descriptor of a file that is locked and has this path."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
-        try:
-            if not _locks(descriptor):
-                raise _refusal(path)
-            if _is(path, descriptor):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its holder has removed it meanwhile
-
-
-def _is(path: Path, descriptor: int) -> bool:
-    """Return whether a path still names the file that is open: it may be gone, or another by now."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _locks(descriptor: int) -> bool:
-    """Lock a file; return whether it was free. Where files cannot be locked, it is taken for free."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        log.warning("this file system has no locks (%s), so nobody keeps two runs out of one folder", error.strerror)
-    return True
-
-
-def _refusal(path: Path) -> ParameterError:
-    try:
-        holder = json.loads(read_text(path.parent, path.name))
-        pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
-        who = f"process {pid} on {host!r:.80}, since {since:.40}"
-    except (OSError, ValueError, KeyError, TypeError, ParameterError):
-        who = "another process"  # which has the lock, and has not said yet who it is
-    return ParameterError(
-        f"{path.parent} is in use by {who}; wait until that has ended, end it, or name another folder by --out"
+    Raises:
+        ParameterError: another process takes longer than `WAIT`.
+    """
+    make_folder(path.parent, 0o700)
+    lock = _locked(
+        path.with_name(f".{path.name}.lock"), "a file of {folder} is being changed by {holder}; try again", WAIT
     )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _locked(path: Path, refusal: str, wait: float = 0.0) -> FileLock:
+    """Return a lock that is taken. Raises ParameterError with the sentence where another has it for so many seconds."""
+    lock = _lock(path)
+    try:
+        lock.acquire(timeout=wait, poll_interval=STEP)
+    except Timeout:
+        raise ParameterError(refusal.format(folder=path.parent, holder=_holder(path))) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        log.warning("this file system has no locks (%s), so nobody keeps two runs out of one folder", error.strerror)
+    return lock
+
+
+def _lock(path: Path) -> FileLock:
+    mode = 0o644 if path.name == LOCK else 0o600
+    return FileLock(path, mode=mode, thread_local=False, fallback_to_soft=False)  # its thread may end before it
+
+
+def _said(path: Path) -> object:
+    try:
+        return json.loads(read_text(path.parent, path.name))
+    except (OSError, ValueError, ParameterError):
+        return None
+
+
+def _holder(path: Path) -> str:
+    match _said(path):
+        case {"pid": int(pid), "host": str(host), "since": str(since)}:
+            return f"process {pid} on {host!r:.80}, since {since:.40}"
+    return "another process"  # which has the lock, and has not said yet who it is
+
+
+def take_turn(folder: Path, job: str, made: float) -> Path:
+    """Hold a site's folder for as long as this process lives; return the file to `touch` while its server speaks.
+
+    job: the digest of the shared settings; made: the moment at which the job was made. What still holds the folder is
+    ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
+    Raises `moretta.errors.ParameterError` where another run is played in it.
+    """
+    make_folder(folder, 0o700)
+    lock = _lock(folder / "job.lock")
+    for how in (None, signal.SIGTERM, signal.SIGKILL):
+        if how is not None:
+            _end_job(folder, job, made, how)
+        with suppress(Timeout):
+            lock.acquire(timeout=0 if how is None else LEAVE, poll_interval=STEP)
+            _turns.append(lock)
+            me = {"pid": os.getpid(), "job": job, "made": made}
+            write_atomically(folder / HOLDER, json.dumps(me).encode(), mode=0o600)
+            return folder / HOLDER
+    raise ParameterError(f"{folder} is held by another job of this site that does not end; end that process")
+
+
+def _end_job(folder: Path, job: str, made: float, how: signal.Signals) -> None:
+    path, lock = folder / HOLDER, folder / "job.lock"
+    try:
+        holder, silent = json.loads(path.read_text()), time.time() - path.stat().st_mtime
+        pid, theirs = int(holder["pid"]), float(holder["made"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # it has the lock, and has not said yet who it is
+    if silent < SILENT and (holder["job"] != job or theirs >= made):
+        raise ParameterError(
+            f"{folder} is in use by another job of this site (process {pid}), which its server still speaks to: "
+            "another run, or the site has joined twice; wait for its end, or give each silo.toml an out of its own"
+        )
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if any(Path(file.path) == lock.resolve() for file in process.open_files()):  # else the number is another's now
+            process.send_signal(how)

@@ -3,8 +3,10 @@
 A frame is both behind their lengths. The header says what is where, and the body has arrays and bytes one after the
 other, each at a multiple of `ALIGNED`, so that no number goes through text and all answers of a process are one part.
 Values are None, truth values, numbers, text, bytes, arrays, and mappings by text, tuples and lists of these; a message
-is its tag, its stamp and its fields. Only processes that were forked from the same one read frames; what comes from
-elsewhere is for the codec.
+is its tag, its stamp and its fields. Only processes that were forked from the same one read frames.
+
+A process that was started anew may run what somebody else wrote, so named arrays travel to it and back as the codec
+lays them out, behind their length: whatever the bytes, they are arrays or one error.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ import math
 import socket
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from moretta.contract import framing
+from moretta.contract.codec import pack_arrays, unpack_arrays
 from moretta.contract.framing import WIDTH
 from moretta.contract.messages import Array, Message, Stamp
 from moretta.errors import PeerError
 
 ALIGNED = 16  # bytes; no number is longer
 PLAIN = (str, int, float, bool, type(None))
+LARGEST = 1 << 40  # bytes of arrays from a process that is trusted
 
 
 class Frame(NamedTuple):
@@ -160,3 +165,14 @@ class _Body:
         start = self._position
         self._position += -(-length // ALIGNED) * ALIGNED
         return self._data[start : start + length]
+
+
+def send_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
+    """Write named arrays. Raises OSError where the reader is gone, and CodecError for arrays of no numbers."""
+    framing.write(stream, *pack_arrays({name: np.asarray(one) for name, one in arrays.items()}))
+
+
+def receive_arrays(stream: BinaryIO, largest: int = framing.LIMIT) -> dict[str, Array] | None:
+    """Return the next arrays, or None at the end. Raises CodecError for anything else, or more bytes."""
+    data = framing.read(stream, largest)
+    return None if data is None else unpack_arrays(memoryview(data))

@@ -37,6 +37,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, Missing, Reason, State
 from moretta.engines import child, frames, worker
+from moretta.engines import process as of_silo
 from moretta.engines.silos_here import Answered, SilosHere, absent
 from moretta.errors import ParameterError, PeerError, RunFailed
 
@@ -236,7 +237,7 @@ def _end(workers: Sequence[_Worker], owner: int) -> None:
         one.socket.close()
     began = time.monotonic()
     for one in workers:  # one that is killed cannot end a silo's process that hangs
-        _how(one.process, began + PATIENCE + one.children * child.PATIENCE)
+        _how(one.process, began + PATIENCE + one.children * of_silo.PATIENCE)
 
 
 def _how(process: int, until: float) -> str:

@@ -4,7 +4,7 @@ A graph may be somebody else's. PyTorch trusts some of what its operations are t
 the process, and so does a dimension that is not there. So an operation is one of a list, and its arguments are checked
 against its schema each time: tensors are plain ones, numbers are within range, and memory formats, layouts and dtypes
 are words. Arithmetic on sizes is of numbers alone. A graph can still compute wrong numbers, take long, and ask for much
-memory, which is bounded where it runs (`moretta.engines.confined`).
+memory, which is bounded where it runs (`moretta.engines.process`).
 """
 
 from __future__ import annotations

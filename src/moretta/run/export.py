@@ -16,8 +16,8 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array
-from moretta.engines.confined import ConfinedProcess, serve
 from moretta.engines.files import check_ending, check_replaced, read_text, write_atomically
+from moretta.engines.process import ConfinedProcess, serve
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models.by_keyword import Packing, Unpack
@@ -165,7 +165,7 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
 
 
 def main() -> None:
-    """Export a graph of somebody's folder, in a confined process (`moretta.engines.confined`)."""
+    """Export a graph of somebody's folder, in a confined process (`moretta.engines.process`)."""
 
     def answer(request: dict[str, Array]) -> Mapping[str, Array]:
         inputs = request[INPUTS].tobytes().decode()

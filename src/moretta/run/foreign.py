@@ -1,6 +1,6 @@
 """A model that came as a graph in somebody's folder: its tensors are here, and a confined process runs it.
 
-`python -m moretta.run.foreign` is that process (`moretta.engines.confined`). It starts with the first rows and takes
+`python -m moretta.run.foreign` is that process (`moretta.engines.process`). It starts with the first rows and takes
 all of a command's.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moretta.contract.messages import Array, Tensors
-from moretta.engines.confined import ConfinedProcess, serve
+from moretta.engines.process import ConfinedProcess, serve
 from moretta.errors import ParameterError
 from moretta.models.graph import Graph
 from moretta.protocols.common.modules import CHUNK, Inputs, arrays, chunks, outputs_of

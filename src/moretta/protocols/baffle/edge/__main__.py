@@ -1,4 +1,4 @@
-"""The process itself, also ``python -m moretta.edge``; its parent talks to it by `moretta.engines.pipe`."""
+"""The process itself, also ``python -m moretta.edge``; its parent talks to it by `moretta.engines.child`."""
 
 import sys
 

@@ -16,9 +16,10 @@ from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import answered
-from moretta.engines import pipe as wire
+from moretta.engines.child import HERE, SENTENCE, Acknowledged, AnswerHeader, BeSilo, Restore
+from moretta.engines.child import MESSAGES as OF_PROCESS
 from moretta.engines.confinement import confine, readable
-from moretta.engines.pipe import HERE, Acknowledged, AnswerHeader, BeSilo, Restore
+from moretta.engines.frames import receive_arrays
 from moretta.engines.usage import Clock, cap, give_back_code, peak_mib
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError, RowsError
 from moretta.protocols.baffle.edge.memory import fit
@@ -38,7 +39,7 @@ from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.sums import Contributor
 
-SCHEMA = (*schema_of(MESSAGES), *wire.MESSAGES)
+SCHEMA = (*schema_of(MESSAGES), *OF_PROCESS)
 # Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
 # direction. Gaussian ones come from a table by 64-bit numbers. A silo that adds up its own estimate also holds sums,
 # and for Adam two moments, those of the round's start, and copies of all for its checkpoint and on their way there.
@@ -261,8 +262,10 @@ class Host:
 
     def _answer(self, asked: Message) -> Message:
         if isinstance(asked, BeSilo):
-            rows = wire.receive_array(self._source), wire.receive_array(self._source)
-            self._silo = EdgeSilo(asked, *rows)
+            rows = receive_arrays(self._source)
+            if rows is None or rows.keys() != {"x", "y"}:
+                raise CodecError("expected the silo's rows, as arrays x and y")
+            self._silo = EdgeSilo(asked, **rows)
             return Acknowledged(stamp=HERE)
         if self._silo is None:
             raise MisuseError(f"expected to be told first which silo this is, got `{asked.TAG}`")
@@ -276,7 +279,7 @@ class Host:
             peak_mib=peak_mib(),
             state={} if silo is None else silo.news(),
             error="" if error is None else type(error).__name__,
-            sentence=str(error or "")[: wire.SENTENCE].encode(errors="replace").decode(),
+            sentence=str(error or "")[:SENTENCE].encode(errors="replace").decode(),
         )
 
 

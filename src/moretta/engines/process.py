@@ -1,0 +1,265 @@
+"""A process of its own, its pipes, and one that computes with somebody else's graph: it is sent arrays, and sends some.
+
+`ConfinedProcess` is the parent's half, and `serve` the process's own. A request and an answer are named arrays
+(`moretta.engines.frames`); nothing is pickled.
+
+    parent                                  the process
+                                            is confined (`moretta.engines.confinement`)
+      arrays by name                   -->  computes
+                                       <--  arrays by name, or the one array `error`: its class and its sentence
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+
+from moretta.contract import framing
+from moretta.contract.codec import pack_arrays
+from moretta.contract.messages import Array
+from moretta.engines.confinement import confine, empty_folder, readable
+from moretta.engines.frames import LARGEST, receive_arrays, send_arrays
+from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
+
+START = 120.0  # seconds to start and load its rows, whatever the deadline
+LONGEST = 600.0  # seconds to answer where no deadline is given, so that a process that hangs does not hang the run
+PATIENCE = 5.0  # seconds to end in, once its input has ended, and for an answer that waits to be read
+STDERR_TAIL = 4096  # bytes in which the last line is looked for
+ERROR = "error"
+SENTENCE = 1000  # characters
+
+
+class Process:
+    """A process in an empty folder, and its pipes. What it writes to standard error is kept in an unnamed file.
+
+    leads: whether it leads a session of its own, of which nothing outlives it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, leads: bool = False) -> None:
+        with contextlib.ExitStack() as stack:
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                cwd=stack.enter_context(empty_folder()),
+                env=environment,
+                start_new_session=leads,
+            )
+            held = stack.pop_all()
+        self._leads = leads
+        self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
+        self.input, self.output = _binary(self._pipes[0]), _binary(io.BufferedReader(self._pipes[1]))
+        self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # or as the interpreter ends
+
+    def wait_until(self, moment: float) -> None:
+        """Let reads and writes raise TimeoutError after a moment of `time.monotonic`."""
+        for pipe in self._pipes:
+            pipe.until = moment
+
+    def kill(self) -> None:
+        """End it at once; `close` is to follow."""
+        _kill(self._popen, self._leads)
+
+    def leave(self) -> None:
+        """Leave it to the process that started it, of which this one is a fork."""
+        self._finalizer.detach()
+        self._popen.returncode = 0  # it is not this process's child, so that nobody here waits for it
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                stream.close()
+
+    def close(self) -> str:
+        """Close its input, and kill it if it does not end. Return how it ended, with its last line of stderr."""
+        return self._finalizer() or ""
+
+
+class _Pipe(io.RawIOBase):
+    """One end of a pipe, which waits for the other until a moment of `time.monotonic`, then raises TimeoutError."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        if pipe is None:
+            raise MisuseError("expected a process with pipes")
+        self._pipe, self.until = pipe, 0.0
+        os.set_blocking(pipe.fileno(), False)
+
+    def readable(self) -> bool:
+        """Return True, as io wants to know."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what is there, once anything is; 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        self._wait(select.POLLIN)
+        return os.readv(self._pipe.fileno(), [view])
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        view, written = memoryview(data).cast("B"), 0
+        while written < len(view):
+            self._wait(select.POLLOUT)
+            with contextlib.suppress(BlockingIOError):  # less room than the system said
+                written += os.write(self._pipe.fileno(), view[written:])
+        return written
+
+    def _wait(self, event: int) -> None:
+        poll = select.poll()
+        poll.register(self._pipe.fileno(), event)
+        if not poll.poll(max(0.0, self.until - time.monotonic()) * 1000):
+            raise TimeoutError
+
+
+def _binary(stream: Any) -> BinaryIO:
+    binary: BinaryIO = stream
+    return binary
+
+
+def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:
+    """Kill a process, and what it started where it leads a session."""
+    if leads:
+        with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+            os.killpg(popen.pid, signal.SIGKILL)
+    else:
+        popen.kill()
+
+
+def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.ExitStack, leads: bool) -> str:
+    """End a process; return how it ended, and the last line that it wrote to standard error."""
+    for stream in (popen.stdin, popen.stdout):
+        try:
+            if stream is not None:
+                stream.close()
+        except OSError:
+            pass  # what was still to be written has nobody to read it
+    try:
+        popen.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        _kill(popen, leads)
+        popen.wait()
+    if leads:
+        _kill(popen, leads)
+    with held:
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+    code = popen.returncode
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{how}: {lines[-1]:.300}" if lines else how
+
+
+def command(*program: str) -> list[str]:
+    """Return how Python is started for a confined process. program: its further words, such as ``-m module``."""
+    return [sys.executable, "-E", "-P", "-W", "ignore", *program]
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    """Return a confined process's environment, which has nothing of this one's but where programs are."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "PATH": os.environ.get("PATH", ""),
+        "LANG": "C.UTF-8",
+        "TORCHINDUCTOR_CACHE_DIR": "/",  # there already, so that torch.optim finds it and makes none
+    }
+
+
+class ConfinedProcess:
+    """A process that calls `serve`, started with the first request. It ends with this object, or by `close`.
+
+    Threads wait for each other, and a fork of this process starts its own: an answer belongs to the request before it.
+
+    Args:
+        module: the process's, run by ``python -m``.
+        threads: of its computations.
+    """
+
+    def __init__(self, module: str, threads: int = 1) -> None:
+        self._module, self._threads = module, threads
+        self._process: Process | None = None
+        self._lock, self._owner = threading.Lock(), os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfinedProcess, (self._module, self._threads)  # a copy has a process of its own
+
+    def ask(self, arrays: Mapping[str, Array], seconds: float = LONGEST) -> dict[str, Array]:
+        """Return what the process answers.
+
+        Raises:
+            ParameterError: what it raised; or it ended, took longer, or sent what is no answer.
+        """
+        if self._owner != os.getpid():  # a fork: the process and the lock are the parent's
+            if self._process is not None:
+                self._process.leave()
+            self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
+        with self._lock:
+            found = self._asked(arrays, seconds)
+        if ERROR in found:
+            text = found[ERROR].tobytes()[: 4 * SENTENCE].decode(errors="replace")
+            raise ParameterError("".join(one if one.isprintable() else " " for one in text))
+        return found
+
+    def _asked(self, arrays: Mapping[str, Array], seconds: float) -> dict[str, Array]:
+        if self._process is None:
+            self._process = Process(command("-m", self._module), environment(self._threads), leads=True)
+            seconds += START
+        self._process.wait_until(time.monotonic() + seconds)
+        try:
+            send_arrays(self._process.input, arrays)
+            found = receive_arrays(self._process.output)
+            if found is None:
+                raise BrokenPipeError
+        except TimeoutError:
+            self._process.kill()
+            raise self._gone(f"did not end within {seconds:g} s") from None
+        except OSError:
+            raise self._gone("ended the process that ran it") from None
+        except CodecError:
+            raise self._gone("gave what is no answer") from None
+        except BaseException:  # such as ctrl-c: its answer must not be the next request's
+            self._process.kill()
+            self.close()
+            raise
+        return found
+
+    def close(self) -> str:
+        """End the process, if there is one; return how it ended."""
+        process, self._process = self._process, None
+        return "" if process is None else process.close()
+
+    def _gone(self, what: str) -> ParameterError:
+        how = "".join(one if one.isprintable() else " " for one in self.close())
+        return ParameterError(f"the model's graph {what} ({how})")
+
+
+def serve(answer: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
+    """Confine this process, then answer on standard input and output until they end."""
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what else is printed is no answer
+    confine(readable())
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the parent is gone, or about to end
+        while (arrays := receive_arrays(sys.stdin.buffer, LARGEST)) is not None:
+            framing.write(sink, *_answered(answer, arrays))
+
+
+def _answered(
+    answer: Callable[[dict[str, Array]], Mapping[str, Array]], arrays: dict[str, Array]
+) -> Sequence[bytes | memoryview]:
+    try:
+        return pack_arrays({name: np.asarray(one) for name, one in answer(arrays).items()})
+    except Exception as error:  # noqa: BLE001  # whatever a graph does; the process lives on
+        said = str(error) if isinstance(error, MorettaError) else f"{type(error).__name__}: {error}"
+        line = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+        return pack_arrays({ERROR: np.frombuffer(line[:SENTENCE].encode(errors="replace"), np.uint8)})
