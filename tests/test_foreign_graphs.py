@@ -185,7 +185,7 @@ def answer(request):
     return {"got": request["what"]}
 
 confined_output = os.dup(1)
-confined.serve(answer)
+process.serve(answer)
 """
 
 
@@ -313,7 +313,7 @@ def test_an_interrupted_request_does_not_answer_the_next(saved: Path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(confined.framing, "read", interrupt)
+        patch.setattr(process, "receive_arrays", interrupt)
         with pytest.raises(KeyboardInterrupt):
             model.predict_proba(first)
     np.testing.assert_array_equal(model.predict_proba(second), wanted)

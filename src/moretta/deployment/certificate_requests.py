@@ -223,6 +223,7 @@ def sign(
     Raises `moretta.errors.ParameterError`, and issues nothing, for a request that is not what it should be, a name or
     key that is taken, and where `agrees` does not.
     """
+    processes.require()
     if not keys_at_sites(folder):
         raise ParameterError(
             f"{folder} has no authority to sign by, as only moretta kit new makes one; the kits of moretta serve are "
