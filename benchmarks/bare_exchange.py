@@ -45,7 +45,7 @@ else:
 
     from moretta.contract.roles import Missing
     from moretta.deployment import controller, executor
-    from moretta.engines.flare.sites import Send
+    from moretta.engines.flare.liveness import Send
     from moretta.run.federation import Federation
 
     class Executor(executor.Executor):

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from loopback import Machines
 
-from moretta.engines.flare import site_worker
-from moretta.engines.flare import sites as sites_module
+from moretta.engines.flare import delivery, liveness, site_worker
 
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all sites live in this process, and lose no time."""
     monkeypatch.setattr(site_worker, "AT_ONCE", 20.0)  # however busy this machine is, a site is there when it is asked
-    monkeypatch.setattr(sites_module, "AGAIN", 0.0)
-    monkeypatch.setattr(sites_module, "BACK", 5.0)
+    monkeypatch.setattr(liveness, "AGAIN", 0.0)
+    monkeypatch.setattr(delivery, "BACK", 5.0)
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from moretta.deployment import shared_settings as told
 from moretta.deployment.server_key import trust_of
 from moretta.deployment.site import Site, pack_released
 from moretta.engines.checkpoint import CheckpointId
+from moretta.engines.flare.delivery import Sites
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.flare.site_worker import SiteWorker
-from moretta.engines.flare.sites import Sites
 from moretta.engines.run_folder import read_model
 from moretta.engines.views import Recorder
 from moretta.protocols.common import modules

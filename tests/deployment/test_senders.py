@@ -17,6 +17,7 @@ from message_kinds import messages_in
 
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.flare import site_worker
+from moretta.engines.flare.delivery import Sites
 from moretta.engines.flare.envelope import (
     Awake,
     Denied,
@@ -32,7 +33,6 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.engines.flare.signing import WINDOW, ServerSession
-from moretta.engines.flare.sites import Sites
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 

@@ -25,8 +25,8 @@ from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
 from moretta.engines.flare.cells import sender
+from moretta.engines.flare.delivery import Sites
 from moretta.engines.flare.envelope import Hello
-from moretta.engines.flare.sites import Sites
 from moretta.engines.run_folder import read_inputs, read_model
 from moretta.engines.views import Recorder
 from moretta.errors import MorettaError, ParameterError, RunFailed

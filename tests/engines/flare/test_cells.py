@@ -19,7 +19,7 @@ from nvflare.fuel.f3.message import Message
 
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.flare import cells
-from moretta.engines.flare.sites import PLAIN_LIMIT, Send
+from moretta.engines.flare.liveness import PLAIN_LIMIT, Send
 
 TARGETS = {"n": "north", "s": "south", "g": "gone"}  # south's job has begun, and takes no envelopes yet
 SECONDS = 20.0  # in which anything must have happened; nothing waits for them

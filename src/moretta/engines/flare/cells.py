@@ -18,7 +18,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
 from moretta.contract.roles import Missing, Reason
-from moretta.engines.flare.sites import PLAIN_LIMIT, Send
+from moretta.engines.flare.liveness import PLAIN_LIMIT, Send
 
 CHANNEL = "moretta"
 PLAIN, STREAM = "plain", "stream"  # topics

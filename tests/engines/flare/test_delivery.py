@@ -20,8 +20,8 @@ from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.driver import Driver
-from moretta.engines.flare import site_worker
-from moretta.engines.flare import sites as sites_module
+from moretta.engines.flare import delivery, liveness, site_worker
+from moretta.engines.flare.delivery import BACK, FIRST, KEEPING, LONGEST, MISSES, WAIT, Sites
 from moretta.engines.flare.envelope import (
     Awake,
     Busy,
@@ -41,21 +41,9 @@ from moretta.engines.flare.envelope import (
     reply_of,
     request_of,
 )
+from moretta.engines.flare.liveness import AGAIN, LATER, PATIENCE, PLAIN_LIMIT
 from moretta.engines.flare.signing import Gate, Trust
 from moretta.engines.flare.site_worker import UNFIT, SiteWorker
-from moretta.engines.flare.sites import (
-    AGAIN,
-    BACK,
-    FIRST,
-    KEEPING,
-    LATER,
-    LONGEST,
-    MISSES,
-    PATIENCE,
-    PLAIN_LIMIT,
-    WAIT,
-    Sites,
-)
 from moretta.engines.in_process import InProcess
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, Disconnected, MisuseError, ParameterError, PeerError, RunFailed
@@ -204,7 +192,8 @@ class Network:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    monkeypatch.setattr(sites_module, "time", made)
+    for module in (delivery, liveness):
+        monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(site_worker, "AT_ONCE", 5.0)  # a worker's quick work is done with its acknowledgement
     return made
 

@@ -1,0 +1,301 @@
+"""The server's half of the engine: asks become submissions and polls, and sites' answers become replies.
+
+Who is there to be asked is `moretta.engines.flare.liveness`'s to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moretta.contract.codec import LARGEST, Codec
+from moretta.contract.messages import Message
+from moretta.contract.roles import Ask, Missing, Reason, Replies
+from moretta.engines.checkpoint import CheckpointId
+from moretta.engines.delivery import TrafficCounter, replies_of, valid
+from moretta.engines.flare.envelope import (
+    Busy,
+    Denied,
+    Failed,
+    Hello,
+    Poll,
+    Reply,
+    Signed,
+    Stranger,
+    Submit,
+    Work,
+    WorkDone,
+)
+from moretta.engines.flare.liveness import NONSENSE, PATIENCE, PLAIN_LIMIT, Liveness, Send
+from moretta.engines.flare.signing import Bytes
+from moretta.engines.usage import Clock
+from moretta.engines.views import Recorder
+from moretta.errors import CodecError, ParameterError
+from moretta.secure_aggregation.identity import Identity
+
+log = logging.getLogger("moretta")
+
+FIRST = (
+    0.5  # seconds before a site is asked again; each time twice as long, so that a killed one is soon known for gone
+)
+WAIT = 0.25  # seconds that a poll waits at the site
+MISSES = 4  # requests in a row without an answer until a site counts as gone
+LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given
+BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
+KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
+
+Outcome = tuple[WorkDone, Bytes] | Missing
+
+
+@dataclass
+class _Asked:
+    """One site's part of an exchange.
+
+    until: when its time is over. taken: whether it has said that it has the work. misses: requests in a row that it
+    has not answered, or has denied. denied: whether it has denied one. long: whether its answer is too long for a plain
+    reply.
+    """
+
+    until: float
+    taken: bool = False
+    misses: int = 0
+    denied: bool = False
+    long: bool = False
+    outcome: Outcome | None = None
+
+
+class Sites:
+    """Delivers asks to sites through what a FLARE server job can send.
+
+    Args:
+        names: of all silos.
+        send: sends bytes to them.
+        codec: of the run's messages.
+        hello: the first request to each, with the run's place and session.
+        identity: the server's own, which sites have pinned.
+        keys: of the silos' identities, by name, where there is a roster.
+        recorder: keeps what the server saw.
+        deadline: seconds from a question to its answer.
+        largest: the most bytes of a message from a site.
+        absent: silos that never come, as FLARE adds none to a job.
+        aborted: raises when the job is to end.
+        waiting: called with a sentence about what the server waits for.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        send: Send,
+        codec: Codec,
+        hello: Hello,
+        identity: Identity,
+        *,
+        keys: Mapping[str, bytes] | None = None,
+        recorder: Recorder | None = None,
+        deadline: float | None = None,
+        largest: int = LARGEST,
+        absent: Iterable[str] = (),
+        aborted: Callable[[], None] = lambda: None,
+        waiting: Callable[[str], None] = log.warning,
+    ) -> None:
+        self.clock = Clock()
+        self._live = Liveness(names, send, hello, identity, keys or {}, largest, absent)
+        self._codec, self._recorder = codec, recorder
+        self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
+        self._traffic = TrafficCounter()
+        self._number = 0
+        self._peak: float | None = None
+        self.renewed, self.speak = self._live.renewed, self._live.speak
+
+    def gather(self, least: int, wait: float) -> None:
+        """Greet all sites until each has come or refused, for at most so many seconds.
+
+        Raises `moretta.errors.ParameterError`, with who is missing and why, where fewer than `least` have come.
+        """
+        until, sites = time.monotonic() + wait, self._live.sites
+        while waited_for := [name for name in self._live.away() if sites[name].refusal is None]:
+            if time.monotonic() > until:
+                break
+            self._aborted()
+            self._live.greet(waited_for)
+            time.sleep(0.1)
+        missing = self._live.away()
+        for name, why in missing.items():
+            log.warning("site `%s` is missing, %s: %s", name, why.reason, why.detail)
+        if len(sites) - len(missing) < least:
+            said = "; ".join(f"{name}: {why.detail}" for name, why in missing.items())
+            raise ParameterError(
+                f"{len(sites) - len(missing)} of {len(sites)} sites take part after waiting up to {wait:g} s, at least "
+                f"{least} are needed ({said}); mend them and serve again"
+            )
+
+    def deliver(self, ask: Ask) -> Replies:
+        """Hand each silo its message; return the valid answers and why the others are missing."""
+        encoded: dict[int, bytes] = {}  # the same message often goes to every silo
+        bodies: dict[str, bytes] = {}
+        for silo, message in ask.messages.items():
+            if id(message) not in encoded:
+                encoded[id(message)] = self._codec.encode(message)
+            bodies[silo] = encoded[id(message)]
+            self._traffic.down(message, len(bodies[silo]))
+            self._record("sent", silo, message, bodies[silo])
+        outcomes = self._exchange("answer", bodies, self._deadline)
+        return replies_of(ask, lambda silo, message: self._answer(silo, ask, message, outcomes[silo]))
+
+    def take_traffic(self) -> Mapping[tuple[str, str], int]:
+        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
+        return self._traffic.take()
+
+    @property
+    def peak_mib(self) -> float | None:
+        """The most memory that any edge client has taken so far; None without such silos."""
+        return self._peak
+
+    def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
+        """Wait until so many of some sites that are gone have come back, for `BACK` seconds at most; return who has."""
+        until = time.monotonic() + BACK
+        self._waiting(f"waiting up to {BACK:g} s for {least} of {', '.join(silos)} to come back")
+        free: list[str] = []
+        while time.monotonic() < until:
+            self._aborted()
+            self._live.greet(silos)
+            free = [name for name in self._live.processes(silos) if name not in self._still_busy([name])]
+            if len(free) >= least:
+                break
+            time.sleep(0.1)
+        return free
+
+    def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
+        """Return who of some silos cannot be asked now, and why; those that may be back are greeted first."""
+        self._live.greet(silos)
+        return self._live.away(silos)
+
+    def keep(self, place: CheckpointId) -> None:
+        """Have all sites that are there keep their states; name those that cannot, as they would resume from less."""
+        self._live.hello = self._live.hello.model_copy(update={"round": place.round})
+        self._tell("keep", b"", place.round, "did not keep its state")
+
+    def end(self, released: bytes) -> None:
+        """Tell all sites that the run has ended, and give them what it released, as safetensors; nothing if empty."""
+        self._tell("end", released, self._live.hello.round, "did not take what the run released")
+
+    def close(self) -> None:
+        """Do nothing: the sites' jobs end with the server's."""
+
+    def _tell(self, work: Work, body: bytes, round: int, otherwise: str) -> None:
+        there = dict.fromkeys(self._live.processes(), body)
+        for name, outcome in self._exchange(work, there, KEEPING, round).items():
+            if isinstance(outcome, Missing):
+                log.warning("round %d: silo `%s` %s: %s", round, name, otherwise, outcome.detail)
+
+    def _answer(self, silo: str, ask: Ask, message: Message, outcome: Outcome) -> Message | Missing:
+        if isinstance(outcome, Missing):
+            return outcome
+        done, body = outcome
+        for phase, seconds in done.seconds.items():
+            self.clock.charge(phase, seconds)
+        if done.peak_mib is not None:
+            self._peak = max(self._peak or 0.0, done.peak_mib)
+        try:
+            answer = self._codec.decode(body)
+        except CodecError as error:
+            return Missing(Reason.MALFORMED, str(error))
+        self._traffic.up(message, answer)
+        self._record("received", silo, answer, body)
+        return valid(silo, ask, message, answer)
+
+    def _record(self, direction: str, silo: str, message: Message, data: bytes | memoryview) -> None:
+        if self._recorder is not None and self._recorder.wants(message.stamp.round):
+            self._recorder.saw("server", direction, silo, bytes(data))
+
+    def _exchange(
+        self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
+    ) -> Mapping[str, Outcome]:
+        """Submit work to silos, and poll until each has done it, failed, or run out of time."""
+        self._live.greet(bodies)
+        self._number += 1
+        outcomes: dict[str, Outcome] = dict(self._live.away(bodies))
+        asked = {name: _Asked(time.monotonic() + seconds) for name in bodies if name not in outcomes}
+        for name in self._still_busy(asked):
+            asked[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
+        submit = Submit(number=self._number, work=work, round=round)
+        while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
+            self._aborted()
+            self._ask_once(waiting, submit, bodies, seconds)
+        return outcomes | {name: one.outcome for name, one in asked.items() if one.outcome is not None}
+
+    def _ask_once(
+        self, waiting: Mapping[str, _Asked], submit: Submit, bodies: Mapping[str, bytes], seconds: float
+    ) -> None:
+        """Hand the work to those that have not taken it, and ask the others whether it is done."""
+        now = time.monotonic()
+        for name, one in waiting.items():
+            if now >= one.until:
+                late = f"expected an answer in {seconds:g} s, and it was still busy"
+                one.outcome, self._live.sites[name].overdue = Missing(Reason.LATE, late), submit.number
+        left = {name: one for name, one in waiting.items() if one.outcome is None}
+        wait = max(0.0, min((WAIT, *(one.until - now for one in left.values()))))
+        # Some submitted to and some polled at once is rare, and who is polled then waits for nobody.
+        wait = wait if all(one.taken for one in left.values()) else 0.0
+        poll = Poll(number=submit.number, wait=wait)
+        requests: dict[str, Signed] = {name: poll if one.taken else submit for name, one in left.items()}
+        # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
+        requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
+        handed = {name: bodies[name] for name, one in left.items() if not one.taken}
+        long = any(one.long for one in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
+        misses = max((one.misses for one in left.values()), default=0)
+        seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
+        # FLARE lets a plain request to a process that is gone wait in vain; a stream to it fails at once.
+        long = long or misses > 0
+        for name, reply in self._live.requests(requests, handed, seconds, long).items():
+            self._take(name, left[name], reply)
+
+    def _still_busy(self, names: Iterable[str]) -> list[str]:
+        """Return the sites that are still busy with work they were late with: they would only be late again."""
+        sites = self._live.sites
+        polls: dict[str, Signed] = {
+            name: Poll(number=sites[name].overdue, wait=WAIT) for name in names if sites[name].overdue
+        }
+        busy = list[str]()
+        for name, reply in self._live.requests(polls, {}, WAIT + PATIENCE, True).items():
+            if isinstance(reply, tuple) and isinstance(reply[0], Busy) and not reply[0].long:
+                busy.append(name)
+            else:
+                sites[name].overdue = 0
+        return busy
+
+    def _take(self, name: str, one: _Asked, reply: tuple[Reply, Bytes] | Missing) -> None:
+        """Note what a site said about its work."""
+        site = self._live.sites[name]
+        match reply:
+            case Missing():
+                one.misses += 1
+                if reply.reason is not Reason.LATE:
+                    one.outcome = site.lose(reply)
+                elif one.misses >= MISSES:
+                    one.outcome = site.lose(Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
+                return
+            case (Denied() as denied, _):
+                one.misses, one.denied = one.misses + 1, True
+                if one.misses >= MISSES:
+                    why = f"does not take what this server sends: {denied.sentence}"
+                    one.outcome = site.lose(Missing(Reason.REFUSED, why))
+                return
+            case (Busy() as busy, _):
+                one.taken, one.long = True, busy.long
+            case (WorkDone() as done, body):
+                one.outcome, site.fresh = (done, body), False
+            case (Failed() as failed, _) if site.fresh and failed.reason == "refused":
+                # It was asked to go on with what its process before had agreed on.
+                one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
+            case (Failed() as failed, _):
+                one.outcome = Missing(Reason(failed.reason), failed.sentence)
+            case (Stranger(), _):
+                # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
+                one.outcome = site.lose(Missing(Reason.DISCONNECTED, "was restarted"))
+                site.pause = 0.0
+            case _:
+                one.outcome = NONSENSE
+        one.misses = 0

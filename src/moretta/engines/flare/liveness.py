@@ -1,0 +1,226 @@
+"""Which sites are there: the server's requests to them, the greeting of those that are not, and why one is missing.
+
+A site that is dead, hangs or sends nonsense is gone, with its reason. It is greeted again whenever something is asked
+of it, at most once in `AGAIN` seconds, so that it can come back. A greeting is two steps: the site gives its process
+id, and then gets a hello that is signed over it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moretta.contract.roles import Missing, Reason
+from moretta.engines.flare.envelope import (
+    Awake,
+    Busy,
+    Denied,
+    Hello,
+    Knock,
+    Poll,
+    Refused,
+    Reply,
+    Signed,
+    SiteReady,
+    pack,
+    reply_of,
+)
+from moretta.engines.flare.signing import Bytes, ServerSession
+from moretta.errors import CodecError, PeerError
+from moretta.secure_aggregation.identity import Identity
+
+PATIENCE = 3.0  # seconds in which a living site begins to answer; of a stream none count in which bytes move
+PLAIN_LIMIT = 1 << 18  # bytes of an envelope's body that is no stream: what moves within half a second at 5 Mbit/s
+AGAIN = 0.5  # seconds from one attempt to reach a site that is gone to the next
+LATER = 10.0  # the same for one that refused, and may be mended, and the most for one that answers nothing
+
+Send = Callable[[Mapping[str, bytes], float, bool], Iterable[tuple[str, "bytes | memoryview | Missing"]]]
+"""Sends each silo its bytes, waits so many seconds for all replies, and yields each one's or why there is none.
+
+Long ones are yielded as they come, so that one is opened, and laid into a file, while others are on their way. Its
+last argument: whether bytes may be long, there or back."""
+
+NOT_YET = Missing(Reason.DISCONNECTED, "has not come yet")
+NONSENSE = Missing(Reason.MALFORMED, "sent a reply that belongs to no request of its kind")
+ABSENT = "was not connected when the job began; it takes part in the next one"
+
+
+@dataclass
+class Site:
+    """What is known of a site.
+
+    process_id: None until it has answered; last: the last one that was known. fresh: whether that process has replaced
+    an earlier one in the run and has done nothing yet. refusal: why it takes no part. gone: why it is not there.
+    tried: when it was last greeted. pause: seconds until it is greeted again. overdue: the number of the work that it
+    was late with, 0 for none.
+    """
+
+    process_id: str | None = None
+    last: str = ""
+    fresh: bool = False
+    refusal: str | None = None
+    gone: Missing = NOT_YET
+    tried: float = float("-inf")
+    pause: float = 0.0
+    overdue: int = 0
+
+    @property
+    def why(self) -> Missing:
+        """Why it takes no part."""
+        return self.gone if self.refusal is None else Missing(Reason.REFUSED, self.refusal)
+
+    def lose(self, why: Missing) -> Missing:
+        """Take it for gone until it is greeted again."""
+        self.process_id, self.gone, self.tried, self.pause = None, why, time.monotonic(), AGAIN
+        return why
+
+    def note(self, name: str, reply: tuple[Reply, Bytes] | Missing, process_id: str) -> bool:
+        """Note what came of a greeting; return whether another process of it than before has come."""
+        self.tried = time.monotonic()
+        match reply:
+            case Missing(Reason.REFUSED):
+                self.refusal, self.pause = reply.detail, LATER
+            case Missing(Reason.LATE):  # a round waits for each greeting of a machine that is frozen or unplugged
+                self.gone, self.pause = reply, min(LATER, max(AGAIN, 2 * self.pause))
+            case Missing():
+                self.gone, self.pause = reply, AGAIN
+            case (SiteReady() as here, _) if here.name == name:
+                return self._welcome(process_id)
+            case (SiteReady() as here, _):
+                self.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
+            case (Refused() as refused, _):
+                self.refusal, self.pause = refused.sentence, LATER
+            case (Denied() as denied, _):
+                self.refusal, self.pause = f"does not take this server's hello: {denied.sentence}", LATER
+            case (Busy(), _):
+                self.gone, self.pause = Missing(Reason.DISCONNECTED, "is still loading its data and model"), 0.0
+            case _:
+                self.gone, self.pause = NONSENSE, AGAIN
+        return False
+
+    def _welcome(self, process_id: str) -> bool:
+        renewed = process_id != self.last
+        if renewed:
+            self.fresh, self.overdue, self.last = bool(self.last), 0, process_id
+        self.process_id, self.refusal = process_id, None
+        return renewed
+
+
+class Liveness:
+    """The sites of a run, by name, and one session's requests to them.
+
+    Arguments are those of `moretta.engines.flare.delivery.Sites`.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        send: Send,
+        hello: Hello,
+        identity: Identity,
+        keys: Mapping[str, bytes],
+        largest: int,
+        absent: Iterable[str],
+    ) -> None:
+        self.sites = {name: Site() for name in names}
+        for name in absent:
+            self.sites[name] = Site(refusal=ABSENT, pause=float("inf"), tried=time.monotonic())
+        self._session = ServerSession(identity, hello)
+        self.hello = self._session.hello
+        self._send, self._keys, self._largest = send, keys, largest
+        self._renewed = False
+
+    def processes(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Return the process ids of those of some sites, or of all, that are there."""
+        names = self.sites if names is None else names
+        return {name: its for name in names if (its := self.sites[name].process_id) is not None}
+
+    def away(self, names: Iterable[str] | None = None) -> dict[str, Missing]:
+        """Return why those of some sites, or of all, that are not there are not."""
+        names = self.sites if names is None else names
+        return {name: site.why for name in names if (site := self.sites[name]).process_id is None}
+
+    def renewed(self) -> bool:
+        """Return whether, since this was last called, a site's process is another than it was."""
+        renewed, self._renewed = self._renewed, False
+        return renewed
+
+    def speak(self) -> None:
+        """Send all sites that are there a sign of life from the server."""
+        there = self.processes()
+        self.requests(dict.fromkeys(there, Poll(number=0, wait=0.0)), {}, PATIENCE, processes=there)
+
+    def greet(self, names: Iterable[str]) -> None:
+        """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
+        now = time.monotonic()
+        wanted = [
+            name for name in names if (site := self.sites[name]).process_id is None and now - site.tried >= site.pause
+        ]
+        woken = self._knock(wanted)
+        awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, Awake)}
+        replies = self.requests(dict.fromkeys(awake, self.hello), {}, PATIENCE, processes=awake)
+        # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
+        alone = {name: self.hello.model_copy() for name, reply in replies.items() if _is_denied(reply)}
+        replies |= self.requests(alone, {}, PATIENCE, processes=awake)
+        asleep = {name: reply for name, reply in woken.items() if isinstance(reply, Missing)}
+        for name, reply in (asleep | replies).items():
+            self._renewed |= self.sites[name].note(name, reply, awake.get(name, ""))
+
+    def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
+        """Ask sites for their process ids; whoever forges one has it greeted in vain."""
+        replies = dict[str, Awake | Missing]()
+        for name, data in self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else ():
+            try:
+                reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
+                replies[name] = reply if isinstance(reply, (Awake, Missing)) else NONSENSE
+            except CodecError as error:
+                replies[name] = Missing(Reason.MALFORMED, str(error))
+        return replies
+
+    def requests(
+        self,
+        headers: Mapping[str, Signed],
+        bodies: Mapping[str, bytes],
+        seconds: float,
+        long: bool = False,
+        *,
+        processes: Mapping[str, str] | None = None,
+    ) -> dict[str, tuple[Reply, Bytes] | Missing]:
+        """Send sites their requests, signed once for all who are sent the same, and return what each replied.
+
+        processes: whom they are for, where that is not known yet.
+        """
+        if not headers:
+            return {}
+        processes = self.processes(headers) if processes is None else processes
+        same = dict[tuple[int, int], list[str]]()
+        for name, header in headers.items():
+            same.setdefault((id(header), id(bodies.get(name, b""))), []).append(name)
+        packed, serials = dict[str, bytes](), dict[str, int]()
+        for names in same.values():
+            header, body = headers[names[0]], bodies.get(names[0], b"")
+            data, serial = self._session.pack(header, {name: processes[name] for name in names}, body)
+            packed |= dict.fromkeys(names, data)
+            serials |= dict.fromkeys(names, serial)
+        found = {
+            name: self._opened(name, data, processes[name], serials[name])
+            for name, data in self._send(packed, seconds, long)
+        }
+        return {name: found[name] for name in headers}
+
+    def _opened(
+        self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int
+    ) -> tuple[Reply, Bytes] | Missing:
+        if isinstance(data, Missing):
+            return data
+        try:
+            return self._session.open(data, process_id, serial, self._keys.get(name), self._largest)
+        except CodecError as error:
+            return Missing(Reason.MALFORMED, str(error))
+        except PeerError as error:
+            return Missing(Reason.REFUSED, str(error))
+
+
+def _is_denied(reply: tuple[Reply, Bytes] | Missing) -> bool:
+    return isinstance(reply, tuple) and isinstance(reply[0], Denied)
