@@ -280,11 +280,6 @@ def server_answers(kit: Path) -> str:
     return f"answers at {host}:{port}, and each takes the other's certificate"
 
 
-def servers_clock(now: datetime) -> str:
-    """Say the time; there is nothing that a server could compare its own with."""
-    return f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
-
-
 def clock(kit: Path, now: datetime, named: bool) -> str:
     """Compare with the dates of the certificate, which a new kit has from its making, and with the server's clock."""
     begins, ends = kits.validity_of(kit)

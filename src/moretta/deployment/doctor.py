@@ -1,13 +1,11 @@
 """`moretta doctor`: checks whether a machine could take part, and says how to mend what keeps it from that.
 
-The checks stand in files by what they look at (machine_checks, kit_checks, site_checks, run_checks). This file says
-which are made, and in which order. `moretta join` begins with those that its site needs.
+This file says which checks are made (`moretta.deployment.checks`), and in which order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,22 +20,6 @@ from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What was given to look at. kit, silo: paths; run_file, file: a run's and a site's file, None if absent or wrong.
-
-    server: whether the machine is the server's. port: that the server is to listen at, else its kit's.
-    """
-
-    kit: Path | None
-    silo: Path | None
-    run_file: RunFile | None
-    file: SiloFile | None
-    server: bool
-    port: int | None
-    now: datetime
 
 
 def examine(
@@ -70,24 +52,22 @@ def _results(
     yield from _of_machine(file is not None and file.silo.edge)
     yield from of_files
     alone = kit is None and silo is None
-    if alone and run_file is not None:
-        kit = _kit_beside(run_file)
-    if kit is not None:
-        named = kit
-        kind, result = loaded("kit", kit, lambda: checks.kind_of(named, silo is not None))
+    if alone and run_file is not None:  # the server's kit that `moretta serve` makes beside a run folder
+        beside = run_file.folder.with_name(f"{run_file.folder.name}-kits") / kits.SERVER_FOLDER
+        kit = beside if beside.is_dir() else None
+    if (named := kit) is not None:
+        kind, result = loaded("kit", named, lambda: checks.kind_of(named, silo is not None))
         yield result
-    server = alone if kind is None else kind == "server"
-    asked = _Asked(kit if kind else None, silo, run_file, file, server, port, now)
-    yield from _of_kit(asked)
-    yield from _of_site(asked)
-    yield from _of_run(asked)
-
-
-def _kit_beside(run_file: RunFile) -> Path | None:
-    """Return the server's kit that `moretta serve` makes beside a run folder, if it is there."""
-    out = run_file.folder
-    kit = out.with_name(f"{out.name}-kits") / kits.SERVER_FOLDER
-    return kit if kit.is_dir() else None
+    server, kit = alone if kind is None else kind == "server", kit if kind else None
+    if kit is not None:
+        yield from _of_kit(kit, silo, server, now)
+    if server:
+        yield look("port", lambda: checks.free_port(kit, port))
+    if server and (servers := kit) is not None:
+        yield look("server's key", lambda: checks.own_key(servers / "local"))
+    if file is not None:
+        yield from _of_site(file, silo, kit, run_file)
+    yield from _of_run(run_file, file, server)
 
 
 def _of_machine(edge: bool) -> Iterator[CheckResult]:
@@ -97,45 +77,33 @@ def _of_machine(edge: bool) -> Iterator[CheckResult]:
     yield look("nvflare", lambda: checks.flare("edge-flare" if edge else "flare"))
 
 
-def _of_kit(asked: _Asked) -> Iterator[CheckResult]:
-    kit = asked.kit
-    if kit is not None:
-        certificate = look("certificate", lambda: checks.certificate(kit, asked.now))
-        yield certificate
-        yield look("private key", lambda: checks.private_key(kit))
-        yield look("patched", lambda: checks.patched(kit, asked.silo))
-        yield look("kit writable", lambda: checks.writable(kit / "local"))
-        if asked.server:
-            yield look("clock", lambda: checks.servers_clock(asked.now))
-        else:
-            yield look("policy", lambda: checks.policy(kit))
-            yield from _of_connection(kit, certificate.passes, asked.now)
-    if asked.server:
-        yield look("port", lambda: checks.free_port(kit, asked.port))
-        if kit is not None:
-            yield look("server's key", lambda: checks.own_key(kit / "local"))
-
-
-def _of_connection(kit: Path, certified: bool, now: datetime) -> Iterator[CheckResult]:
+def _of_kit(kit: Path, silo: Path | None, server: bool, now: datetime) -> Iterator[CheckResult]:
+    certificate = look("certificate", lambda: checks.certificate(kit, now))
+    yield certificate
+    yield look("private key", lambda: checks.private_key(kit))
+    yield look("patched", lambda: checks.patched(kit, silo))
+    yield look("kit writable", lambda: checks.writable(kit / "local"))
+    if server:
+        said = f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
+        yield CheckResult("clock", True, said)
+        return
+    yield look("policy", lambda: checks.policy(kit))
     named = look("server's name", lambda: f"is at {', '.join(server_connection.resolve(kit))}")
     yield named
-    if named.passes and certified:
+    if named.passes and certificate.passes:
         yield look("server", lambda: checks.server_answers(kit))
     else:
         yield CheckResult("server", False, "cannot be told until the name and the certificate pass; mend those first")
     yield look("clock", lambda: checks.clock(kit, now, named.passes))
 
 
-def _of_site(asked: _Asked) -> Iterator[CheckResult]:
-    file, kit, silo = asked.file, asked.kit, asked.silo
-    if file is None:
-        return
+def _of_site(file: SiloFile, silo: Path | None, kit: Path | None, run_file: RunFile | None) -> Iterator[CheckResult]:
     if kit is not None and silo is not None:
         yield look("name", lambda: checks.belongs(kit, silo, file))
     yield look("identity", lambda: checks.identified(file))
     if kit is not None:
         yield look("server's key", lambda: checks.pinned(kit, file))
-    yield look("agreed", lambda: checks.agreed(asked.run_file, file))
+    yield look("agreed", lambda: checks.agreed(run_file, file))
     if file.limits.device != "cpu" and not file.silo.edge:
         yield look("device", lambda: checks.device_is_there(file.limits.device))
     if file.silo.edge:
@@ -143,11 +111,18 @@ def _of_site(asked: _Asked) -> Iterator[CheckResult]:
         yield look("confinement", checks.confinement)
 
 
-def _of_run(asked: _Asked) -> Iterator[CheckResult]:
-    run_file, file, server = asked.run_file, asked.file, asked.server
+def _of_run(run_file: RunFile | None, file: SiloFile | None, server: bool) -> Iterator[CheckResult]:
     built: list[Federation] = []
     if run_file is not None:
-        yield from _of_run_file(run_file, file, server, built)
+        played = look("many machines", lambda: checks.for_many_machines(run_file))
+        yield played
+        if played.passes:
+            yield look("model", lambda: checks.model(run_file, file, server, built))
+            if server and run_file.secure_aggregation.roster is not None:
+                yield look("roster", lambda: checks.roster_lists_all(run_file))
+            if file is not None:
+                yield look("data", lambda: checks.rows_fit(run_file, file))
+                yield look("sums", lambda: checks.same_sums(run_file, file))
     elif file is not None:
         yield look("data", lambda: checks.openable(file))
     size = checks.bytes_of(built[0]) if built else 0
@@ -157,19 +132,3 @@ def _of_run(asked: _Asked) -> Iterator[CheckResult]:
     if out is not None:
         yield look("out", lambda: checks.run_folder(out, server))
         yield look("disk", lambda: checks.disk(out, size))
-
-
-def _of_run_file(
-    run_file: RunFile, file: SiloFile | None, server: bool, built: list[Federation]
-) -> Iterator[CheckResult]:
-    """Look at a run file. built: as of `moretta.deployment.checksmodel`."""
-    played = look("many machines", lambda: checks.for_many_machines(run_file))
-    yield played
-    if not played.passes:
-        return
-    yield look("model", lambda: checks.model(run_file, file, server, built))
-    if server and run_file.secure_aggregation.roster is not None:
-        yield look("roster", lambda: checks.roster_lists_all(run_file))
-    if file is not None:
-        yield look("data", lambda: checks.rows_fit(run_file, file))
-        yield look("sums", lambda: checks.same_sums(run_file, file))

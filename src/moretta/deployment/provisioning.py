@@ -15,7 +15,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ EXECUTOR = "moretta.deployment.executor.Executor"
 LAUNCHER_ID = "process_launcher"
 LAUNCHER = "moretta.engines.flare.launcher.Launcher"
 STOCK_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
+COMMUNICATION = "comm_config.json"
 STREAMING = {"streaming_retry_timeout": 3, "streaming_retry_wait": 1}  # a timer thread a reply, else for 60 s
 
 Files = dict[Path, Mapping[str, Any] | str]
@@ -63,49 +64,30 @@ def lacks(kit: Path, silo: Path | None = None) -> list[str]:
 
 def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tuple[Files, list[str]]:
     """Return the files that a patch writes, with what they are to hold, and a sentence for each change."""
-    server, files = kits.is_server(kit), Files()
+    server, files, local = kits.is_server(kit), Files(), kit / "local"
     if silo is not None and server:
         raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
-    done = [*_resources(kit, files, server=server), *_streaming(kit, files)]
-    if silo is not None:  # links as given: what silo.toml names lies beside the link
-        done += _noted(kit, files, "silo", os.path.abspath(silo), "Where the site's silo.toml is")
-    if server and server_key:
-        done += _noted(kit, files, "identity", _own_key(kit, server_key), "Where the server's key is")
-    elif server_key:
-        done += _pinned(kit, files, server_key)
-    return files, done
-
-
-def _resources(kit: Path, files: Files, *, server: bool) -> Iterator[str]:
-    resources = kits.resources(kit)
-    done = [*_allow(resources, CONTROLLER if server else EXECUTOR)]
+    resources, communication, noted = (kits.resources(kit), *map(_json, (local / COMMUNICATION, local / SILO)))
+    done = _allow(resources, CONTROLLER if server else EXECUTOR)
     done += _keep_jobs(resources, kit) if server else [*_replace_launcher(resources, kit), *_keep_logs(resources)]
     if done:
-        files[kit / "local" / "resources.json"] = resources
-    yield from done
-
-
-def _streaming(kit: Path, files: Files) -> Iterator[str]:
-    path = kit / "local" / "comm_config.json"
-    found = _json(path)
-    if any(found.get(key) != value for key, value in STREAMING.items()):
-        files[path] = found | STREAMING
-        yield "A reply that has been sent is given up after 3 s instead of 60 (comm_config.json)."
-
-
-def _noted(kit: Path, files: Files, key: str, value: str, what: str) -> Iterator[str]:
-    """Write down, for the job processes of a kit, where something is."""
-    found = _json(kit / "local" / SILO)
-    if found.get(key) != value:
-        files[kit / "local" / SILO] = found | {key: value}
-        yield f"{what} has been written down ({SILO})."
-
-
-def _pinned(kit: Path, files: Files, server_key: Sequence[str]) -> Iterator[str]:
-    path, lines = kit / "local" / SERVER_KEY, "".join(f"{public_line(key)}\n" for key in _public_keys(server_key))
-    if not path.exists() or path.read_text() != lines:
-        files[path] = lines
-        yield f"Whom the site takes for the server has been written down ({SERVER_KEY})."
+        files[local / "resources.json"] = resources
+    if communication | STREAMING != communication:
+        files[local / COMMUNICATION] = communication | STREAMING
+        done.append("A reply that has been sent is given up after 3 s instead of 60 (comm_config.json).")
+    places = {} if silo is None else {"silo": os.path.abspath(silo)}  # links as given: what it names lies beside
+    places |= {"identity": _own_key(kit, server_key)} if server and server_key else {}
+    if noted | places != noted:
+        files[local / SILO] = noted | places
+        what = "Where the site's silo.toml is" if silo is not None else "Where the server's key is"
+        done.append(f"{what} has been written down ({SILO}).")
+    if server_key and not server:
+        lines = [public_line(read_public_key(one)) if os.path.exists(one) else one for one in server_key]
+        text = "".join(f"{public_line(key)}\n" for key in parse_server_keys(lines))
+        if not (local / SERVER_KEY).exists() or (local / SERVER_KEY).read_text() != text:
+            files[local / SERVER_KEY] = text
+            done.append(f"Whom the site takes for the server has been written down ({SERVER_KEY}).")
+    return files, done
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -119,59 +101,58 @@ def _own_key(kit: Path, given: Sequence[str]) -> str:
     return os.path.abspath(given[0])
 
 
-def _public_keys(given: Sequence[str]) -> tuple[bytes, ...]:
-    lines = [public_line(read_public_key(one)) if os.path.exists(one) else one for one in given]
-    return parse_server_keys(lines)
-
-
-def _allow(resources: dict[str, Any], wanted: str) -> Iterator[str]:
+def _allow(resources: dict[str, Any], wanted: str) -> list[str]:
     """Let jobs make one class of ours, and nothing else of the package: a job names any callable, with arguments."""
     allowed = list(resources.get("class_allow_list", []))
     kept = [each for each in allowed if each == wanted or each.partition(".")[0] != "moretta"]  # once it was "moretta."
     if wanted not in allowed and "*" not in allowed:
         kept.append(wanted)
-    if kept != allowed:
-        resources["class_allow_list"] = kept
-        yield f"Jobs may use {wanted}, and nothing else of Moretta (class_allow_list in resources.json)."
+    if kept == allowed:
+        return []
+    resources["class_allow_list"] = kept
+    return [f"Jobs may use {wanted}, and nothing else of Moretta (class_allow_list in resources.json)."]
 
 
-def _replace_launcher(resources: dict[str, Any], kit: Path) -> Iterator[str]:
+def _replace_launcher(resources: dict[str, Any], kit: Path) -> list[str]:
     components = resources.setdefault("components", [])
     found = next((each for each in components if each.get("id") == LAUNCHER_ID), None)
-    if found is not None and found.get("path") not in (STOCK_LAUNCHER, LAUNCHER):
+    if found is None:
+        components.append(found := {"id": LAUNCHER_ID, "path": STOCK_LAUNCHER, "args": {}})
+    if found.get("path") not in (STOCK_LAUNCHER, LAUNCHER):
         raise ParameterError(
             f"{kit} starts its jobs by {found.get('path')}, and Moretta needs FLARE's own process launcher there: "
             f"remove {LAUNCHER_ID} from local/resources.json"
         )
-    if found is None:
-        components.append({"id": LAUNCHER_ID, "path": LAUNCHER, "args": {}})
-    elif found["path"] != LAUNCHER:
-        found["path"] = LAUNCHER
-    else:
-        return
-    yield "A job process that dies is started again (process_launcher in resources.json)."
+    if found["path"] == LAUNCHER:
+        return []
+    found["path"] = LAUNCHER
+    return ["A job process that dies is started again (process_launcher in resources.json)."]
 
 
-def _keep_logs(resources: dict[str, Any]) -> Iterator[str]:
-    if resources.get("allow_log_streaming"):
-        resources["allow_log_streaming"] = False
-        yield "The site's logs stay at the site (allow_log_streaming in resources.json)."
+def _keep_logs(resources: dict[str, Any]) -> list[str]:
+    if not resources.get("allow_log_streaming"):
+        return []
+    resources["allow_log_streaming"] = False
+    return ["The site's logs stay at the site (allow_log_streaming in resources.json)."]
 
 
-def _keep_jobs(resources: dict[str, Any], kit: Path) -> Iterator[str]:
+def _keep_jobs(resources: dict[str, Any], kit: Path) -> list[str]:
     """Let a server of ours keep jobs and snapshots in its kit, also after the kit was moved."""
-    none: dict[str, Any] = {}
-    manager = next((each for each in resources.get("components", []) if each.get("id") == "job_manager"), none)
+    managers = [each for each in resources.get("components", []) if each.get("id") == "job_manager"]
     snapshots = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {})
     changed = False
-    for holder, key, folder in [(manager, "uri_root", "jobs-storage"), (snapshots, "root_dir", "snapshot-storage")]:
+    wanted = [*((one, "uri_root", "jobs-storage") for one in managers), (snapshots, "root_dir", "snapshot-storage")]
+    for holder, key, folder in wanted:
         found = Path(holder.get("args", {}).get(key, ""))
         if found.name == folder and not found.parent.exists():
             holder["args"][key] = str(kit.resolve() / folder)
             changed = True
-    if changed:
-        yield "Jobs and snapshots are kept in the kit, since the folder named for them is gone (resources.json)."
+    if not changed:
+        return []
+    return ["Jobs and snapshots are kept in the kit, since the folder named for them is gone (resources.json)."]
 
+
+# The making of kits
 
 PROJECT = "moretta"
 ADMIN = "admin@moretta.org"  # FLARE wants the form of an address; nobody writes to it
@@ -203,17 +184,15 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
     sites, who bring their own. Raises ParameterError where FLARE cannot take a name, or `out` holds anything else.
     """
     wanted = {"host": host, "port": port, "sites": list(sites)}
-    made = Kits(out / SERVER_FOLDER, {site: out / site for site in sites}, out / ADMIN_FOLDER)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if _holds_anything(out):
         _check_same(out, wanted)
         if not (out / KEY_FILE).exists():  # kits of a version that had none
             _make_key(out, sites)
-        return made
-    if not sites:
+    elif not sites:
         raise ParameterError("kits need at least one site, got none")
-    _check_wanted(host, port, sites)
-    _write(out, wanted, lambda folder: _make(folder, made.server, host, port, sites))
-    return made
+    else:
+        _make(out, wanted, sites)
+    return Kits(out / SERVER_FOLDER, {site: out / site for site in sites}, out / ADMIN_FOLDER)
 
 
 def provision_authority(out: Path, host: str, port: int) -> Kits:
@@ -221,13 +200,14 @@ def provision_authority(out: Path, host: str, port: int) -> Kits:
 
     host, port: as of `provision`. Raises ParameterError as that does, and where `out` is not empty.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if _holds_anything(out):
         raise ParameterError(f"{out} exists and is not empty, and kits are never overwritten: name a new folder")
-    _check_wanted(host, port, ())
-    made = Kits(out / SERVER_FOLDER, {}, out / ADMIN_FOLDER)
-    wanted = {"host": host, "port": port, "keys": AT_SITES}
-    _write(out, wanted, lambda folder: _make(folder, made.server, host, port, (), keep_root=True))
-    return made
+    _make(out, {"host": host, "port": port, "keys": AT_SITES}, ())
+    return Kits(out / SERVER_FOLDER, {}, out / ADMIN_FOLDER)
+
+
+def _holds_anything(out: Path) -> bool:
+    return out.exists() and (not out.is_dir() or any(out.iterdir()))
 
 
 def provision_site(folder: Path, name: str, host: str, port: int) -> Path:
@@ -247,21 +227,9 @@ def keys_at_sites(out: Path) -> bool:
     return (out / MANIFEST).is_file() and load_json(out / MANIFEST).get("keys") == AT_SITES
 
 
-def _write(out: Path, wanted: Mapping[str, Any], make: Callable[[Path], None]) -> None:
-    """Have a folder of kits made whole or not at all. make: is given where."""
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a crash
-    try:
-        make(partial)
-        write_atomically(partial / MANIFEST, kits.dump(wanted), 0o600)
-        rename(partial, out)
-    except OSError as error:
-        raise ParameterError(f"the kits cannot be written to {out}: {error.strerror}; name another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _check_wanted(host: str, port: int, sites: Sequence[str]) -> None:
+def _make(out: Path, wanted: Mapping[str, Any], sites: Sequence[str]) -> None:
+    """Make a folder of kits whole or not at all. wanted: its manifest."""
+    host, port = wanted["host"], wanted["port"]
     for site in sites:
         if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or list(sites).count(site) > 1:
             raise ParameterError(f"a site needs a name of its own, but {site!r} is taken: rename it")
@@ -271,21 +239,31 @@ def _check_wanted(host: str, port: int, sites: Sequence[str]) -> None:
         raise ParameterError(
             f"a certificate names a host of at most {LONGEST_HOST} characters: give {host} a short alias"
         )
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a crash
+    try:
+        _fill(partial, out / SERVER_FOLDER, wanted, sites)
+        rename(partial, out)
+    except OSError as error:
+        raise ParameterError(f"the kits cannot be written to {out}: {error.strerror}; name another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _make(folder: Path, server: Path, host: str, port: int, sites: Sequence[str], *, keep_root: bool = False) -> None:
+def _fill(folder: Path, server: Path, wanted: Mapping[str, Any], sites: Sequence[str]) -> None:
     """Make all kits in a folder. server: where the server's is going to be."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.utils import serialize_pri_key
 
+    signs, host = "keys" in wanted, wanted["host"]
     folder.mkdir(mode=0o700, parents=True)
-    context = _build(folder / "work", host, port, sites, [CertBuilder(*([ROOT_DAYS] if keep_root else []))])
+    context = _build(folder / "work", host, wanted["port"], sites, [CertBuilder(*([ROOT_DAYS] if signs else []))])
     made = Path(context.get_result_location())
     for kit, name in [(SERVER_FOLDER, host), *((site, site) for site in sites), (ADMIN_FOLDER, ADMIN)]:
         rename(made / name, folder / kit)
     shutil.rmtree(folder / "work")  # with the key of the root
-    if keep_root:
+    if signs:
         (folder / AUTHORITY).mkdir(mode=0o700)
         write_atomically(folder / AUTHORITY / ROOT_KEY, serialize_pri_key(context[CtxKey.ROOT_PRI_KEY]), 0o600)
         shutil.copy(kits.certificates_of(folder / SERVER_FOLDER).root, folder / AUTHORITY / ROOT)
@@ -294,7 +272,12 @@ def _make(folder: Path, server: Path, host: str, port: int, sites: Sequence[str]
         _restrict(folder / site)
         kits.write(folder / site / TRIAL, TRIAL_TEXT)
     _make_key(folder, sites)
-    _close_to_others(folder)
+    write_atomically(folder / MANIFEST, kits.dump(wanted), 0o600)
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o700)
+        elif path.suffix == ".key":
+            path.chmod(0o600)
 
 
 def _make_key(out: Path, sites: Sequence[str]) -> None:
@@ -375,11 +358,3 @@ def _restrict(made: Path) -> None:
     rights |= dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none")
     policy = {"format_version": "1.0", "permissions": {"project_admin": rights}}
     kits.write(made / "local" / "authorization.json", policy)
-
-
-def _close_to_others(folder: Path) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        if path.is_dir():
-            path.chmod(0o700)
-        elif path.suffix == ".key":
-            path.chmod(0o600)
