@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from moretta import Federation, Silo
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.deployment import kits, processes, provisioning
+from moretta.deployment import kits, processes, provisioning, server_connection
 from moretta.engines import views
 from moretta.engines.settings import Engine
 from moretta.models import catalogue
@@ -408,3 +408,9 @@ def wait_for(condition: Callable[[], bool], what: str, said: Callable[[], str] =
     while not condition():
         assert time.monotonic() < until, f"waited {HANGS:g} s for {what}; {said()}"
         time.sleep(0.02)
+
+
+def asked(admin: Path, what: str, *given: Any) -> Any:
+    """What the server of an administrator's kit says, asked in a login of its own."""
+    with server_connection.logged_in(admin) as administrator:
+        return getattr(administrator, what)(*given)

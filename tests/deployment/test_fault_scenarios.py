@@ -34,10 +34,10 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from hospitals import Hospitals, models_of, seen, wait_for
+from hospitals import Hospitals, asked, models_of, seen, wait_for
 
 from moretta.contract.codec import Codec
-from moretta.deployment import job, processes, server_connection
+from moretta.deployment import job, processes
 from moretta.deployment.server_key import identity_of
 from moretta.engines.settings import Engine, Fault, Faults
 from moretta.errors import CodecError
@@ -523,16 +523,14 @@ def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> N
     kit, parent = hospital.serve_flare()
     key = identity_of(kit.server / "local")
     hospital.join_all()
-    wait_for(lambda: len(server_connection.connected(kit.admin)) == 3, "sites are connected")
+    wait_for(lambda: len(asked(kit.admin, "connected")) == 3, "sites are connected")
     folder, status = hospital.folder / "job", hospital.folder / "status.json"
     for file in (job.OF_SERVER, job.OF_SITE):
         job.write_job(hospital.run_file(), folder, key, status=str(status), out=str(hospital.out))
         path = folder / file
         path.write_text(path.read_text().replace("rounds = 60", "rounds = 61"))
-        number = server_connection.submit(kit.admin, folder)
-        wait_for(
-            lambda number=number: server_connection.status(kit.admin, number).startswith("FINISHED"), "FLARE ends it"
-        )
+        number = asked(kit.admin, "submit", folder)
+        wait_for(lambda number=number: asked(kit.admin, "status", number).startswith("FINISHED"), "FLARE ends it")
         if file == job.OF_SERVER:
             assert "the job is not signed by this server's key: it was edited by hand" in hospital.said()
             assert not status.exists()  # where it lies is of the job too

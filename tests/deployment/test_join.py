@@ -24,6 +24,7 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
 import grpc
+from hospitals import asked
 from test_cli import Called, call
 from test_runs_with_a_roster import enrol
 
@@ -434,9 +435,9 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
         assert processes._marked(families[0]) == []
         assert processes._marked(families[1])
         until = time.monotonic() + 60
-        while server_connection.connected(made.admin) != ["north"] and time.monotonic() < until:
+        while asked(made.admin, "connected") != ["north"] and time.monotonic() < until:
             time.sleep(0.5)
-        server_connection.shut_down(made.admin)
+        asked(made.admin, "shut_down")
         _, told = joins[1].communicate(timeout=60)
         assert joins[1].returncode == 0
         assert b"ended what an earlier join" in told

@@ -26,7 +26,7 @@ from moretta.deployment import (
     server_key,
     shared_settings,
 )
-from moretta.deployment.server_connection import Administrator
+from moretta.deployment.server_connection import Administrator, logged_in
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import new_lines
@@ -104,7 +104,7 @@ def _serve(
     processes.end_left_over(places.work / "server.json")
     names = job.site_names(run_file)
     kit = _kits(run_file, places, host, port, names, say)
-    with _server(kit, places.work) as server:
+    with processes.running(kit.server, places.work / "server.log", places.work / "server.json") as server:
         with _logged_in(kit.admin, places.work, server) as administrator:
             _wait_for_sites(administrator, names, run_file, wait, say, server)
             number = _submit(run_file, places, kit, administrator, resume=resume)
@@ -150,7 +150,8 @@ def _shut_down(admin: Path, say: Say) -> None:
     until = time.monotonic() + ENDING
     while True:
         try:
-            server_connection.shut_down(admin)
+            with logged_in(admin) as administrator:
+                administrator.shut_down()
             return
         except MorettaError as error:
             if time.monotonic() > until:
@@ -172,13 +173,13 @@ def _play(
     history = _History(places.out / "history.jsonl", run_file.run.rounds, progress)
     for attempt in range(TRIES + 1):
         if attempt > 0:
-            with server_connection.logged_in(kit.admin) as administrator:
+            with logged_in(kit.admin) as administrator:
                 number = _submit(run_file, places, kit, administrator, resume=True)
         try:
             ended = _follow(places, server, history, say)
         except BaseException:
-            with suppress(MorettaError):
-                server_connection.abort(kit.admin, number)
+            with suppress(MorettaError), logged_in(kit.admin) as administrator:
+                administrator.abort(number)
             raise
         if ended is not None:
             if ended["state"] == "failed":
@@ -302,20 +303,13 @@ def _wait_for_sites(
 
 
 @contextmanager
-def _server(kit: kits.Kits, work: Path) -> Iterator[processes.Parent]:
-    """Run FLARE's server, and leave none of its processes behind."""
-    with processes.running(kit.server, work / "server.log", work / "server.json") as server:
-        yield server
-
-
-@contextmanager
 def _logged_in(admin: Path, work: Path, server: processes.Parent) -> Iterator[Administrator]:
     """Log in at FLARE's server as soon as it is there."""
     until, stack = time.monotonic() + START, ExitStack()
     with stack:
         while True:
             try:
-                administrator = stack.enter_context(server_connection.logged_in(admin, wait=2.0))
+                administrator = stack.enter_context(logged_in(admin, wait=2.0))
                 administrator.connected()
                 break
             except MorettaError:

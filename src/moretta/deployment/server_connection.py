@@ -136,41 +136,12 @@ def _answers(kit: Path, host: str, port: int, wait: float) -> bool:
 COMMAND = 15.0  # seconds in which the server is to answer a command; stopping sites takes the longest
 
 
-def submit(admin_kit: Path, job: Path, wait: float = LOGIN) -> str:
-    """Hand a folder that holds a job to the server; returns the job's id. wait: seconds in which the server answers."""
-    with logged_in(admin_kit, wait) as administrator:
-        return administrator.submit(job)
-
-
-def status(admin_kit: Path, job: str, wait: float = LOGIN) -> str:
-    """Return a job's state as FLARE names it: SUBMITTED, DISPATCHED, RUNNING, or one that begins with FINISHED."""
-    with logged_in(admin_kit, wait) as administrator, administrator.asked() as session:
-        return str(session.get_job_status(job))
-
-
-def abort(admin_kit: Path, job: str, wait: float = LOGIN) -> None:
-    """End a job at the server and all sites; one that has ended stays as it is."""
-    with logged_in(admin_kit, wait) as administrator, administrator.asked() as session:
-        session.abort_job(job)
-
-
-def connected(admin_kit: Path, wait: float = LOGIN) -> list[str]:
-    """Return the names of the sites that the server has heard of within its heartbeat timeout."""
-    with logged_in(admin_kit, wait) as administrator:
-        return administrator.connected()
-
-
-def shut_down(admin_kit: Path, wait: float = LOGIN) -> None:
-    """End all sites and the server; what `start` gave ends by itself soon after."""
-    with logged_in(admin_kit, wait) as administrator, administrator.asked() as session:
-        session.shutdown("all", wait=False)
-
-
 @contextlib.contextmanager
 def logged_in(admin_kit: Path, wait: float = LOGIN) -> Iterator[Administrator]:
     """Log in once for several requests: a login takes FLARE more than a second of waiting.
 
-    wait: seconds in which the server answers. Raises as `submit`.
+    wait: seconds in which the server answers. Raises ParameterError where it does not let this administrator in, and
+    RunFailed where it does not answer.
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -196,10 +167,25 @@ class Administrator:
         with self.asked() as session:
             return str(session.submit_job(str(job.resolve())))
 
+    def status(self, job: str) -> str:
+        """Return a job's state as FLARE names it: SUBMITTED, DISPATCHED, RUNNING, or one that begins with FINISHED."""
+        with self.asked() as session:
+            return str(session.get_job_status(job))
+
+    def abort(self, job: str) -> None:
+        """End a job at the server and all sites; one that has ended stays as it is."""
+        with self.asked() as session:
+            session.abort_job(job)
+
     def connected(self) -> list[str]:
         """Return the names of the sites that the server has heard of within its heartbeat timeout."""
         with self.asked() as session:
             return sorted(client.name for client in session.get_connected_client_list())
+
+    def shut_down(self) -> None:
+        """End all sites and the server, whose process ends by itself soon after."""
+        with self.asked() as session:
+            session.shutdown("all", wait=False)
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[Any]:
