@@ -118,7 +118,11 @@ def read_request(data: bytes, now: datetime) -> Request:
         raise ParameterError(f"the request asks for more than a name, which no site needs: {_REMEDY}")
     if not NAME.fullmatch(subject[0][1]):
         raise ParameterError(f"the request's name was expected to be up to 63 letters, digits, '-' and '_': {_REMEDY}")
-    made = _time_in(attributes[0])
+    try:
+        text = attributes[0].value.decode() if attributes[0].oid == AttributeOID.UNSTRUCTURED_NAME else ""
+        made = datetime.strptime(text, f"{_MADE}%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise ParameterError(f"the request does not say when it was made: {_REMEDY}") from None
     if not -AHEAD < now - made < LASTS:
         raise ParameterError(
             f"the request was made on {made:%Y-%m-%d %H:%M} UTC, and counts for {LASTS.days} days from then: "
@@ -133,16 +137,6 @@ def digest_of(data: bytes) -> str:
         return hashlib.sha256(x509.load_pem_x509_csr(data).public_bytes(Encoding.DER)).hexdigest()
     except ValueError:
         raise ParameterError(f"this was expected to be a site's request, and is none: {_REMEDY}") from None
-
-
-def _time_in(attribute: x509.Attribute) -> datetime:
-    text = attribute.value.decode(errors="replace")
-    try:
-        if attribute.oid == AttributeOID.UNSTRUCTURED_NAME and text.startswith(_MADE):
-            return datetime.strptime(text.removeprefix(_MADE), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    except ValueError:
-        pass
-    raise ParameterError(f"the request does not say when it was made: {_REMEDY}")
 
 
 class Reply(BaseModel):
@@ -361,10 +355,19 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
     partial = kit / ".partial"
     shutil.rmtree(partial, ignore_errors=True)  # left by a crash
     try:
-        made = _build(partial, kit, reply)
+        partial.mkdir(mode=0o700)
+        made = provisioning.provision_site(partial, reply.name, reply.host, reply.port)
+        files = kits.certificates_of(made)
+        write_atomically(files.key, (kit / KEY).read_bytes(), 0o600)
+        write_atomically(files.certificate, reply.certificate.encode(), 0o600)
+        write_atomically(files.root, reply.root.encode(), 0o600)
+        kits.write(made / "local" / SERVER_KEY, f"{reply.server_key}\n")
+        for folder in [made, *(each for each in made.rglob("*") if each.is_dir())]:
+            folder.chmod(0o700)
         kits.check_certificates(made)
         for part in [each for each in made.iterdir() if each.name != "startup"]:
-            _replace(part, kit / part.name)
+            shutil.rmtree(kit / part.name, ignore_errors=True)  # a crash has left it there
+            rename(part, kit / part.name)
         rename(made / "startup", kit / "startup")  # last, as it makes the folder a kit
     except OSError as error:
         raise ParameterError(f"the kit cannot be written to {kit}: {error.strerror}; give the right to it") from error
@@ -393,24 +396,3 @@ def _check_server(key: bytes, file: SiloFile, kit: Path, agrees: Callable[[bytes
             "not completed: the fingerprint is not what the server's operator has read out, so this may be another's "
             "reply; have it sent again"
         )
-
-
-def _build(partial: Path, kit: Path, reply: Reply) -> Path:
-    """Make the kit below a folder, and return where it is."""
-    partial.mkdir(mode=0o700)
-    made = provisioning.provision_site(partial, reply.name, reply.host, reply.port)
-    files = kits.certificates_of(made)
-    write_atomically(files.key, (kit / KEY).read_bytes(), 0o600)
-    write_atomically(files.certificate, reply.certificate.encode(), 0o600)
-    write_atomically(files.root, reply.root.encode(), 0o600)
-    kits.write(made / "local" / SERVER_KEY, f"{reply.server_key}\n")
-    for folder in [made, *(each for each in made.rglob("*") if each.is_dir())]:
-        folder.chmod(0o700)
-    return made
-
-
-def _replace(part: Path, target: Path) -> None:
-    """Move a part of the kit to its place, also where a crash has left it there."""
-    if target.is_dir():
-        shutil.rmtree(target)
-    rename(part, target)
