@@ -20,7 +20,7 @@ from test_cli import call
 from test_python_models import SETTINGS, FedSGD, federation, rows
 
 import moretta
-from moretta.engines import confined
+from moretta.engines import process
 from moretta.engines.confinement import landlock
 from moretta.engines.process import ConfinedProcess
 from moretta.errors import ParameterError
@@ -160,7 +160,7 @@ def test_a_folder_that_is_trusted_runs_here_with_gradients(saved: Path) -> None:
 PROGRAM = """
 import os, pathlib, resource, signal, socket, sys, time
 import numpy as np
-from moretta.engines import confined
+from moretta.engines import process
 
 def answer(request):
     what = request["what"].tobytes().decode()
@@ -200,7 +200,7 @@ def said(what: str, path: Path = Path("none"), seconds: float = 120.0) -> dict[s
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confined, "command", lambda *words: [sys.executable, "-P", "-c", PROGRAM])
+    monkeypatch.setattr(process, "command", lambda *words: [sys.executable, "-P", "-c", PROGRAM])
 
 
 @pytest.mark.usefixtures("program")
@@ -232,7 +232,7 @@ def test_how_a_confined_process_ends_is_one_sentence(what: str, sentence: str) -
 
 @pytest.mark.usefixtures("program")
 def test_a_confined_process_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confined, "START", 0.0)
+    monkeypatch.setattr(process, "START", 0.0)
     with pytest.raises(ParameterError, match="did not end within 5 s"):
         said("hangs", seconds=5.0)
 

@@ -210,6 +210,7 @@ def test_the_server_refuses_what_was_edited(run_file: RunFile, tmp_path: Path, m
         {"status": str(tmp_path / "status.json")},
         {"resume": True},
         {"wait": 1e9},
+        {"made": 1.0},
         {"signature": ""},
         {"signature": "00" * 64},
         {"signature": "x"},
@@ -219,6 +220,19 @@ def test_the_server_refuses_what_was_edited(run_file: RunFile, tmp_path: Path, m
         sentence = ended({**given, **edit}, tmp_path, monkeypatch)
         assert "the job is not signed by this server's key: it was edited by hand" in sentence, edit
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_signed_job_is_played_once(run_file: RunFile, tmp_path: Path) -> None:
+    job.write_job(run_file, tmp_path / "job", KEY)
+    server, local = arguments(tmp_path / "job")[0], tmp_path / "local"
+    signature = server.pop("signature")
+    for _ in range(2):  # one that found too few sites may be submitted again
+        job.check_signed(job.signed_part(**server), signature, KEY, local)
+    job.played(local).append(signature)
+    with pytest.raises(ParameterError, match="was played before"):
+        job.check_signed(job.signed_part(**server), signature, KEY, local)
+    job.write_job(run_file, tmp_path / "job", KEY)
+    assert arguments(tmp_path / "job")[0]["signature"] != signature
 
 
 def test_a_job_of_who_has_no_key_of_the_servers_runs_and_writes_nothing_there(

@@ -56,6 +56,7 @@ class Controller(FlareController):
         resume: Whether to go on from its last checkpoint.
         wait: Seconds in which sites are to come.
         status: The file that says how the run ended; empty for none.
+        made: When the job was made, by which no two jobs have one signature.
         signature: Of all that, by the server's key, in hex.
     """
 
@@ -68,12 +69,13 @@ class Controller(FlareController):
         resume: bool = False,
         wait: float = 120.0,
         status: str = "",
+        made: float = 0.0,
         signature: str = "",
     ) -> None:
         super().__init__()
         self._run, self._base, self._digest, self._out, self._resume, self._wait = run, base, digest, out, resume, wait
         self._signed = job.signed_part(
-            run=run, base=base, digest=digest, out=out, resume=resume, wait=wait, status=status
+            run=run, base=base, digest=digest, out=out, resume=resume, wait=wait, status=status, made=made
         )
         self._named_status, self._signature = status, signature
         self._status: Path | None = None  # until the signature is checked
@@ -106,8 +108,9 @@ class Controller(FlareController):
 
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
         workspace = fl_ctx.get_engine().get_workspace()
-        identity = identity_of(Path(workspace.get_site_config_dir()))
-        job.check_signed(self._signed, self._signature, identity)
+        local = Path(workspace.get_site_config_dir())
+        identity = identity_of(local)
+        job.check_signed(self._signed, self._signature, identity, local)
         self._status = Path(self._named_status) if self._named_status else None
         run_file = run_files.loads(self._run, Path(self._base, "run.toml"), OWN_CODE)
         out = Path(self._out or Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "moretta")
@@ -141,6 +144,7 @@ class Controller(FlareController):
             )
             threading.Thread(target=_keep_in_touch, args=(sites, ended), daemon=True).start()
             sites.gather(federation.summing.least, self._wait)
+            job.played(local).append(self._signature)  # until here the same job may be submitted again
             self._tell({"state": "playing", "after": place.round})
             made.append(sites)
             return sites

@@ -14,6 +14,7 @@ from moretta.config.run_files import RunFile
 from moretta.deployment import shared_settings
 from moretta.deployment.provisioning import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
+from moretta.engines.journal import Journal
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, verify
 
@@ -65,10 +66,11 @@ def write_job(run_file: RunFile, folder: Path, identity: Identity, **controller:
         "resume": False,
         "wait": 120.0,
         "status": "",
+        "made": time.time(),
         **controller,
     }
     server["signature"] = identity.sign(_PURPOSE, signed_part(**server)).hex()
-    site = {"told": text, "digest": digest_of(text), "made": time.time()}
+    site = {"told": text, "digest": digest_of(text), "made": server["made"]}
     _write(
         folder / META,
         {
@@ -94,19 +96,26 @@ def signed_part(**server: str | bool | float) -> str:
     return json.dumps(server, sort_keys=True)
 
 
-def check_signed(signed: str, signature: str, identity: Identity) -> None:
-    """Check that the holder of the server's key made a job.
+def played(local: Path) -> Journal:
+    """Return the signatures of the jobs that a server has played. local: of its kit."""
+    return Journal(local / "moretta-played.txt")
+
+
+def check_signed(signed: str, signature: str, identity: Identity, local: Path) -> None:
+    """Check that the holder of the server's key made a job, and that it is played for the first time.
 
     FLARE lets every administrator who may submit jobs name the class of a server's job, with any arguments. They name
-    paths and code of the server's machine, and sites take the run for the server's word.
+    paths and code of the server's machine, and sites take the run for the server's word. Who may submit a job could
+    also submit a copy, and each run tells more about the same rows.
 
     Args:
         signed: As of `signed_part`.
         signature: In hex.
         identity: The server's key.
+        local: Of the server's kit.
 
     Raises:
-        ParameterError: The signature is another key's, or of other arguments.
+        ParameterError: The signature is another key's, or of other arguments, or the job was played before.
     """
     try:
         good = verify(identity.public_key, bytes.fromhex(signature), _PURPOSE, signed)
@@ -116,6 +125,11 @@ def check_signed(signed: str, signature: str, identity: Identity) -> None:
         raise ParameterError(
             "the job is not signed by this server's key: it was edited by hand, or another administrator made it; make "
             "it anew by moretta serve, or by moretta job with --server-key"
+        )
+    if signature in played(local).lines():
+        raise ParameterError(
+            "this job was played before, and a signed job is played once; make another by moretta job, or go on with "
+            "a run by moretta serve --resume"
         )
 
 

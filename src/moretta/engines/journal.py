@@ -24,7 +24,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Journal:
-    """An append-only file of lines, with mode 0600. One process at a time writes to it.
+    """An append-only file of lines. One process at a time writes to it.
 
     Args:
         path: of the file.
@@ -32,10 +32,13 @@ class Journal:
         remedy: what the operator does about a lost file. Both are empty where a lost file is no error.
         forces: whether lines are forced to the disk. One machine that plays all roles needs none of that: what a loss
             of power could reveal is on that machine anyway.
+        mode: of the file.
     """
 
-    def __init__(self, path: Path, content: str = "", remedy: str = "", *, forces: bool = True) -> None:
-        self._path, self._content, self._remedy, self._forces = path, content, remedy, forces
+    def __init__(
+        self, path: Path, content: str = "", remedy: str = "", *, forces: bool = True, mode: int = 0o600
+    ) -> None:
+        self._path, self._content, self._remedy, self._forces, self._mode = path, content, remedy, forces, mode
         self._exists = False  # as of the last look: a file that disappears later is not made anew
 
     def open(self, *, begun: bool) -> list[str]:
@@ -89,7 +92,7 @@ class Journal:
         makes = not self._exists and not self._path.exists()
         if makes:
             make_folder(self._path.parent, 0o700)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0), 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0), self._mode)
         try:
             before = _remove_half_line(descriptor)
             try:

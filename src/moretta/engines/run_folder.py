@@ -40,10 +40,11 @@ from safetensors.numpy import load, save
 from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import check_plain, read_file, read_text, write_atomically
 from moretta.engines.folder_lock import LOCK, held, refuse_held
-from moretta.engines.journal import HelpedFile
+from moretta.engines.journal import HelpedFile, Journal
 from moretta.errors import MorettaError, ParameterError
 
 FORMAT = 1
+HISTORY = "history.jsonl"
 ROWS = "rows.sha256"  # in truth/
 ROWS_BY_SILO = "rows.json"
 FAILED = "the run failed: "  # begins the last line of a log
@@ -58,7 +59,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._history = path / "history.jsonl"
+        self._history = Journal(path / HISTORY, forces=False, mode=0o644)
         self._helped = dict[str, HelpedFile]()
         self.models = dict[str, str]()  # SHA-256 of each model that was written, in hex, by its file's name
         self._hold = ExitStack()
@@ -147,14 +148,14 @@ class RunFolder:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round to the history."""
-        with self._history.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        self._history.append(json.dumps(_finite(line), allow_nan=False))
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
         """Return the rounds up to a number and forget later ones, which a killed run had begun."""
-        lines = read_text(self.path, "history.jsonl").splitlines() if self._history.exists() else []
-        kept = [line for line in lines if _round(line) is not None and _round(line) <= up_to]  # type: ignore[operator]
-        write_atomically(self._history, "".join(f"{line}\n" for line in kept).encode())
+        there = (self.path / HISTORY).exists()
+        lines = read_text(self.path, HISTORY).splitlines() if there else []
+        kept = [line for line in lines if (number := _round(line)) is not None and number <= up_to]
+        write_atomically(self.path / HISTORY, "".join(f"{line}\n" for line in kept).encode())
         return [json.loads(line) for line in kept]
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> str:
