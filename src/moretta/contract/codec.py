@@ -123,11 +123,11 @@ def pack_arrays(arrays: Tensors) -> Sequence[bytes | memoryview]:
 
 
 def unpack_arrays(data: memoryview) -> dict[str, Array]:
-    """Return what `pack_arrays` packed, as parts of its memory, read-only. Raises only `moretta.errors.CodecError`."""
+    """Return what `pack_arrays` packed, as parts of its memory. Raises only `moretta.errors.CodecError`."""
     with _one_error("named arrays"):
         place = framing.find(data, limit=HEADER_LIMIT, width=LENGTH, what="a header")
-        behind = _Behind(data.toreadonly(), place.stop)
-        found = dict(_read_arrays(json.loads(bytes(data[place])), behind))
+        behind = _Behind(data, place.stop)
+        found = dict(_read_arrays(json.loads(_few_entries(bytes(data[place]))), behind))
         behind.end()
         return found
 
@@ -301,11 +301,8 @@ def _is_length(number: object) -> bool:
 
 
 def _header_of(text: bytes) -> list[Any]:
-    entries = sum(text.count(mark) for mark in MARKS)
-    if entries > ENTRIES_LIMIT:
-        raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
     try:
-        header = json.loads(text.decode(), parse_constant=_refuse_constant)
+        header = json.loads(_few_entries(text).decode(), parse_constant=_refuse_constant)
     except ValueError as error:
         raise CodecError(f"expected a header of wire format {FORMAT}: {error}; update the older side") from None
     version = header[0] if isinstance(header, list) and header else None  # first: another format has other entries
@@ -314,6 +311,14 @@ def _header_of(text: bytes) -> list[Any]:
     if len(header) < STAMPED:
         raise CodecError(f"expected a header of at least {STAMPED} entries; got {len(header)}")
     return list(header)
+
+
+def _few_entries(text: bytes) -> bytes:
+    """Return a header. Raises CodecError where JSON could take much memory."""
+    entries = sum(text.count(mark) for mark in MARKS)
+    if entries > ENTRIES_LIMIT:
+        raise CodecError(f"expected a header of at most {ENTRIES_LIMIT} entries; got {entries}")
+    return text
 
 
 def _refuse_constant(text: str) -> float:
