@@ -21,14 +21,13 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from moretta.audit.evidence.attack import Attack, Claim
 from moretta.audit.evidence.case import Case
+from moretta.contract.codec import pack_arrays, unpack_arrays
 from moretta.engines.confinement import confine, empty_folder, readable, watch
 from moretta.engines.process import command, environment
-from moretta.errors import RunFailed
+from moretta.errors import CodecError, RunFailed
 
 PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process
 
@@ -74,8 +73,8 @@ def claim_of(
         lines = said.decode(errors="replace").strip().splitlines()
         raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({process.returncode})")
     try:
-        return load(out)
-    except SafetensorError as error:
+        return unpack_arrays(memoryview(bytearray(out)))  # which may be written to
+    except CodecError as error:
         raise AttackFailed(f"its claim cannot be read: {error}") from None
 
 
@@ -107,7 +106,7 @@ def main() -> None:
         confine(folders)
         watch(folders)
         claim = getattr(_imported(header["module"], header["file"]), header["function"])(case)
-        packed = save({name: np.array(value, order="C") for name, value in claim.items()})
+        packed = b"".join(pack_arrays({name: np.asarray(value) for name, value in claim.items()}))
     except Exception as error:  # noqa: BLE001  # said in one line to the process that waits
         traceback.print_exc()
         print(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", file=sys.stderr)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import load, save
 
-from moretta.contract.codec import Codec
+from moretta.contract.codec import Codec, pack_arrays, unpack_arrays
 from moretta.contract.messages import Array, Message
 from moretta.data.layout import SampleLayout
 from moretta.engines import views
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from moretta.protocols.common.training import Training
 
-_VIEW, _ARRAY, _PROGRAM = "view/", "array/", "program"
+_VIEW, _ARRAY, _PROGRAM, _CASE = "view/", "array/", "program", "case"
 
 
 @cache
@@ -232,16 +231,14 @@ class Case:
             "roles": list(self.views),
             "model": {"source": made.source, "arguments": dict(made.arguments), "base": made.base},
         }
-        return save(arrays, {"case": json.dumps(plain)})
+        arrays[_CASE] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
+        return b"".join(pack_arrays(arrays))
 
     @classmethod
     def unpack(cls, data: bytes) -> Case:
         """Return what `pack` gave, with arrays that cannot be written to."""
-        size = int.from_bytes(data[:8], "little")
-        plain = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["case"])
-        arrays = load(data)
-        for array in arrays.values():
-            array.flags.writeable = False
+        arrays = unpack_arrays(memoryview(data))
+        plain = json.loads(arrays.pop(_CASE).tobytes())
         seen: dict[str, dict[int, bytes]] = {role: {} for role in plain["roles"]}
         for name, array in arrays.items():
             if name.startswith(_VIEW):
