@@ -219,7 +219,9 @@ def test_what_was_held_back_is_too_late(machines: Callable[..., Machines], tmp_p
     assert "out of order" in named[0]
     assert "it was replayed" in named[1]
     ends_as_undisturbed(many, tmp_path / "out")
-    poll, serial = many.made[-1]._session.pack(Poll(number=0, wait=0.0), {"silo-1": many.workers["silo-1"].process_id})
+    poll, serial = many.made[-1]._live._session.pack(
+        Poll(number=0, wait=0.0), {"silo-1": many.workers["silo-1"].process_id}
+    )
     for _ in range(WINDOW):
         many.made[-1].speak()
     reply = deliver(many, poll)
@@ -242,7 +244,7 @@ def test_a_server_of_an_older_session_is_refused_and_named(machines: Callable[..
     with pytest.raises(Killed):
         many.serve(tmp_path / "out", progress=once)
     many.serve(tmp_path / "out", resume=True)
-    older = many.made[0]._session
+    older = many.made[0]._live._session
 
     def says(request: Any) -> str:
         data, _ = older.pack(request, {"silo-1": many.workers["silo-1"].process_id})
@@ -256,10 +258,10 @@ def test_a_server_of_an_older_session_is_refused_and_named(machines: Callable[..
     many.start()
     assert "it is of session 0 of the run, and session 1 has begun" in says(older.hello)
     second = many.made[-1]
-    again = Sites(many.names, many.send, second._codec, second._session.hello, SERVER)
+    again = Sites(many.names, many.send, second._codec, second._live._session.hello, SERVER)
     with pytest.raises(ParameterError, match=r"0 of 3 sites .* it is of a second beginning of session 1"):
         again.gather(2, 0.3)
-    data, _ = second._session.pack(second._session.hello, {"silo-1": many.workers["silo-1"].process_id})
+    data, _ = second._live._session.pack(second._live._session.hello, {"silo-1": many.workers["silo-1"].process_id})
     assert isinstance(deliver(many, data), SiteReady)  # and who has begun it may go on with it
 
 

@@ -307,7 +307,7 @@ def test_a_server_that_replays_itself_is_answered_under_other_keys(
     many.wrap = wrap
     first = many.workers["silo-1"].process_id
     many.serve(tmp_path / "out")
-    session = many.made[-1]._session
+    session = many.made[-1]._live._session
 
     def ask(request: Signed, body: bytes = b"") -> tuple[Reply, bytes]:
         data, serial = session.pack(request, {"silo-1": worker.process_id}, body)

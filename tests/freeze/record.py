@@ -45,7 +45,7 @@ from moretta.contract.messages import Message  # noqa: E402
 from moretta.contract.roles import Reason  # noqa: E402
 from moretta.deployment import agreed_settings  # noqa: E402
 from moretta.engines import checkpoint, run_folder, views  # noqa: E402
-from moretta.engines.flare import envelope, site_worker, sites  # noqa: E402
+from moretta.engines.flare import delivery, envelope, liveness, site_worker  # noqa: E402
 from moretta.models import graph  # noqa: E402
 from moretta.protocols.baffle.edge import metadata  # noqa: E402
 from moretta.report import folder as report_folder  # noqa: E402
@@ -264,8 +264,8 @@ def one_process() -> Iterator[None]:
     """Let all sites live in this process, and lose no time."""
     with (
         mock.patch.object(site_worker, "AT_ONCE", 20.0),
-        mock.patch.object(sites, "AGAIN", 0.0),
-        mock.patch.object(sites, "BACK", 5.0),
+        mock.patch.object(liveness, "AGAIN", 0.0),
+        mock.patch.object(delivery, "BACK", 5.0),
     ):
         yield
 
