@@ -60,7 +60,7 @@ def test_a_site_that_trains_on_a_test_patient_is_refused(
         many.serve(tmp_path / "out")
     many.stop()
     # How many they are is in the site's own log, which here is of the same process.
-    heard = [record.getMessage() for record in caplog.records if record.module != "apart"]
+    heard = [record.getMessage() for record in caplog.records if record.module != "overlap"]
     said = " ".join([str(caught.value), *heard])
     assert "some of its training rows are about groups that the server's test rows ([data] test) are about too" in said
     assert " training rows have groups that" not in said
