@@ -47,7 +47,7 @@ ABSENT = "was not connected when the job began; it takes part in the next one"
 
 
 @dataclass
-class Site:
+class RemoteSite:
     """What is known of a site.
 
     process_id: None until it has answered; last: the last one that was known. fresh: whether that process has replaced
@@ -123,9 +123,9 @@ class Liveness:
         largest: int,
         absent: Iterable[str],
     ) -> None:
-        self.sites = {name: Site() for name in names}
+        self.sites = {name: RemoteSite() for name in names}
         for name in absent:
-            self.sites[name] = Site(refusal=ABSENT, pause=float("inf"), tried=time.monotonic())
+            self.sites[name] = RemoteSite(refusal=ABSENT, pause=float("inf"), tried=time.monotonic())
         self._session = ServerSession(identity, hello)
         self.hello = self._session.hello
         self._send, self._keys, self._largest = send, keys, largest
