@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -11,58 +10,27 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
-import grpc
+from one_site import RUN, aim, answering, edit, free_port, make
 from test_cli import call
-from test_runs_with_a_roster import enrol
 
 from moretta.deployment import checks, doctor, kits, provisioning, server_connection, server_key
 from moretta.deployment.checks import CheckResult, Warned
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
 
-RUN = """
-[run]
-rounds = 2
-seed = 7
-[data]
-source = "sites"
-inputs = [2]
-classes = 2
-batch-size = 16
-[model]
-source = "mlp"
-hidden = [4]
-[protocol]
-name = "fedsgd"
-learning-rate = 0.2
-[engine]
-name = "flare"
-sites = ["north", "south"]
-"""
-SILO = '[silo]\nname = "north"\n{silo}\n[data]\nsource = "rows.npz"\n'
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kits, a run file and a site's folder, which no test changes."""
-    folder = tmp_path_factory.mktemp("made")
-    provisioning.provision(folder / "kits", "localhost", 8102, ["north", "south"])
-    (folder / "run.toml").write_text(RUN)
-    (folder / "silo.toml").write_text(SILO.format(silo=""))
-    np.savez(folder / "rows.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 2)
-    enrol(folder, ["north", "south"])
-    return folder
+    return make(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(autouse=True)
@@ -77,31 +45,13 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        aim(folder, probe.getsockname()[1])
+    aim_all(folder, free_port())
     return folder
 
 
-def aim(folder: Path, port: int) -> None:
-    for file in (*folder.glob("kits/*/startup/fed_client.json"), folder / "kits/server/startup/fed_server.json"):
-        file.write_text(file.read_text().replace("localhost:8102", f"localhost:{port}"))
-
-
-@contextlib.contextmanager
-def answering(kit: Path, port: int = 0) -> Iterator[int]:
-    """Answer as FLARE's server does, by gRPC with the certificate of a kit."""
-    files = kits.certificates_of(kit)
-    key, certificate, root = (path.read_bytes() for path in (files.key, files.certificate, files.root))
-    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
-    found = server.add_secure_port(
-        f"127.0.0.1:{port}", grpc.ssl_server_credentials([(key, certificate)], root, require_client_auth=True)
-    )
-    server.start()
-    try:
-        yield found
-    finally:
-        server.stop(None).wait()
+def aim_all(folder: Path, port: int) -> None:
+    for kit in folder.glob("kits/*"):
+        aim(kit, port)
 
 
 def looked(*arguments: object) -> dict[str, dict[str, Any]]:
@@ -121,19 +71,13 @@ def failed(*arguments: object) -> dict[str, str]:
     return {what: one["sentence"] for what, one in looked(*arguments).items() if not one["passes"]}
 
 
-def edit(path: Path, before: str, after: str) -> None:
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
-
-
 def test_a_site_that_can_take_part_passes(here: Path) -> None:
     edit(here / "silo.toml", 'name = "north"', 'name = "north"\nidentity = "keys/north"\nroster = "roster.toml"')
     provisioning.patch(here / "kits/north", here / "silo.toml")
     assert "made by the server, for trials" in looked("--kit", "kits/north")["private key"]["sentence"]
     (here / "kits/north" / kits.TRIAL).unlink()  # as of a kit whose key was made here
     with answering(here / "kits/server") as port:
-        aim_again(here, port)
+        aim(here / "kits/north", port)
         before = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
         called = call("doctor", "--kit", "kits/north", "--silo", "silo.toml")
         assert (called.code, called.err) == (0, "")
@@ -143,13 +87,6 @@ def test_a_site_that_can_take_part_passes(here: Path) -> None:
     whats = [line[5:].partition(":")[0] for line in lines]
     assert {"python", "torch", "nvflare", "certificate", "patched", "server", "clock", "identity", "data"} <= {*whats}
     assert re.search(r"clock: is [0-3] s ahead of the server's", called.out)
-
-
-def aim_again(folder: Path, port: int) -> None:
-    file = folder / "kits/north/startup/fed_client.json"
-    startup = json.loads(file.read_text())
-    startup["servers"][0]["service"]["target"] = f"localhost:{port}"
-    file.write_text(json.dumps(startup))
 
 
 def test_a_server_that_can_serve_passes(here: Path) -> None:
@@ -192,7 +129,7 @@ def test_nothing_to_look_at_is_bad_usage() -> None:
 def test_a_clock_that_is_a_day_off_is_found(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = here / "kits/north"
     with answering(here / "kits/server") as port:
-        aim_again(here, port)
+        aim(here / "kits/north", port)
         away = server_connection.clock_of_server(kit)
         assert away is not None
         assert abs(away) < 3
@@ -228,7 +165,7 @@ def test_what_says_no_time_tells_nothing(here: Path, monkeypatch: pytest.MonkeyP
         with socket.create_server(("127.0.0.1", 0)) as listening:
             thread = threading.Thread(target=answer, args=(listening, greeting, step), daemon=True)
             thread.start()
-            aim_again(here, listening.getsockname()[1])
+            aim(here / "kits/north", listening.getsockname()[1])
             assert server_connection.clock_of_server(here / "kits/north", 2.0) is None
     assert server_connection.clock_of_server(here / "kits/north", 0.2) is None
 
@@ -250,7 +187,7 @@ def test_a_server_that_is_not_there_or_of_another_federation(here: Path, tmp_pat
     assert "have it started (moretta serve)" in found["server"]["sentence"]
     assert "cannot be told" in found["clock"]["sentence"]
     with answering(provisioning.provision(tmp_path / "other", "localhost", 8102, ["north"]).server) as port:
-        aim_again(here, port)
+        aim(here / "kits/north", port)
         assert "has no certificate for localhost of this kit's root" in failed("--kit", "kits/north")["server"]
     edit(here / "kits/north/startup/fed_client.json", f"localhost:{port}", "nowhere.invalid:8102")
     sentences = failed("--kit", "kits/north")

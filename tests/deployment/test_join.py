@@ -12,47 +12,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
-import grpc
 from hospitals import asked
+from one_site import RUN, aim, answering, edit, free_port, make
 from test_cli import Called, call
-from test_runs_with_a_roster import enrol
 
 from moretta.deployment import join as joining
 from moretta.deployment import kits, processes, provisioning, server_connection, server_key
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
 
-RUN = """
-[run]
-rounds = 1
-seed = 7
-[data]
-source = "sites"
-inputs = [2]
-classes = 2
-batch-size = 16
-[model]
-source = "mlp"
-hidden = [4]
-[protocol]
-name = "fedsgd"
-learning-rate = 0.2
-[engine]
-name = "flare"
-sites = ["north", "south"]
-"""
-SILO = '[silo]\nname = "north"\n[data]\nsource = "rows.npz"\n'
 SLEEPS = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
 SLEEPS += "print('up', flush=True); time.sleep(60)"
 DAY = timedelta(days=1)
@@ -61,14 +38,7 @@ DAY = timedelta(days=1)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kits of two federations, a run file and a site's folder, which no test changes."""
-    folder = tmp_path_factory.mktemp("made")
-    provisioning.provision(folder / "kits", "localhost", 8102, ["north", "south"])
-    provisioning.provision(folder / "others", "localhost", 8102, ["north"])
-    (folder / "run.toml").write_text(RUN)
-    (folder / "silo.toml").write_text(SILO)
-    np.savez(folder / "rows.npz", x=np.zeros((9, 2), np.float32), y=np.arange(9) % 2)
-    enrol(folder, ["north", "south"])
-    return folder
+    return make(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture
@@ -80,32 +50,8 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(joining, "AGAIN", 0.05)
     monkeypatch.setattr(joining, "LOOK", 0.02)
     monkeypatch.setattr(processes, "start", lambda *given: pytest.fail("FLARE was started"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        aim(folder / "kits/north", probe.getsockname()[1])
+    aim(folder / "kits/north", free_port())
     return folder
-
-
-def aim(kit: Path, port: int, host: str = "localhost") -> None:
-    file = kit / "startup/fed_client.json"
-    startup = json.loads(file.read_text())
-    startup["servers"][0]["service"]["target"] = f"{host}:{port}"
-    file.write_text(json.dumps(startup))
-
-
-@contextlib.contextmanager
-def answering(kit: Path, port: int = 0) -> Iterator[int]:
-    """Answer as FLARE's server does, by gRPC with the certificate of a kit."""
-    files = kits.certificates_of(kit)
-    key, certificate, root = (path.read_bytes() for path in (files.key, files.certificate, files.root))
-    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
-    credentials = grpc.ssl_server_credentials([(key, certificate)], root, require_client_auth=True)
-    found = server.add_secure_port(f"127.0.0.1:{port}", credentials)
-    server.start()
-    try:
-        yield found
-    finally:
-        server.stop(None).wait()
 
 
 def at(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
@@ -126,12 +72,6 @@ def join(kit: str = "kits/north", silo: str = "silo.toml") -> Called:
 def refused(called: Called) -> str:
     assert called.code == 2, called.err
     return called.sentence
-
-
-def edit(path: Path, before: str, after: str) -> None:
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
 
 
 def starting(
@@ -382,12 +322,6 @@ def test_a_servers_kit_that_has_expired(here: Path, monkeypatch: pytest.MonkeyPa
     called = call("serve", "run.toml", "--out", "out", "--kits", "mine", "--port", free)
     assert called.code == 2
     assert "get a new kit" in called.err.splitlines()[-1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_ports(here: Path) -> None:
