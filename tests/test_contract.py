@@ -30,15 +30,14 @@ from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Ready
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import ENTRIES, MODULES, REFERENCE, build, entry_of
+from moretta.protocols.registry import ENTRIES, REFERENCE, build, entry_of
 from moretta.run import federation
 from moretta.run.loop import Session
 from moretta.run.raw_rows import Prepared
 from moretta.run.result import Result
 
-EACH: Mapping[str, Case] = {
-    case.id: case for module in MODULES for case in import_module(f"cases_of_{module.split('.')[-2]}").CASES
-}
+FOLDERS = dict.fromkeys(entry.settings.split(".")[-2] for entry in ENTRIES.values())
+EACH: Mapping[str, Case] = {case.id: case for folder in FOLDERS for case in import_module(f"cases_of_{folder}").CASES}
 ENTRY: Mapping[str, Entry] = {name: entry_of(case.protocol) for name, case in EACH.items()}
 CASES = [name for name, case in EACH.items() if not case.name]  # a protocol each
 OPEN = [name for name, case in EACH.items() if case.only_with_sums]

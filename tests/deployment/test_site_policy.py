@@ -230,6 +230,13 @@ def test_an_attack_fails_by_a_sentence_that_names_the_key(name: str, tmp_path: P
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_protocol_of_another_package_is_played_by_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_policy, "OWN", {name: one for name, one in site_policy.OWN.items() if name != "fedsgd"})
+    with pytest.raises(PolicyError, match=r'name = "fedsgd": .runs. protocols of this site'):
+        site_policy.permitted(text_of(), site(tmp_path))
+    assert site_policy.permitted(text_of(), site(tmp_path, more='[runs]\nprotocols = ["fedsgd"]'))
+
+
 def test_what_silo_toml_permits_is_played(tmp_path: Path) -> None:
     for sections in ({}, {"protocol": PRIVATE, "data": "least-rows = 5"}, {"run": "participation = 0.9"}):
         site_policy.permitted(text_of(**sections), site(tmp_path))

@@ -1,5 +1,5 @@
-"""FedSAM is tried where `test_sixth_protocol` has put it into a copy of the package, and nowhere else."""
+"""FedSAM is tried where `test_sixth_protocol` has installed it, and nowhere else."""
 
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 
-collect_ignore = [] if find_spec("moretta.protocols.fedsam") else ["test_fedsam.py"]
+collect_ignore = [] if entry_points(group="moretta.protocols", name="fedsam") else ["test_fedsam.py"]

@@ -1,4 +1,4 @@
-"""FedSAM by itself, and by every command: collected where the package has its folder."""
+"""FedSAM by itself, and by every command: collected where it is installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from moretta.protocols.fedsam import ideal
-from moretta.protocols.fedsam.params import FedSAM
+from fedsam import ideal
+from fedsam.attacks import ATTACK
+from fedsam.params import FedSAM
+from recorded import attacked, claimed
 from test_cli import Called, call, prepare
 from test_contract import MORE, federation_of, network, silos
 
 from moretta import FedAvg, Federation, SecureAggregation
+from moretta.audit.evidence.truth import Truth
 from moretta.engines.run_folder import read_json, read_model
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import targets
@@ -92,10 +95,23 @@ def test_fedsam_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "the weight change of any one of them" in page
     assert "no sentence about" not in page
 
-    audit = run("audit", "alone", "--json").told  # no attack is for it, and none is tried
-    assert audit["attacks"] == []
+    audit = run("audit", "alone", "--json").told  # its own attack, and one of Moretta's that it is exposed to
+    found = {one["attack"]: one for one in audit["attacks"]}
+    assert (set(found), audit["not_run"]) == ({"model-in-the-clear", "membership-inference"}, [])
+    assert found["model-in-the-clear"]["sentence"] == "A silo holds the true model before round 3 exactly."
 
     assert run("predict", "alone", "--data", "patients.csv", "--out", "outputs.csv", "--json").told["rows"] == 60
+
+
+def test_the_attack_knows_the_run_that_it_was_made_on(tmp_path: Path) -> None:
+    def truth(name: str, seed: int) -> Truth:
+        made = federation_of("fedsam", tmp_path / name, record_views=True)
+        made.train(2, seed)
+        return Truth(tmp_path / name, made, 2, seed)
+
+    one, other = truth("one", 5), truth("other", 6)
+    assert attacked(ATTACK, one).figures["relative_error"] == 0.0
+    assert not ATTACK.score(claimed(ATTACK, other), one).succeeded
 
 
 def test_a_run_file_of_fedsam_is_checked_as_any(tmp_path: Path) -> None:

@@ -19,15 +19,19 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, Claim
-from moretta.audit.evidence.case import Case
 from moretta.contract.codec import pack_arrays, unpack_arrays
 from moretta.engines.confinement import confine, empty_folder, readable, watch
 from moretta.engines.process import command, environment
 from moretta.errors import CodecError, RunFailed
+from moretta.protocols.common.entry import packages
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.attack import Attack, Claim
+    from moretta.audit.evidence.case import Case
 
 PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process
 
@@ -47,13 +51,14 @@ def claim_of(
     started: is called with the process, so that the caller can end it.
     Raises `AttackFailed` where it comes to no claim in that time.
     """
-    file = "" if attack.module.startswith("moretta.") else _file(attack.module)
+    by_name = attack.module.partition(".")[0] in ("moretta", *packages())
+    file = "" if by_name else _file(attack.module)
     header = json.dumps({"module": attack.module, "function": attack.attack.__name__, "file": file}).encode()
     pipe = subprocess.PIPE
     with (
         empty_folder() as folder,
         subprocess.Popen(
-            command(*PROGRAM),
+            command(*PROGRAM, *dict.fromkeys(str(one.parent) for one in packages().values())),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -92,7 +97,10 @@ def _file(module: str) -> str:
 
 
 def main() -> None:
-    """Read a case, attack, write the claim."""
+    """Read a case, attack, write the claim. Arguments: where packages lie that add protocols or attacks."""
+    sys.path += [one for one in sys.argv[1:] if one not in sys.path]
+    from moretta.audit.evidence.case import Case
+
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an attack prints is no claim
     data = sys.stdin.buffer.read()
@@ -102,7 +110,7 @@ def main() -> None:
     try:
         if case.architecture.source not in ("", *_built_in()):
             case.model()  # imports the user's module while that can be read
-        folders = [*readable(), *map(Path, filter(None, [header["file"]]))]
+        folders = [*readable(), *packages().values(), *map(Path, filter(None, [header["file"]]))]
         confine(folders)
         watch(folders)
         claim = getattr(_imported(header["module"], header["file"]), header["function"])(case)

@@ -27,7 +27,7 @@ from moretta.errors import ParameterError, PolicyError
 from moretta.models.catalogue import BUILT_IN
 from moretta.protocols.common.own_loss import named
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING
-from moretta.protocols.registry import edge_of
+from moretta.protocols.registry import OWN, edge_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,9 +105,12 @@ def known_code(run: RunFile, site: SiloFile) -> None:
 
 
 def allowed_protocol(run: RunFile, site: SiloFile) -> None:
-    """The protocol is one of `[runs] protocols`, and one that an edge client can play where the site is one."""
-    allowed, name = site.runs.protocols, run.protocol.name
-    if allowed and name not in allowed:
+    """The protocol is one of `[runs] protocols`, and one that an edge client can play where the site is one.
+
+    Where that is empty it is one of Moretta's own: one of another package has to be named.
+    """
+    allowed, name = site.runs.protocols or tuple(OWN), run.protocol.name
+    if name not in allowed:
         raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')
     if not site.silo.edge:
         return

@@ -1,6 +1,7 @@
 """The registry of protocols: each folder's ``protocol.py`` declares its entries, which are looked up here by name.
 
-To add a protocol, add its ``protocol.py`` to `MODULES`; nothing else outside its folder has to know it.
+Moretta's own are listed in `MODULES`. A protocol of another package registers by an entry point of the group
+``moretta.protocols`` (CONTRIBUTING.md): nothing in Moretta has to know it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.entry import Entry, load
+from moretta.protocols.common.entry import PROTOCOLS, Entry, added, load
 
 if TYPE_CHECKING:
     from moretta.protocols.common.claims import Claim
@@ -24,7 +25,8 @@ MODULES = (
     "moretta.protocols.cgd.protocol",
     "moretta.protocols.baffle.protocol",
 )
-ENTRIES: Mapping[str, Entry] = {entry.name: entry for module in MODULES for entry in load(f"{module}:ENTRIES")}
+OWN: Mapping[str, Entry] = {entry.name: entry for module in MODULES for entry in load(f"{module}:ENTRIES")}
+ENTRIES: Mapping[str, Entry] = added(PROTOCOLS, OWN, Entry)
 REFERENCE = "fedsgd"  # other protocols' final weights are compared with its
 
 

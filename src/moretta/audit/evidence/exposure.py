@@ -1,6 +1,7 @@
 """What one protocol shows to attacks that fit several: the facts in which protocols differ.
 
-Each protocol has its own in a table ``EXPOSED`` of `moretta.audit.attacks.<folder>.exposure`, by the protocol's name.
+Each protocol has its own in a table ``EXPOSED``, by the protocol's name: in `moretta.audit.attacks.<folder>.exposure`,
+or of a protocol of another package in a module that its entry point of the group ``moretta.attacks`` names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from moretta.audit import attacks
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.uploads import PREFIX, Uploads, gradient_of
 from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.protocols.common.entry import ATTACKS, installed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,8 +98,9 @@ class Exposure:
 @cache
 def _exposures() -> Mapping[str, Exposure]:
     folders = [found.name for found in pkgutil.iter_modules(attacks.__path__, f"{attacks.__name__}.") if found.ispkg]
-    names = [f"{folder}.exposure" for folder in folders if importlib.util.find_spec(f"{folder}.exposure")]
-    return {key: one for name in names for key, one in importlib.import_module(name).EXPOSED.items()}
+    own = [importlib.import_module(f"{one}.exposure") for one in folders if importlib.util.find_spec(f"{one}.exposure")]
+    others = [module for _, module in installed(ATTACKS) if hasattr(module, "EXPOSED")]
+    return {key: one for module in (*others, *own) for key, one in module.EXPOSED.items()}
 
 
 def exposure(run: PublicRun) -> Exposure:

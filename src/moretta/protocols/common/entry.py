@@ -1,17 +1,35 @@
-"""The entry of a protocol in the registry, so that nothing outside the protocol's folder names it."""
+"""The entry of a protocol in the registry, so that nothing outside the protocol's folder names it.
+
+Packages that are installed on this machine add protocols and attacks by entry points. An entry point is code of the
+person who installed the package: no run file, message or folder can add one, or choose what is imported.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import importlib.util
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from moretta.contract.messages import Message
     from moretta.protocols.common.roles import Roles
     from moretta.protocols.common.setting import Setting
     from moretta.protocols.common.training import Training
+
+PROTOCOLS = "moretta.protocols"
+"""The group of entry points that name a package's protocols, "module:ENTRIES"."""
+
+ATTACKS = "moretta.attacks"
+"""The group of entry points that name a module with attacks (`moretta.audit.catalogue`)."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,3 +104,51 @@ def load(reference: str) -> Any:
     """Return the object that a reference "module:name" names."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def added(group: str, named: Mapping[str, T], kind: type[T]) -> dict[str, T]:
+    """Return objects by name, and those that other packages' entry points of a group add.
+
+    An entry point names one of that kind, or several, or a module that holds some. What cannot be imported, or has a
+    name that is taken, is left out with a warning: Moretta works without it.
+    """
+    found = dict(named)
+    for package, held in installed(group):
+        values = vars(held).values() if isinstance(held, ModuleType) else held if isinstance(held, tuple) else (held,)
+        for one in (value for value in values if isinstance(value, kind)):
+            if found.setdefault(one.name, one) is not one:  # type: ignore[attr-defined]
+                _left_out(f"{kind.__name__} {one.name!r}", package, "that name is taken")  # type: ignore[attr-defined]
+    return found
+
+
+@cache
+def installed(group: str) -> Sequence[tuple[str, Any]]:
+    """Return what other packages' entry points of a group name, each with its package's name."""
+    found = []
+    for point in _points(group):
+        package = point.dist.name if point.dist else point.module
+        try:
+            found.append((package, point.load()))
+        except Exception as error:  # noqa: BLE001  # whatever that package does as it is imported
+            _left_out(point.value, package, f"{type(error).__name__}: {error}")
+    return found
+
+
+def _left_out(what: str, package: str, why: str) -> None:
+    warnings.warn(f"{what} of package {package} is left out: {why}", stacklevel=4)
+
+
+@cache
+def packages() -> Mapping[str, Path]:
+    """Return the top packages of entry points, each with the folder or file that holds its code."""
+    names = dict.fromkeys(point.module.partition(".")[0] for one in (PROTOCOLS, ATTACKS) for point in _points(one))
+    found = dict[str, Path]()
+    for name in names:
+        if (spec := importlib.util.find_spec(name)) is not None:
+            found[name] = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
+    return found
+
+
+@cache  # so that a confined process, which may not read it later, has it
+def _points(group: str) -> Sequence[EntryPoint]:
+    return sorted(entry_points(group=group), key=lambda point: (point.name, point.value))

@@ -12,7 +12,7 @@ CLAIMS = (
     server("model").says("holds the model"),
     shared.ROWS_OF_A_ROUND,
     shared.DIFFERENCES_OF_TOTALS,
-    silo("model").says("receives the model itself, every round"),
+    silo("model", attacks=("model-in-the-clear",)).says("receives the model itself, every round"),
     shared.COLUMNS_OF_ALL,
     shared.ROWS_OF_ALL,
     shared.WHO_TAKES_PART,

@@ -2,7 +2,7 @@
 
 from moretta.protocols.common.entry import Entry
 
-HERE = "moretta.protocols.fedsam"
+HERE = "fedsam"
 
 ENTRIES = (
     Entry(
