@@ -36,6 +36,7 @@ from moretta.protocols.pbpfl import messages as pbpfl
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
+from moretta.secure_aggregation.secure_sum import AskSum
 
 FOLDER = Path(__file__).parent / "vectors"
 VECTORS = json.loads((FOLDER / "messages.json").read_text(encoding="utf-8"))
@@ -45,6 +46,7 @@ GOOD: dict[str, dict[str, Any]] = {tag: fields for tag, (_, fields) in GENERATOR
 SCHEMA = (
     Spent,
     *SUM_MESSAGES,
+    AskSum,
     *silo_rows.MESSAGES,
     *overlap.MESSAGES,
     *scoring.MESSAGES,

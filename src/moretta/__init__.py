@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moretta.run.federation import Federation, Result
     from moretta.run.history import FinishedRound, StopTraining
     from moretta.run.trained_model import load
+    from moretta.secure_aggregation.secure_sum import SumClient, secure_sum
     from moretta.secure_aggregation.settings import SecureAggregation
 
 __version__ = "0.1.0"
@@ -50,9 +51,11 @@ __all__ = [
     "SecureAggregation",
     "Silo",
     "StopTraining",
+    "SumClient",
     "align",
     "load",
     "read_table",
+    "secure_sum",
 ]
 
 _HOMES = {
@@ -74,9 +77,11 @@ _HOMES = {
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
     "StopTraining": "moretta.run.history",
+    "SumClient": "moretta.secure_aggregation.secure_sum",
     "align": "moretta.data.alignment.exchange",
     "load": "moretta.run.trained_model",
     "read_table": "moretta.data.tables.rows",
+    "secure_sum": "moretta.secure_aggregation.secure_sum",
 }
 
 

@@ -1197,6 +1197,7 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "encoding": {"histogram/input columns": 41, "most weight": 3},
             },
         ),
+        "secure-sum/ask": (made, {"encoding": {"x": 41, "most weight": 3}}),
         "enrolment/begin": (
             "schema: SHA-256 over a linear layer's tensors, a line `name:shape:dtype` each; the rest chosen here",
             {

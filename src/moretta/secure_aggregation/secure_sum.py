@@ -1,0 +1,174 @@
+"""The secure sum by itself, over connections of your own: `secure_sum` at the server, a `SumClient` at each silo.
+
+Both ends exchange bytes, and how these travel is yours: a function call, a queue, an HTTP request. The messages are
+those of every other secure sum (`moretta.secure_aggregation` has the theory and the threat model), and one more that
+asks for the upload. One `SumClient` helps to open one sum, and then no other: two sums of the same numbers over
+different silos would give away a silo's own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Spent, Stamp, Tensors, message
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
+from moretta.errors import MorettaError, PeerError, RunFailed
+from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
+from moretta.secure_aggregation.settings import SecureAggregation
+from moretta.secure_aggregation.sums import Sum
+
+
+@message("secure-sum/ask")
+class AskSum(Message):
+    """Upload your tensors. encoding: how, by tensor."""
+
+    encoding: Mapping[str, int]
+
+
+CODEC = Codec((*MESSAGES, AskSum, Spent))
+
+
+def secure_sum(
+    silos: Mapping[str, Callable[[bytes], bytes]],
+    shapes: Mapping[str, tuple[int, ...]],
+    settings: SecureAggregation | None = None,
+    *,
+    most_weight: int | None = None,
+) -> Sum:
+    """Play the server of one secure sum, and return the weighted mean of the silos' tensors.
+
+    Args:
+        silos: for each silo's name a function that delivers bytes to its `SumClient.answer` and returns the answer. An
+            exception of it means that the silo is gone; the sum goes on where enough others are left. Functions are
+            called at the same time, each in a thread.
+        shapes: of each tensor, by name.
+        settings: as of a run; None is `SecureAggregation()`. All ends need the same.
+        most_weight: an upper bound of all silos' weights together; None is one for each silo.
+
+    Returns:
+        The sum: `means` by tensor, float64; `weight`, of all silos in it; `steps`, the largest error of each tensor;
+        `silos`, those in it. The plain sum is `means[name] * weight`.
+
+    Raises:
+        RunFailed: too few silos are left to open a sum.
+        RangeError: the ring has no room for as many silos of that weight.
+    """
+    settings = settings or SecureAggregation()
+    roster = None if settings.roster is None else Roster.load(settings.roster)
+    run = secrets.token_hex(16) + ("" if roster is None else f".{roster.digest[:RUN_DIGEST]}")
+    server = aggregator(settings.scheme, settings.ring_bits, settings.rules(roster))
+    cohort, missing = list(silos), dict[str, Missing]()
+    with ThreadPoolExecutor(max(1, len(silos))) as pool:
+        for attempt in range(len(silos) + 1):
+            now = Stamp(run, 1, attempt)
+            ended = _play(server.setup(now, cohort), silos, pool) if len(cohort) >= settings.least else Aborted({})
+            if ended is None:
+                break
+            missing |= ended.missing
+            if not ended.missing:
+                raise _failed("the silos could not agree on keys", missing, ended.because)
+            cohort = [name for name in cohort if name not in missing]
+        wanted = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
+        total = _play(server.sum(AskSum(stamp=now, encoding=wanted.fraction_bits), wanted), silos, pool)
+    if isinstance(total, Aborted):
+        raise _failed("the sum could not be opened", missing | dict(total.missing), total.because)
+    found: Sum = total
+    return found
+
+
+class SumClient:
+    """A silo's end of one secure sum.
+
+    Args:
+        name: the silo's, as the server has it.
+        tensors: real arrays, by name; never written to.
+        weight: a whole number, 1 or more, by which the tensors count in the mean. The server learns only all silos'
+            together.
+        settings: as of a run; None is `SecureAggregation()`. All ends need the same.
+    """
+
+    def __init__(self, name: str, tensors: Tensors, weight: int = 1, settings: SecureAggregation | None = None) -> None:
+        self._settings = settings or SecureAggregation()
+        self._name, self._weight = name, weight
+        self._tensors = {key: np.asarray(value) for key, value in tensors.items()}
+        self._run = ""
+        self._half: Any = None
+
+    def answer(self, data: bytes) -> bytes:
+        """Return the answer to the server's bytes.
+
+        Raises:
+            PeerError: the bytes are not what a server of one sum sends. Nothing is sent then.
+            RangeError: a value is too large for the settings' limit, or not finite.
+            SumSpent: this silo has helped to open another sum.
+        """
+        asks = CODEC.decode(data)
+        if self._half is None:
+            self._begin(asks.stamp.run)
+        if (asks.stamp.run, asks.stamp.round, asks.stamp.take) != (self._run, 1, 0):
+            raise PeerError("this silo takes part in one sum; for another, make another SumClient")
+        if isinstance(asks, AskSum):
+            upload = self._half.upload(asks.stamp, self._tensors, self._weight, asks.encoding, asked=asked(asks))
+            return CODEC.encode(upload)
+        reply = self._half.answer(asks)
+        if reply is None:
+            raise PeerError(f"expected a message of a secure sum, got `{asks.TAG}`")
+        return CODEC.encode(reply)
+
+    def _begin(self, run: str) -> None:
+        of = self._settings
+        roster = None if of.roster is None else Roster.load(of.roster)
+        credentials = of.credentials(self._name, roster)
+        self._run = run
+        self._half = contributor(
+            of.scheme, self._name, of.ring_bits, of.rules(roster), credentials=credentials, run=run
+        )
+
+
+def _play(exchange: Exchange[Any], silos: Mapping[str, Callable[[bytes], bytes]], pool: ThreadPoolExecutor) -> Any:
+    """Play an exchange to its end."""
+    replies: Any = None
+    while True:
+        try:
+            ask = exchange.send(replies)
+        except StopIteration as end:
+            return end.value
+        coming = {name: pool.submit(_asked, ask, silos[name], name) for name in ask.messages}
+        answers = {name: one.result() for name, one in coming.items()}
+        replies = Replies(
+            {name: one for name, one in answers.items() if isinstance(one, Message)},
+            {name: one for name, one in answers.items() if isinstance(one, Missing)},
+        )
+
+
+def _asked(ask: Ask, deliver: Callable[[bytes], bytes], name: str) -> Message | Missing:
+    """Return a silo's answer, or why there is none."""
+    message = ask.messages[name]
+    try:
+        data = deliver(CODEC.encode(message))
+    except MorettaError as error:
+        return Missing(Reason.REFUSED, str(error))
+    except Exception as error:  # noqa: BLE001  # whatever a connection raises: that silo is gone, and named
+        return Missing(Reason.DISCONNECTED, f"{type(error).__name__}: {error}")
+    try:
+        reply = CODEC.decode(data)
+        if not isinstance(reply, ask.reply) or reply.stamp != message.stamp:
+            raise PeerError(f"expected an answer to `{message.TAG}`, got `{reply.TAG}`")
+        ask.check(name, reply)
+    except MorettaError as error:
+        return Missing(Reason.MALFORMED, str(error))
+    return reply
+
+
+def _failed(what: str, missing: Mapping[str, Missing], because: str) -> RunFailed:
+    gone = "; ".join(f"{silo}: {why.reason.value}, {why.detail}" for silo, why in sorted(missing.items()))
+    return RunFailed(": ".join(filter(None, [what, because, gone])) or what)
