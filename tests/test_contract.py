@@ -24,6 +24,7 @@ from moretta import Engine, Faults, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.engines import silos_here
+from moretta.engines.checkpoint import last_checkpoint
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.common.entry import Entry
 from moretta.protocols.common.roles import Roles
@@ -390,11 +391,17 @@ def test_a_round_goes_on_without_those_who_vanish(name: str) -> None:
         np.testing.assert_allclose(np.frombuffer(value), np.frombuffer(expected[tensor]), rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", SUMMED)
-def test_a_run_in_two_parts_with_dropouts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "aggregation"),
+    [*((name, LOSSY) for name in SUMMED), (REFERENCE, SecureAggregation(scheme="none"))],
+    ids=called,
+)
+def test_a_run_in_two_parts_with_dropouts_ends_with_the_bytes_of_a_run_in_one(
+    name: str, aggregation: SecureAggregation, tmp_path: Path
+) -> None:
     def make(folder: str) -> Federation:
         lossy = Engine(faults=Faults(drop_probability=0.2, seed=3))
-        return federation_of(name, tmp_path / folder, silos=silos(MORE), aggregation=LOSSY, engine=lossy)
+        return federation_of(name, tmp_path / folder, silos=silos(MORE), aggregation=aggregation, engine=lossy)
 
     whole = make("whole").train(8)
     make("parts").train(4)
@@ -513,9 +520,38 @@ def test_a_run_in_two_parts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_p
     assert weights(parts) == weights(whole)
     assert figures(parts, "loss") == figures(whole, "loss")
     assert parts.record["sessions"] == 3
+    assert weights(federation_of(name, tmp_path / "parts").train(7, resume=True)) == weights(whole)  # it had finished
     for path in sorted((tmp_path / "whole").rglob("*.safetensors")):
         if "checkpoint" not in path.parts:
             assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes()
+
+
+class Killed(BaseException):
+    """What no `except Exception` sees."""
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("name", CASES)
+def test_wherever_a_run_was_interrupted_it_ends_the_same(name: str, every: int, tmp_path: Path) -> None:
+    def interrupted(out: Path, at: int, resume: bool) -> None:
+        def progress(number: int, of: int, line: object) -> None:
+            if number == at:
+                raise Killed
+
+        with pytest.raises(Killed):
+            federation_of(name, out, checkpoint_every=every).train(8, resume=resume, progress=progress)
+
+    whole = weights(federation_of(name, tmp_path / "whole", checkpoint_every=every).train(8))
+    for first, second in ((1, 2), (2, 4), (4, 4), (7, 8), (8, 8)):
+        out = tmp_path / f"{first}-{second}"
+        interrupted(out, first, False)
+        found = last_checkpoint(out / "checkpoint")
+        assert found is not None
+        if second > found[0].round:
+            interrupted(out, second, True)
+        result = federation_of(name, out, checkpoint_every=every).train(8, resume=True)
+        assert weights(result) == whole
+        assert [line["round"] for line in result.history] == list(range(1, 9))
 
 
 @pytest.mark.parametrize("name", [*CASES, *ALSO])

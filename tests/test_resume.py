@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from moretta import PBPFL, Centralised, Engine, Faults, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta import PBPFL, Centralised, Engine, Faults, FedAvg, Federation, FedSGD, SecureAggregation, Silo
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Replies
@@ -35,7 +35,6 @@ from moretta.secure_aggregation.schemes import MESSAGES
 PROTOCOLS: dict[str, Training] = {
     "fedsgd": FedSGD(learning_rate=0.05, momentum=0.9),
     "fedavg": FedAvg(learning_rate=0.02),
-    "local": Local(optimizer="adam", learning_rate=0.01),
     "centralised": Centralised(optimizer="adam", learning_rate=0.01),
     "pbpfl": PBPFL(learning_rate=0.05, optimizer="adam"),
 }
@@ -190,29 +189,6 @@ def interrupted(federation: Federation, rounds: int, at: int, resume: bool = Fal
         federation.train(rounds, SEED, resume=resume, progress=progress)
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_wherever_it_was_interrupted_it_ends_the_same(protocol: str, every: int, tmp_path: Path) -> None:
-    # The insecure seed stands in for the copy of a checkpoint: both runs begin with the same root.
-    settings: dict[str, Any] = {"insecure_secret_seed": 3, "checkpoint_every": every}
-    whole = tmp_path / "whole"
-    make(protocol, whole, **settings).train(8, SEED)
-    for first, second in ((1, 2), (2, 4), (4, 4), (7, 8), (8, 8)):
-        out = tmp_path / f"{first}-{second}"
-        interrupted(make(protocol, out, **settings), 8, first)
-        if second > _stands(out):
-            interrupted(make(protocol, out, **settings), 8, second, resume=True)
-        make(protocol, out, **settings).train(8, SEED, resume=True)
-        assert left_by(out) == left_by(whole) != {}
-        assert rounds_of(out) == list(range(1, 9))
-
-
-def _stands(out: Path) -> int:
-    found = last_checkpoint(out / "checkpoint")
-    assert found is not None
-    return found[0].round
-
-
 @pytest.mark.parametrize("protocol", ["fedsgd", "pbpfl"])
 def test_a_round_that_others_play_again_has_other_rows(protocol: str, tmp_path: Path) -> None:
     # Else the sum of all and that of the others, of the same rows, would differ by what south uploaded.
@@ -255,18 +231,6 @@ def test_what_was_seen_in_a_round_that_failed_is_kept(tmp_path: Path, monkeypatc
     assert [seen.direction for seen in views.read(tmp_path / "run" / "views" / "server" / "round-000003.0.bin")] == [
         "sent"
     ] * 3
-
-
-def test_a_finished_run_is_resumed_to_the_same_bytes_and_to_more_rounds(tmp_path: Path) -> None:
-    for protocol in ("fedsgd", "pbpfl"):
-        out = tmp_path / protocol
-        make(protocol, out, insecure_secret_seed=3).train(5, SEED)
-        before = left_by(out)
-        make(protocol, out, insecure_secret_seed=3).train(5, SEED, resume=True)
-        assert left_by(out) == before
-        make(protocol, out, insecure_secret_seed=3).train(9, SEED, resume=True)
-        make(protocol, tmp_path / f"{protocol}-whole", insecure_secret_seed=3).train(9, SEED)
-        assert left_by(out) == left_by(tmp_path / f"{protocol}-whole") != before
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +91,23 @@ def attacked(attack: Attack, truth: Truth, *, thorough: bool = False) -> AttackR
     """Return what an attack comes to on a run that it fits."""
     assert attack.fits(truth.run) == ""
     return attack.score(claimed(attack, truth, thorough=thorough), truth)
+
+
+def check(found: AttackResult, *, succeeds: bool = True, **bounds: tuple[float, float]) -> AttackResult:
+    """Hold a finding to whether the attack succeeded, and to bounds of its figures, or of its score."""
+    assert found.succeeded == succeeds, found
+    for name, (low, high) in bounds.items():
+        assert low <= {"score": found.score, **found.figures}[name] <= high, (name, found)
+    return found
+
+
+def fails(attack: Attack, truth: Truth, **arrays: Any) -> None:
+    """Hold an attack to fail where other arrays are claimed than it claims."""
+    check(attack.score({**claimed(attack, truth), **arrays}, truth), succeeds=False)
+
+
+def given_other(attack: Attack, truth: Truth, change: Callable[[dict[str, Array]], dict[str, Array]]) -> AttackResult:
+    """Return what an attack comes to that is given other arrays."""
+    given = attack.given(truth)
+    case = truth.case(given.views, change(dict(given.arrays)), thorough=False)
+    return attack.score(attack.attack(Case.unpack(case.pack())), truth)

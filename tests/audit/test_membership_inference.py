@@ -19,8 +19,8 @@ from moretta.audit.attacks.common.membership_inference import (
     likelihood_ratio,
 )
 from moretta.audit.evidence import network, shadows
-from moretta.audit.evidence.intervals import auc
-from moretta.audit.evidence.network import flat, loss_of
+from moretta.audit.evidence.intervals import auc, flat
+from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.truth import PartyRows, gradient
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules

@@ -100,6 +100,26 @@ def always(run: PublicRun) -> str:
     return ""
 
 
+def no_training(run: PublicRun) -> str:
+    """Say why an attack on rounds of training cannot be tried."""
+    return "" if run.training else "no round of training was recorded"
+
+
+def no_head(run: PublicRun) -> str:
+    """Say why an attack on the last linear layer cannot be tried."""
+    return "" if run.head else "the model has no linear layer with an output each"
+
+
+def augmented(run: PublicRun) -> str:
+    """Say why an attack on rows that are the same in each round cannot be tried."""
+    return "rows are augmented anew in every round, and there is no record of what to compare with" * run.augmented
+
+
+def first_of(*reasons: Callable[[PublicRun], str]) -> Callable[[PublicRun], str]:
+    """Return what says the first of these reasons that a run gives."""
+    return lambda run: next(filter(None, (reason(run) for reason in reasons)), "")
+
+
 def rounds_of(count: int) -> str:
     """Return so many rounds in words: "1 round", "2 rounds"."""
     return "1 round" if count == 1 else f"{count} rounds"

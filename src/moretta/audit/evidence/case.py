@@ -237,7 +237,7 @@ class Case:
     @classmethod
     def unpack(cls, data: bytes) -> Case:
         """Return what `pack` gave, with arrays that cannot be written to."""
-        arrays = unpack_arrays(memoryview(data))
+        arrays = dict(sorted(unpack_arrays(memoryview(data)).items()))  # a loaded model's order is another each time
         plain = json.loads(arrays.pop(_CASE).tobytes())
         seen: dict[str, dict[int, bytes]] = {role: {} for role in plain["roles"]}
         for name, array in arrays.items():

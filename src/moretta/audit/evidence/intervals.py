@@ -11,7 +11,7 @@ scipy and scikit-learn are imported where they are used: an attacker's process i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,6 +201,11 @@ def relative_error(found: Array, true: Array) -> float:
     scale = float(np.linalg.norm(b))
     miss = float(np.linalg.norm(a - b))
     return miss / scale if scale else float(miss > 0)
+
+
+def flat(values: Mapping[str, Array]) -> Array:
+    """Return named arrays end to end, float64, by the order of their names."""
+    return np.concatenate([np.asarray(values[name], dtype=np.float64).ravel() for name in sorted(values)])
 
 
 def recovered(errors: Array | float) -> NDArray[np.float64]:

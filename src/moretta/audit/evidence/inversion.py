@@ -30,9 +30,11 @@ from moretta.audit.evidence.network import outputs_at
 from moretta.contract.messages import Array, Tensors
 
 Matrix = NDArray[np.float64]
+Search = Mapping[bool, tuple[float, int, int]]
 EXACT = 1e-10  # of the squared relative distance: what float32's rounding of a gradient leaves is below
 TOTAL_VARIATION = 1e-3  # its weight c beside the cosine
 RATE = 0.05  # of Adam, of an input's deviation
+LEAST_STEPS = 20  # of a search
 MEMORY = 30  # pairs that L-BFGS keeps
 
 
@@ -61,6 +63,16 @@ class Effort:
     starts: int = 2
     steps: int = 200
     adam: int = 0
+
+    @classmethod
+    def within(cls, most: Search, step: float, searches: int, *, thorough: bool) -> Effort:
+        """Return how much one of so many searches tries, so that all end within about so many seconds of an idle core.
+
+        most: seconds, starts and steps; of a thorough audit too, which searches by Adam as well. step: what one costs.
+        """
+        seconds, starts, steps = most[thorough]
+        steps = network.times(seconds / (starts * searches * (1 + thorough)), step, LEAST_STEPS, steps)
+        return cls(starts, steps, adam=steps if thorough else 0)
 
 
 @dataclass(frozen=True)

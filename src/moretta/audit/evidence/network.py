@@ -66,11 +66,6 @@ def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda outputs, targets: nn.functional.cross_entropy(outputs, targets)
 
 
-def flat(values: Mapping[str, Array]) -> Array:
-    """Return named arrays end to end, float64, by the order of their names."""
-    return np.concatenate([np.asarray(values[name], dtype=np.float64).ravel() for name in sorted(values)])
-
-
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types
     """Counts the multiplications of matrix products and convolutions, and an entry of any other new result as one."""
 

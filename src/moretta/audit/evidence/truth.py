@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported
+from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.config.specification import Specification
-from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, row_shape, rows_digest
@@ -32,6 +34,8 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, prepared, targets
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.silo_rows import Begin
+
+M = TypeVar("M", bound=Message)
 
 PUBLIC = ("batch-size", "standardise", "augment")  # of [data]
 AGREED = ("input_mean", "input_deviation", "scales", "has_statistics")  # once, in a run's first set-up
@@ -146,6 +150,11 @@ class Truth:
             for seen in views.parse(self.views.data(role, number), f"round {number} of {role}")
         ]
 
+    def messages(self, role: str, number: int, kind: type[M], peer: str | None = None) -> list[M]:
+        """Return the messages of one kind in a role's view of one round. peer: those to and from it alone."""
+        heard = [one.message for one in self.heard(role, number) if peer in (None, one.peer)]
+        return [message for message in heard if isinstance(message, kind)]
+
     def case(self, wanted: Mapping[str, Any], arrays: Mapping[str, Array], *, thorough: bool) -> Case:
         """Return a case of these views, by role and round, and arrays; a role was not there in every round."""
         there = {role: self.views.files.get(role, {}) for role in wanted}
@@ -214,8 +223,8 @@ class Truth:
 
         A server may hold more digits of it. Not of protocols without a common model.
         """
-        held = modules.under("model/", self.states(number)["server"])
-        return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held.items()}
+        held = sorted(modules.under("model/", self.states(number)["server"]).items())
+        return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held}
 
     def final(self, name: str = "model.safetensors") -> Tensors:
         """Return a model of the finished run: "model.safetensors" or "released.safetensors"."""
@@ -248,6 +257,11 @@ class Truth:
         if one.columns:
             raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
         return self.prepared(one.x, one.y, silo)
+
+    def joined(self, used: Mapping[str, Any]) -> PartyRows:
+        """Return some rows of several silos, one silo's after another's. used: which of its rows, by silo."""
+        parts = [self.rows(silo).part(index) for silo, index in used.items()]
+        return PartyRows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
 
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
@@ -297,6 +311,22 @@ class Truth:
             raise ParameterError("there are no test rows to compare members with; give the run test rows")
         return self.prepared(x[1::2], y[1::2], "test")
 
+    def network(self) -> torch.nn.Module:
+        """Return the architecture as silos run it, with weights that say nothing; a module of its own."""
+        return copy.deepcopy(self.federation.model).train()
+
+    def outputs(self, parameters: Tensors, x: Array) -> NDArray[np.float64]:
+        """Return the outputs of the model as silos run it, float64[rows, outputs]."""
+        with torch.no_grad():
+            found = outputs_at(self.network(), tensors(parameters), torch.tensor(x))
+        return np.asarray(found.double().numpy())
+
+    def predicted(self, parameters: Tensors, x: Array) -> NDArray[np.float64]:
+        """Return the outputs of the model in eval mode, float64[rows, outputs]."""
+        model = copy.deepcopy(self.federation.model)
+        modules.load(model, parameters)
+        return np.asarray(modules.outputs_of(model, torch.tensor(x)).double().numpy())
+
     def _test(self) -> tuple[Array, Array]:
         empty = np.zeros((0, *self.run.shape)), np.zeros(0)
         return empty if self.federation.test is None else self.federation.test
@@ -328,8 +358,6 @@ class Truth:
 
 def gradient(model: torch.nn.Module, parameters: Tensors, rows: PartyRows, loss: Any, device: str = "cpu") -> Tensors:
     """Return the gradient of the mean loss on rows, by tensor; the model itself stays as it is."""
-    import copy
-
     copied = copy.deepcopy(model).to(device).train()
     modules.load(copied, parameters)
     trained = modules.trainable(copied)

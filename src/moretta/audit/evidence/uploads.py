@@ -262,6 +262,11 @@ def under(arrays: Tensors, prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
+def over(prefix: str, arrays: Tensors) -> dict[str, Array]:
+    """Return arrays by their names with a prefix, as `under` takes them out again."""
+    return {f"{prefix}{name}": value for name, value in arrays.items()}
+
+
 def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
     """Return the gradient in an upload or a sum, by parameter, float64; of weighted classes per unit of weight.
 

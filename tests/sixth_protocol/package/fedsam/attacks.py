@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import Exposure, Models
-from moretta.audit.evidence.intervals import recovered, relative_error, to_error
+from moretta.audit.evidence.intervals import flat, recovered, relative_error, to_error
 from moretta.contract.messages import Tensors
 
 from .messages import TrainOn
@@ -36,8 +36,6 @@ def attack(case: Case) -> Claim:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the server's model; nothing at all scores 0."""
-    from moretta.audit.evidence.network import flat
-
     number = int(next(iter(claim)).split("/")[0])
     true = truth.parameters(number)
     error = relative_error(flat({name: claim[f"{number}/{name}"] for name in true}), flat(true))

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle.moves import Moves
-from moretta.audit.evidence.case import Heard, PublicRun
-from moretta.audit.evidence.uploads import from_heard
+from moretta.audit.evidence.attack import augmented, no_training
+from moretta.audit.evidence.case import Case, Heard, PublicRun
+from moretta.audit.evidence.uploads import from_heard, over, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.blocks import MovesBlocks, Rule
@@ -73,9 +74,7 @@ def fits(run: PublicRun) -> str:
         return "with batch-statistics a loss is of a whole batch, and no row's is computed again here"
     if run.scheme == "additive-shares" and run.setting("dp-noise"):
         return "the sums that the server opened have noise in them, and are not put together from shares again here"
-    if run.augmented:
-        return "rows are augmented anew in every round, and there is no record of what to compare with"
-    return "" if run.recorded else "no round of training was recorded"
+    return augmented(run) or no_training(run)
 
 
 def recipe_of(run: PublicRun, forward: Forward | None = None) -> Recipe:
@@ -205,10 +204,15 @@ def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, 
     return torch_blocks.TorchBlocks(model, layout, graph, cut.blocks_of(graph, layout, _rule(run)))
 
 
+def forward_in(case: Case, *, tokens: bool) -> Forward:
+    """Return `forward_of` a case's model, with the tensors of `fixed_of`."""
+    return forward_of(case.model(), case.run, under(case.arrays, FIXED), tokens=tokens)
+
+
 def forward_at(truth: Truth) -> Forward:
     """Return `forward_of` the run's own model."""
     tokens = truth.rows(truth.run.silos[0]).x.dtype.kind in "iu"
-    return forward_of(_copied(truth), truth.run, {}, tokens=tokens)
+    return forward_of(truth.network(), truth.run, {}, tokens=tokens)
 
 
 def check_scalars(truth: Truth) -> None:
@@ -219,12 +223,12 @@ def check_scalars(truth: Truth) -> None:
 
 
 def fixed_of(truth: Truth) -> dict[str, Array]:
-    """Return the tensors that the run did not train, which every role holds."""
+    """Return the tensors that the run did not train, which every role holds, by ``fixed/TENSOR``."""
     from moretta.protocols.baffle.torch_forward import layout_of
 
-    model = partly_trained(_copied(truth), truth.run)
+    model = partly_trained(truth.network(), truth.run)
     held = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
-    return {name: value for name, value in held.items() if name not in layout_of(model).shapes}
+    return over(FIXED, {name: value for name, value in held.items() if name not in layout_of(model).shapes})
 
 
 def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
@@ -237,9 +241,8 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
         return _unmasked(truth, rounds, forward)
     heard = [one for number in rounds for one in truth.heard("server", number)]
     for number, seen in seeded_rounds(truth.run, heard, forward).items():
-        parts = {silo: truth.rows(silo).part(truth.batch(silo, number)) for silo in seen.silos}
-        x, y = (np.concatenate([getattr(part, key) for part in parts.values()]) for key in ("x", "y"))
-        found[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, x, y)
+        rows = truth.joined({silo: truth.batch(silo, number) for silo in seen.silos})
+        found[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, rows.x, rows.y)
     return found
 
 
@@ -250,8 +253,7 @@ def _unmasked(truth: Truth, rounds: Sequence[int], forward: Forward) -> dict[str
     found, recipe = dict[str, Array](), recipe_of(truth.run, forward)
     for number in rounds:
         held = from_heard(truth.run, heard, number)
-        ask = [one.message for one in heard if isinstance(one.message, Estimate) and one.round == number][-1]
-        count = recipe.scalars or directions_of(recipe.form, ask.k)
+        count = recipe.scalars or directions_of(recipe.form, truth.messages("server", number, Estimate)[-1].k)
         found[f"{OPENED}{number}"] = np.asarray(held.total().means["scalars"][:count], np.float64)
     return found
 
@@ -266,8 +268,7 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     client = truth.role(silo, number)
     if not isinstance(client, Client):
         raise ParameterError(f"expected a silo of baffle, got {type(client).__name__}")
-    agreed = [one for at in truth.recorded for one in truth.heard("server", at) if isinstance(one.message, Agree)]
-    graphs = [one.message.graph for one in agreed if one.peer == silo and isinstance(one.message, Agree)]
+    graphs = [one.graph for at in truth.recorded for one in truth.messages("server", at, Agree, silo)]
     return client.lot(seen.ask, seen.seed, graphs[-1].tobytes() if graphs else b"")
 
 
@@ -307,7 +308,7 @@ def true_gradient(truth: Truth, layout: Layout, at: Array, rows: PartyRows) -> N
     from moretta.audit.evidence import truth as evidence
     from moretta.protocols.common import modules
 
-    model = _copied(truth)
+    model = truth.network()
     tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}
     for tied, name in modules.ties(model).items():
         tensors[tied] = tensors[name]
@@ -319,9 +320,3 @@ def cosine(a: Array, b: NDArray[np.float64]) -> float:
     """Return the cosine between two flat arrays, 0 where one is zero."""
     scale = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     return float(np.dot(a.astype(np.float64), b)) / scale if scale else 0.0
-
-
-def _copied(truth: Truth) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(truth.federation.model)

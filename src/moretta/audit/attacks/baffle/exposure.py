@@ -53,13 +53,13 @@ def why_not(run: PublicRun) -> str:
 
 def public(truth: Truth) -> dict[str, Array]:
     """Return the tensors that are not trained, and where in an estimate each linear layer's lie."""
-    from moretta.audit.attacks.baffle.estimates import FIXED, draws_own, fixed_of, forward_at, recipe_of
+    from moretta.audit.attacks.baffle.estimates import draws_own, fixed_of, forward_at, recipe_of
 
     forward = forward_at(truth)
     names, start = recipe_of(truth.run, forward).units, 0
     if not names:
         raise ParameterError("no linear layer of this model moves unit by unit, and no layer's gradient was uploaded")
-    found = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    found = fixed_of(truth)
     for name, shape in forward.layout.shapes.items():
         size = int(np.prod(shape, dtype=int))
         if name in names:

@@ -52,7 +52,7 @@ from moretta.audit.attacks.baffle.estimates import (
     fits,
     fixed_of,
     forward_at,
-    forward_of,
+    forward_in,
     opened,
     partly_trained,
     recipe_of,
@@ -63,10 +63,19 @@ from moretta.audit.attacks.baffle.estimates import (
     used,
 )
 from moretta.audit.attacks.baffle.moves import Moves, cosine_expected
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction, rounds_of
+from moretta.audit.evidence.attack import (
+    Attack,
+    AttackResult,
+    Claim,
+    Given,
+    Reconstruction,
+    augmented,
+    no_training,
+    rounds_of,
+)
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_mean, relative_error
-from moretta.audit.evidence.uploads import first_rounds, of_round, rows_of
+from moretta.audit.evidence.uploads import first_rounds, of_round, rows_of, under
 from moretta.contract.messages import Array, Message
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
@@ -87,7 +96,7 @@ def given(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and what a mean row is like."""
     check_scalars(truth)
     rounds = rounds_seen(truth)
-    arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    arrays = fixed_of(truth)
     arrays |= opened(truth, rounds) if truth.run.masked else {}
     arrays["tokens"] = np.array(truth.run.has_tokens or truth.rows(truth.run.silos[0]).x.dtype.kind in "iu")
     return Given(
@@ -100,8 +109,7 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim estimates [uploads, n] of rounds and silos (-1 for their sum), and one row for the smallest upload."""
-    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
-    forward = forward_of(case.model(), case.run, known, tokens=bool(case.arrays["tokens"]))
+    forward = forward_in(case, tokens=bool(case.arrays["tokens"]))
     seen, form = seeded_rounds(case.run, case.heard("server", Message), forward), recipe_of(case.run).form
     uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
     size = next(iter(seen.values())).directions.size
@@ -139,7 +147,7 @@ def _row(case: Case, form: str, layout: Layout, seen: Round, found: NDArray[np.f
     # Tokens cannot be moved a little, and a program's operations may be bound to float32.
     if entries > MOST_ENTRIES or case.arrays["tokens"] or case.architecture.program:
         return np.zeros(0), 1.0
-    known = {name.removeprefix(FIXED): torch.tensor(v) for name, v in case.arrays.items() if name.startswith(FIXED)}
+    known = {name: torch.tensor(value) for name, value in under(case.arrays, FIXED).items()}
     model, at = partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
     held = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in at.items()}
     return matched(case, model.double(), held, known, _numbers(of, form), entries, torch.tensor(found))
@@ -230,24 +238,23 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         expected.append(cosine_expected(blocks, layout, true) if blocks else np.sqrt(count / (count + size)))
     number, silo, _ = units[int(claim["best"])]
     mean = float(np.mean(cosines))
-    figures = {
-        "directions": float(count),
-        "parameters": float(size),
-        "cosine_expected": float(np.mean(expected)),
-        "uploads": float(len(units)),
-    }
     rows = _batch(truth, seen[int(number)], int(silo))
     extra, pictures = _compared(claim["row"], rows, truth)
-    low, high = of_mean(np.array(cosines), -1.0, 1.0)
     return AttackResult(
         measure="cosine between the server's K-rank estimate and the true gradient",
         score=mean,
         chance=float(np.sqrt(2 / (np.pi * size))),
-        interval=(low, high),
+        interval=of_mean(np.array(cosines), -1.0, 1.0),
         sentence=f"The server learns the silos' gradient by {count} of {size} directions a round"
         f"{', each of one block of layers' if isinstance(of, Moves) else ''}, at a cosine "
         f"of {mean:.2f} with the true one" + _said(extra, len(rows.x)),
-        figures=figures | extra,
+        figures={
+            "directions": float(count),
+            "parameters": float(size),
+            "cosine_expected": float(np.mean(expected)),
+            "uploads": float(len(units)),
+            **extra,
+        },
         pictures=pictures,
     )
 
@@ -288,11 +295,8 @@ def _mean_row(truth: Truth, shape: tuple[int, ...]) -> Array:
 
 
 def _batch(truth: Truth, seen: Round, silo: int) -> PartyRows:
-    from moretta.audit.evidence.truth import PartyRows
-
     names = seen.silos if silo < 0 else (truth.run.silos[silo],)
-    parts = [truth.rows(name).part(used(truth, seen, name)) for name in names]
-    return PartyRows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+    return truth.joined({name: used(truth, seen, name) for name in names})
 
 
 K_RANK = Attack(
@@ -321,11 +325,9 @@ def fits_own(run: PublicRun) -> str:
         )
     if run.setting("batch-statistics"):
         return "with batch-statistics a gradient is of a whole batch, and is not computed again here"
-    if run.augmented:
-        return "rows are augmented anew in every round, and there is no record of what to compare with"
-    if run.scheme == "additive-shares":
+    if run.scheme == "additive-shares" and not run.augmented:
         return "the sums that the server opened are not put together from shares again here"
-    return "" if run.recorded else "no round of training was recorded"
+    return augmented(run) or no_training(run)
 
 
 def given_own(truth: Truth) -> Given:
@@ -391,13 +393,8 @@ def score_own(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def _true(truth: Truth, layout: Layout, number: int, names: tuple[str, ...]) -> NDArray[np.float64]:
-    from moretta.audit.evidence.truth import PartyRows
-
-    (ask,) = {id(one.message): one.message for one in truth.heard("server", number)
-              if isinstance(one.message, Estimate) and one.peer == names[0]}.values()  # fmt: skip
-    parts = [truth.rows(name).part(truth.batch(name, number)) for name in names]
-    rows = PartyRows(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-    return true_gradient(truth, layout, ask.parameters, rows)
+    (ask,) = truth.messages("server", number, Estimate, names[0])
+    return true_gradient(truth, layout, ask.parameters, truth.joined({n: truth.batch(n, number) for n in names}))
 
 
 OWN = Attack(

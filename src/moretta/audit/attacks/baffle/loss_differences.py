@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle.estimates import (
-    FIXED,
     OPENED,
     Round,
     by_row,
@@ -31,7 +30,7 @@ from moretta.audit.attacks.baffle.estimates import (
     cost_of,
     fits,
     fixed_of,
-    forward_of,
+    forward_in,
     opened,
     recipe_of,
     rounds_seen,
@@ -59,7 +58,7 @@ def given(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and background rows."""
     check_scalars(truth)
     rounds, known = rounds_seen(truth), truth.background
-    arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    arrays = fixed_of(truth)
     arrays |= {"x": known.x, "y": known.y} | (opened(truth, rounds) if truth.run.masked else {})
     return Given(
         views={"server": rounds},
@@ -71,8 +70,7 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim z of what was uploaded, [rounds or silos of them], of noise, and the p value of masked words."""
-    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
-    forward = forward_of(case.model(), case.run, known, tokens=case.arrays["x"].dtype.kind in "iu")
+    forward = forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
     recipe = recipe_of(case.run, forward)
     generator = np.random.Generator(np.random.PCG64(SEED))
     seen = seeded_rounds(case.run, case.heard("server", Message), forward)

@@ -35,7 +35,7 @@ from moretta.audit.attacks.baffle.estimates import (
     directions_at,
     drawn_at,
     fixed_of,
-    forward_of,
+    forward_in,
     partly_trained,
     recipe_of,
     seeded_rounds,
@@ -44,6 +44,7 @@ from moretta.audit.attacks.baffle.moves import Moves
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Message
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Forward, Layout
@@ -76,7 +77,7 @@ def given(truth: Truth) -> Given:
     """Give the server its view of the first round, in which the seed was agreed on, and background rows."""
     check_scalars(truth)
     known = truth.background
-    arrays = {f"{FIXED}{name}": value for name, value in fixed_of(truth).items()}
+    arrays = fixed_of(truth)
     return Given(
         views={"server": truth.recorded[:1]},
         arrays=arrays | {"x": known.x, "y": known.y},
@@ -88,7 +89,7 @@ def given(truth: Truth) -> Given:
 def attack(case: Case) -> Claim:
     """Claim S of the recorded seed and of seeds at random, and whether the agreement is in order."""
     heard = case.heard("server", Message)
-    forward = _forward(case)
+    forward = forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
     seen = next(iter(seeded_rounds(case.run, heard, forward).values()))
     target = _target(case, seen, forward.layout)
     recorded = gain(seen.directions, target)
@@ -98,11 +99,6 @@ def attack(case: Case) -> Claim:
         "in_order": np.array(in_order(heard)),
         "k": np.array(seen.directions.count),
     }
-
-
-def _forward(case: Case) -> Forward:
-    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
-    return forward_of(case.model(), case.run, known, tokens=case.arrays["x"].dtype.kind in "iu")
 
 
 def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
@@ -182,13 +178,12 @@ def _target(case: Case, seen: Round, layout: Layout) -> NDArray[np.float64]:
 
     from moretta.audit.evidence.network import loss_of
 
-    known = {name.removeprefix(FIXED): value for name, value in case.arrays.items() if name.startswith(FIXED)}
     model = partly_trained(case.model(), case.run)
     at = {
         name: torch.tensor(value, requires_grad=True)
         for name, value in layout.split(np.array(seen.ask.parameters)).items()
     }
-    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in known.items()}
+    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in under(case.arrays, FIXED).items()}
     outputs = torch.func.functional_call(model, {**fixed, **at}, (torch.tensor(case.arrays["x"]),))
     value = loss_of(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
     slopes = torch.autograd.grad(value, list(at.values()), materialize_grads=True)

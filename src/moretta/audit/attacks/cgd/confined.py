@@ -6,7 +6,6 @@ Everything else here is for a participant's own part, or for scoring.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,8 +85,26 @@ def stepped(truth: Truth, name: str, number: int) -> dict[str, Array]:
 
 def summed_silos(truth: Truth, name: str, number: int) -> tuple[str, ...]:
     """Return who is in the sum that a participant stepped by in a round, as it was sent; nobody if it did not step."""
-    told = [one.message for one in truth.heard(name, number) if isinstance(one.message, Descend)]
+    told = truth.messages(name, number, Descend)
     return told[-1].silos if told else ()
+
+
+def whole_sums(truth: Truth, least: int = 1) -> list[int]:
+    """Return the recorded rounds whose sum is of all participants.
+
+    Raises `moretta.errors.ParameterError` where there are fewer than so many.
+    """
+    silos = truth.run.silos
+    found = [k for k in truth.recorded if set(summed_silos(truth, silos[0], k)) == set(silos)]
+    if len(found) < least:
+        few = f"fewer than {least} recorded rounds have a sum over all participants"
+        raise ParameterError(few if least > 1 else "in no recorded round were all participants in the sum")
+    return found
+
+
+def rows_of_sum(truth: Truth, number: int) -> int:
+    """Return how many rows a round's sum is of, if all participants are in it."""
+    return sum(len(truth.batch(name, number)) for name in truth.run.silos)
 
 
 def local(truth: Truth, name: str, number: int) -> Local:
@@ -98,19 +115,11 @@ def local(truth: Truth, name: str, number: int) -> Local:
     held, batches = truth.rows(name), truth.batches(name, truth.run.rows[name])
     augment = truth.federation.spec.augment
     rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
-    module = copy.deepcopy(truth.federation.model).train()
     weights = participant(truth, name, number).model()
-    return whole_gradient(module, weights, rows, truth.loss, truth.drawn(number), no_phase)
+    return whole_gradient(truth.network(), weights, rows, truth.loss, truth.drawn(number), no_phase)
 
 
 # How good a model is
-
-
-def outputs(truth: Truth, weights: Tensors, x: Array) -> NDArray[np.float64]:
-    """Return what the architecture gives for rows at these weights, in eval mode."""
-    module = copy.deepcopy(truth.federation.model)
-    modules.load(module, weights)
-    return np.asarray(modules.outputs_of(module, torch.tensor(x)).double().numpy())
 
 
 def merits(truth: Truth, weights: Tensors, rows: PartyRows) -> NDArray[np.float64]:
@@ -118,12 +127,18 @@ def merits(truth: Truth, weights: Tensors, rows: PartyRows) -> NDArray[np.float6
 
     Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
     """
-    found = outputs(truth, weights, rows.x)
+    found = truth.predicted(weights, rows.x)
     if truth.run.task == "classification":
         return np.asarray(classes(found) == classes(rows.y), dtype=np.float64)
     true = np.asarray(rows.y, dtype=np.float64)
     scale = float(np.square(true - true.mean(axis=0)).sum(axis=1).mean())
     return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
+
+
+def participants_scores(truth: Truth, number: int, rows: PartyRows) -> NDArray[np.float64]:
+    """Return the score of each participant's own model before a round, on rows."""
+    models = [participant(truth, name, number).model() for name in truth.run.silos]
+    return np.array([float(merits(truth, model, rows).mean()) for model in models])
 
 
 def guessing(truth: Truth, rows: PartyRows) -> float:
@@ -212,7 +227,7 @@ class JointRow:
     @cached_property
     def layers(self) -> Layers:
         """The architecture, cut behind its first layer."""
-        return Layers.of(copy.deepcopy(self.truth.federation.model).train())
+        return Layers.of(self.truth.network())
 
     def batch(self, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows of a round, which all holders know."""
@@ -225,7 +240,7 @@ class JointRow:
 
     def fraction_bits(self, number: int) -> int:
         """Return the fixed point in which z of a round was summed, as the head was told."""
-        joins = [one.message for one in self.truth.heard(self.head, number) if isinstance(one.message, Join)]
+        joins = self.truth.messages(self.head, number, Join)
         if not joins:
             raise ParameterError(f"row `{self.name}` sat out a recorded round, so that there is no z of it")
         return joins[-1].fraction_bits

@@ -5,12 +5,11 @@ began with). A participant holds D, and c + D is the model of a participant whos
 noise to the models that have them, and c + D has none: trained long enough, it predicts as well as they do, and for
 larger delta better than any (docs/cgd.md). Confinement hides starts; whoever has D may have a trained model.
 
-Whoever is given CGD's D, with a start of its own, takes the same steps as the participants.
-
-Derivation: w_l(k) = w_l(1) + D(k), and D says nothing of whose start it is added to. With w' = c + delta Rand'
-drawn about the public point c, w' + D(k) is as good a model as any participant's. But no eavesdropper has D: somebody
-has to give it away. A relay that is not blind can, as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k
-sum n_l g_l / sum n_l. If the relay is blind, a participant can. The attack measures what is then known.
+**Outsiders** (`OUTSIDER`). Whoever is given D, with a start of its own, takes the same steps as the participants: D
+says nothing of whose start it is added to. With w' = c + delta Rand' drawn about the public point c, w' + D(k) is as
+good a model as any participant's. But no eavesdropper has D: somebody has to give it away. A relay that is not blind
+can, as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k sum n_l g_l / sum n_l. If the relay is blind, a
+participant can. The attack measures what is then known.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import numpy as np
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, of_rate
+from moretta.audit.evidence.uploads import over, under
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -35,12 +35,10 @@ def given(truth: Truth) -> Given:
 
     confined.check_whole(truth)
     silo, number = truth.run.silos[0], confined.after_last(truth)
-    moved = confined.displacement(truth, silo, number)
-    center = confined.center(truth, silo, number)
     return Given(
         views={silo: ()},
-        arrays={f"center/{name}": value for name, value in center.items()}
-        | {f"moved/{name}": value for name, value in moved.items()},
+        arrays=over("center/", confined.center(truth, silo, number))
+        | over("moved/", confined.displacement(truth, silo, number)),
         view=f"none but what {silo} holds itself",
         knowledge=f"D after round {number - 1}, which {silo} has stepped by, and the point that starts lie around",
     )
@@ -48,11 +46,9 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim c + D, by tensor."""
-    model = {name.removeprefix("center/"): value for name, value in case.arrays.items() if name.startswith("center/")}
-    for name in model:
-        if (moved := case.arrays.get(f"moved/{name}")) is not None:
-            model[name] = (model[name] + moved).astype(model[name].dtype)
-    return model
+    center = under(case.arrays, "center/")
+    moved = {n: (center[n] + value).astype(center[n].dtype) for n, value in under(case.arrays, "moved/").items()}
+    return center | moved
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -62,10 +58,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     rows, number = truth.others, confined.after_last(truth)
     hits = confined.merits(truth, claim, rows)
     found, chance = float(hits.mean()), confined.guessing(truth, rows)
-    theirs = np.array([
-        float(confined.merits(truth, confined.participant(truth, name, number).model(), rows).mean())
-        for name in truth.run.silos
-    ])  # fmt: skip
+    theirs = confined.participants_scores(truth, number, rows)
     beaten = int((found > theirs).sum())
     tasks = truth.run.task == "classification"
     return AttackResult(
@@ -109,7 +102,7 @@ def given_outside(truth: Truth) -> Given:
 
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _from_the_first(truth)
-    center = {f"center/{name}": value for name, value in confined.center(truth, silo, 1).items()}
+    center = over("center/", confined.center(truth, silo, 1))
     if rounds and confined.is_readable(truth):
         return Given(
             views={"server": rounds},
@@ -117,10 +110,9 @@ def given_outside(truth: Truth) -> Given:
             view=f"the sums that the aggregator read and relayed in rounds 1 to {rounds[-1]}",
             knowledge="the point that starts lie around, and the rate of each round",
         )
-    moved = confined.displacement(truth, silo, confined.after_last(truth))
     return Given(
         views={},
-        arrays=center | {f"moved/{name}": value for name, value in moved.items()},
+        arrays=center | over("moved/", confined.displacement(truth, silo, confined.after_last(truth))),
         view="none",
         knowledge=f"D after round {confined.after_last(truth) - 1}, let out by a participant, and the point that "
         "starts lie around",
@@ -133,15 +125,13 @@ def _from_the_first(truth: Truth) -> list[int]:
 
 def attack_outside(case: Case) -> Claim:
     """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is taken."""
-    center = {name.removeprefix("center/"): value for name, value in case.arrays.items() if name.startswith("center/")}
-    moved = {name.removeprefix("moved/"): value for name, value in case.arrays.items() if name.startswith("moved/")}
-    if "server" in case.views:
-        moved = _added_up(case)
-    generator, delta = np.random.default_rng(SEED), _delta(case.run.setting("delta"))
-    models = {}
+    center = under(case.arrays, "center/")
+    moved = _added_up(case) if "server" in case.views else under(case.arrays, "moved/")
+    delta, generator, models = case.run.setting("delta"), np.random.default_rng(SEED), {}
+    size = float(np.mean(list(delta.values()) if isinstance(delta, dict) else delta))  # like the participants'
     for name, value in center.items():
         shifted = value + moved[name] if name in moved else value
-        noise = delta * generator.standard_normal((STARTS, *value.shape)) if name in moved else 0.0
+        noise = size * generator.standard_normal((STARTS, *value.shape)) if name in moved else 0.0
         models[name] = (np.broadcast_to(shifted, (STARTS, *value.shape)) + noise).astype(value.dtype)
     return models
 
@@ -156,13 +146,6 @@ def _added_up(case: Case) -> dict[str, Any]:
     return moved
 
 
-def _delta(setting: Any) -> float:
-    """Return a delta that is like the participants'."""
-    if isinstance(setting, dict):
-        setting = list(setting.values())
-    return float(np.mean(setting))
-
-
 def score_outside(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the participants' own models on rows that nobody trained on. The interval is over rows."""
     from moretta.audit.attacks.cgd import confined
@@ -173,11 +156,7 @@ def score_outside(claim: Claim, truth: Truth) -> AttackResult:
     hits = np.array([
         confined.merits(truth, {name: value[one] for name, value in claim.items()}, rows) for one in range(STARTS)
     ])  # fmt: skip
-    theirs = np.array([
-        float(confined.merits(truth, confined.participant(truth, name, number).model(), rows).mean())
-        for name in truth.run.silos
-    ])  # fmt: skip
-    found, mean = float(hits.mean()), float(theirs.mean())
+    found, mean = float(hits.mean()), float(confined.participants_scores(truth, number, rows).mean())
     tasks = truth.run.task == "classification"
     return AttackResult(
         measure=f"{'accuracy' if tasks else 'R^2'} of D on a start of one's own, mean of {STARTS} starts",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import SIDE, Interval, kept, recovered, to_error
@@ -151,7 +151,7 @@ def fits_labels(run: PublicRun) -> str:
         return 'no Delta travels under vertical = "independent"'
     if run.task != "classification":
         return "targets are numbers, which have no clusters"
-    return "" if run.recorded else "no round of training was recorded"
+    return no_training(run)
 
 
 def given_labels(truth: Truth) -> Given:

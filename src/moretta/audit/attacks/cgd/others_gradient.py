@@ -29,15 +29,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import gain, kept, of_errors, of_gain, recovered, relative_error, to_error, units
-from moretta.audit.evidence.uploads import under
+from moretta.audit.evidence.intervals import (
+    flat,
+    gain,
+    kept,
+    of_errors,
+    of_gain,
+    recovered,
+    relative_error,
+    to_error,
+    units,
+)
+from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.inversion import Effort
     from moretta.audit.evidence.truth import Truth
 
 FIRST = 10  # the first so many
@@ -45,24 +54,19 @@ FIRST = 10  # the first so many
 
 def fits(run: PublicRun) -> str:
     """Say why not."""
-    if len(run.silos) < 2:
-        return "there is one participant, and nobody else"
-    return "" if run.recorded else "no round of training was recorded"
+    return no_training(run) if len(run.silos) > 1 else "there is one participant, and nobody else"
 
 
 def given(truth: Truth) -> Given:
     """Give the first participant the steps of its own D and its own gradients, flat."""
     from moretta.audit.attacks.cgd import confined
-    from moretta.audit.evidence.network import flat
 
     confined.check_whole(truth)
     silo = truth.run.silos[0]
-    rounds = [number for number in truth.recorded if _whole_sum(truth, number)][:FIRST]
-    if not rounds:
-        raise ParameterError("in no recorded round were all participants in the sum")
+    rounds = confined.whole_sums(truth)[:FIRST]
     steps = [flat(confined.stepped(truth, silo, number)) for number in rounds]
     own = [confined.local(truth, silo, number) for number in rounds]
-    totals = [sum(len(truth.batch(name, number)) for name in truth.run.silos) for number in rounds]
+    totals = [confined.rows_of_sum(truth, number) for number in rounds]
     return Given(
         views={silo: ()},
         arrays={
@@ -77,13 +81,6 @@ def given(truth: Truth) -> Given:
     )
 
 
-def _whole_sum(truth: Truth, number: int) -> bool:
-    from moretta.audit.attacks.cgd import confined
-
-    silo = truth.run.silos[0]
-    return set(confined.summed_silos(truth, silo, number)) == set(truth.run.silos)
-
-
 def attack(case: Case) -> Claim:
     """Claim another's n_l g_l of each round, [rounds, parameters]."""
     given = case.arrays
@@ -93,7 +90,6 @@ def attack(case: Case) -> Claim:
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true n_l g_l of the participant with the most rows, beside an equal share of the sum."""
     from moretta.audit.attacks.cgd import confined
-    from moretta.audit.evidence.network import flat
 
     silo, *others = truth.run.silos
     other = max(others, key=lambda name: truth.run.rows[name])
@@ -131,25 +127,18 @@ TWO_PARTIES = Attack(
 
 ROUNDS = 6  # of the smallest batches, the latest: by then all have moved by more than their starts differ
 ROUNDS_THOROUGH = 10
-STARTS = 3
-STARTS_THOROUGH = 8
-SECONDS = 2.0  # of an idle core, for all rounds
-SECONDS_THOROUGH = 300.0
-LEAST_STEPS = 20
-STEPS = 300  # at most
+SEARCH = {False: (2.0, 3, 300), True: (300.0, 8, 300)}  # thorough: for all rounds (`evidence.inversion.Effort.within`)
 OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 128  # in a sum: of more, inversion has never found any
 
 
 def fits_rows(run: PublicRun) -> str:
     """Say why not."""
-    if len(run.silos) < 2:
-        return "there is one participant, and nobody else"
     if run.augmented:
         return "inputs are varied each time they are used, so that there is no row to find"
     if run.has_tokens:
         return "rows hold token ids, which cannot be moved a little towards those of the gradient"
-    return "" if run.recorded else "no round of training was recorded"
+    return fits(run)
 
 
 def given_rows(truth: Truth) -> Given:
@@ -160,12 +149,11 @@ def given_rows(truth: Truth) -> Given:
     silo, rounds = truth.run.silos[0], _rounds(truth)
     arrays = {"rounds": np.array(rounds), "x": truth.rows(silo).x}
     for number in rounds:
-        own, total = confined.local(truth, silo, number), _rows(truth, number)
+        own, total = confined.local(truth, silo, number), confined.rows_of_sum(truth, number)
         others = total - own.rows
         for name, mean in confined.stepped(truth, silo, number).items():
             arrays[f"seen/{number}/{name}"] = (total * mean - own.rows * own.gradients[name]) / others
-        for name, value in confined.participant(truth, silo, number).model().items():
-            arrays[f"model/{number}/{name}"] = value
+        arrays |= over(f"model/{number}/", confined.participant(truth, silo, number).model())
         arrays[f"count/{number}"] = np.array(others)
     return Given(
         views={silo: ()},
@@ -176,20 +164,13 @@ def given_rows(truth: Truth) -> Given:
     )
 
 
-def _rows(truth: Truth, number: int) -> int:
-    return sum(len(truth.batch(name, number)) for name in truth.run.silos)
-
-
 def _rounds(truth: Truth) -> list[int]:
     """Return the rounds that are worth most: whose sums are of the fewest rows, of these the latest."""
     from moretta.audit.attacks.cgd import confined
 
-    silo, all_of_them = truth.run.silos[0], set(truth.run.silos)
-    whole = [k for k in truth.recorded if set(confined.summed_silos(truth, silo, k)) == all_of_them]
-    if not whole:
-        raise ParameterError("in no recorded round were all participants in the sum")
-    chosen = sorted(whole, key=lambda k: (_rows(truth, k), -k))[:ROUNDS_THOROUGH]
-    others = _rows(truth, chosen[0]) - len(truth.batch(silo, chosen[0]))
+    whole = confined.whole_sums(truth)
+    chosen = sorted(whole, key=lambda k: (confined.rows_of_sum(truth, k), -k))[:ROUNDS_THOROUGH]
+    others = confined.rows_of_sum(truth, chosen[0]) - len(truth.batch(truth.run.silos[0], chosen[0]))
     if others > MOST_ROWS:
         raise ParameterError(
             f"a sum is of {others} rows of others, more than the {MOST_ROWS} that inversion is tried on"
@@ -199,7 +180,7 @@ def _rounds(truth: Truth) -> list[int]:
 
 def attack_rows(case: Case) -> Claim:
     """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
-    from moretta.audit.evidence.inversion import Gradients, Inputs, invert, quotient_start
+    from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, quotient_start
 
     inputs, claim = Inputs.of(case.arrays["x"]), dict[str, NDArray[np.float64]]()
     model = case.model()
@@ -215,20 +196,9 @@ def attack_rows(case: Case) -> Claim:
             continue
         gradients = Gradients(model, own, seen, case.run.loss, twice=bool(case.architecture.program))
         step = gradients.step_cost(np.zeros((count, *case.run.shape)))
-        effort = _effort(step, len(rounds), thorough=case.thorough)
+        effort = Effort.within(SEARCH, step, len(rounds), thorough=case.thorough)
         claim[f"found/{number}"] = invert(gradients, inputs, count, case.run.outputs, first=first, effort=effort).x
     return {name: np.clip(one, inputs.low, inputs.high) for name, one in claim.items()} | {"mean": inputs.mean}
-
-
-def _effort(step: float, rounds: int, *, thorough: bool) -> Effort:
-    """Return how much is tried in each of so many rounds. step: what one step of a search costs."""
-    from moretta.audit.evidence import network
-    from moretta.audit.evidence.inversion import Effort
-
-    if thorough:
-        steps = network.times(SECONDS_THOROUGH / (rounds * STARTS_THOROUGH * 2), step, LEAST_STEPS, STEPS)
-        return Effort(STARTS_THOROUGH, steps, adam=steps)
-    return Effort(STARTS, network.times(SECONDS / (rounds * STARTS), step, LEAST_STEPS, STEPS))
 
 
 def score_rows(claim: Claim, truth: Truth) -> AttackResult:

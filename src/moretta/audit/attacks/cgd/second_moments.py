@@ -49,9 +49,7 @@ def given(truth: Truth) -> Given:
     confined.check_whole(truth)
     _check_linear(truth)
     silo = truth.run.silos[0]
-    rounds = [k for k in truth.recorded if set(confined.summed_silos(truth, silo, k)) == set(truth.run.silos)]
-    if len(rounds) < FROM:
-        raise ParameterError(f"fewer than {FROM} recorded rounds have a sum over all participants")
+    rounds = confined.whole_sums(truth, FROM)
     own = extended(truth.rows(silo).x, bias=bool(truth.run.head_bias))
     return Given(
         views={silo: ()},
@@ -68,7 +66,6 @@ def given(truth: Truth) -> Given:
 
 def _check_linear(truth: Truth) -> None:
     """Raise `moretta.errors.ParameterError` unless the architecture is x W' + b."""
-    from moretta.audit.attacks.cgd import confined
     from moretta.protocols.common import modules
 
     model, run = truth.federation.model, truth.run
@@ -84,7 +81,7 @@ def _check_linear(truth: Truth) -> None:
     if weights[run.head].shape[1] != x[0].size:
         raise ParameterError(message)
     expected = x.reshape(len(x), -1) @ weights[run.head].T + (weights[run.head_bias] if run.head_bias else 0.0)
-    if not np.allclose(confined.outputs(truth, weights, x), expected, rtol=1e-3, atol=1e-4):
+    if not np.allclose(truth.predicted(weights, x), expected, rtol=1e-3, atol=1e-4):
         raise ParameterError(message)
 
 

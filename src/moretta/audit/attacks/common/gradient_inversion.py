@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction, no_training
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head
@@ -37,15 +37,13 @@ from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.inversion import Effort, Inputs, Inverted
+    from moretta.audit.evidence.inversion import Inputs, Inverted
     from moretta.audit.evidence.truth import PartyRows, Truth
 
 Matrix = NDArray[np.float64]
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
 NEAR = 1e-2  # above which the cosine is tried as well, in thorough audits
-STARTS, STEPS, STEPS_THOROUGH = 2, 600, 3000
-LEAST_STEPS = 20
-SECONDS, SECONDS_THOROUGH = 8.0, 900.0  # of an idle core, about, for all starts and labels
+SEARCH = {False: (8.0, 2, 600), True: (900.0, 8, 3000)}  # thorough: for all labels (`evidence.inversion.Effort.within`)
 OTHERS = 20  # draws of rows that nobody trained on
 MOST_ROWS = 256  # in a batch: pairing and search grow with them
 
@@ -72,7 +70,7 @@ def unsuited(run: PublicRun) -> str:
         return "class weights make the rows of a batch count differently"
     if not any(_one_step(run, silo) for silo in run.silos):
         return "an upload is the difference of several steps, not of one gradient"
-    return "" if run.recorded else "no round of training was recorded"
+    return no_training(run)
 
 
 def suited(run: PublicRun, silos: Sequence[str], number: int) -> bool:
@@ -138,13 +136,14 @@ def recovered_by(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
 
 def found_rows(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Claim:
     """Search for the rows of a gradient, labels by the head first."""
-    from moretta.audit.evidence.inversion import Gradients, Inputs, invert, quotient_start
+    from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, quotient_start
 
     run, inputs = case.run, Inputs.of(case.arrays["x"])
     in_order = {name: gradient[name] for name in _in_model_order(case, gradient)}
     seen = Gradients(case.model(), parameters, in_order, run.loss, twice=bool(case.architecture.program))
     labelled, first = _labels(case, parameters, gradient, rows), quotient_start(in_order, inputs, rows)
-    effort = _effort(seen.step_cost(np.zeros((rows, *run.shape))), len(labelled), thorough=case.thorough)
+    step = seen.step_cost(np.zeros((rows, *run.shape)))
+    effort = Effort.within(SEARCH, step, len(labelled), thorough=case.thorough)
     best: Inverted | None = None
     for labels in labelled:
         one = invert(seen, inputs, rows, run.outputs, labels=labels, first=first, effort=effort)
@@ -162,18 +161,6 @@ def found_rows(case: Case, parameters: Tensors, gradient: Tensors, rows: int) ->
 def _in_model_order(case: Case, gradient: Tensors) -> list[str]:
     names = [name for name, _ in case.model().named_parameters() if name in gradient]
     return names or sorted(gradient)
-
-
-def _effort(step: float, searches: int, *, thorough: bool) -> Effort:
-    """Return how much one of so many searches tries. step: what one of its steps costs."""
-    from moretta.audit.evidence import network
-    from moretta.audit.evidence.inversion import Effort
-
-    if thorough:
-        seconds = SECONDS_THOROUGH / (8 * searches * 2)
-        steps = network.times(seconds, step, LEAST_STEPS, STEPS_THOROUGH)
-        return Effort(starts=8, steps=steps, adam=steps)
-    return Effort(STARTS, network.times(SECONDS / (STARTS * searches), step, LEAST_STEPS, STEPS))
 
 
 def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Sequence[NDArray[np.int64] | None]:
@@ -202,12 +189,10 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     of: what they were found in, in words.
     """
     from moretta.audit.evidence.inversion import Inputs, matched
-    from moretta.audit.evidence.truth import PartyRows
 
     number, silos = int(claim["round"]), [truth.run.silos[at] for at in claim["silos"]]
     used = exposure(truth.run).used
-    parts = [truth.rows(silo).part(used(truth, silo, number)) for silo in silos]
-    true = PartyRows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
+    true = truth.joined({silo: used(truth, silo, number) for silo in silos})
     if not len(true.x):
         raise ParameterError("the lots that silos drew in this round were empty")
     inputs = Inputs.of(truth.background.x)

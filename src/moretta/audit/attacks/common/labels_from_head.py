@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
@@ -50,7 +50,7 @@ def fits(run: PublicRun) -> str:
         return "class weights make the rows of a batch count differently"
     if run.setting("dp-noise"):
         return "silos draw their batches in secret and add noise, so there are no known counts to score by"
-    return why_not(run) or ("" if run.recorded else "no round of training was recorded")
+    return why_not(run) or no_training(run)
 
 
 def given(truth: Truth) -> Given:

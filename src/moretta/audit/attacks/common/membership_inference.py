@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
-from moretta.audit.evidence.uploads import under
+from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
@@ -60,7 +60,7 @@ def fits(run: PublicRun) -> str:
     """Say why not."""
     if len(run.silos) < 2:
         return "there is one silo, and it knows its own rows"
-    return "" if run.recorded else "no round of training was recorded"
+    return no_training(run)
 
 
 def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]]:
@@ -117,7 +117,7 @@ def given(truth: Truth) -> Given:
     else:
         model, held = "the model that was released to it", dict(truth.final("released.safetensors"))
     own, known = truth.rows(silo), truth.background
-    arrays = {f"{HELD}{name}": value for name, value in held.items()}
+    arrays = over(HELD, held)
     arrays |= {"x": x, "y": y, "own/x": own.x, "own/y": own.y, "known/x": known.x, "known/y": known.y}
     rounds = sorted({truth.recorded[0], *_spread(truth.recorded)}) if shown.sent else []
     return Given(
@@ -257,16 +257,11 @@ ATTACK = Attack(
 )
 
 
-def fits_alone(run: PublicRun) -> str:
-    """Say why not."""
-    return "" if run.recorded else "no round of training was recorded"
-
-
 def given_alone(truth: Truth) -> Given:
     """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
     silo, known = truth.run.silos[0], truth.background
     x, y, _ = candidates(truth, silo)
-    arrays = {f"{HELD}{name}": value for name, value in truth.final(f"models/{silo}.safetensors").items()}
+    arrays = over(HELD, truth.final(f"models/{silo}.safetensors"))
     arrays |= {"x": x, "y": y, "own/x": x[:0], "own/y": y[:0], "known/x": known.x, "known/y": known.y}
     return Given(
         views={},
@@ -298,7 +293,7 @@ OF_LOCAL_MODELS = replace(
     severity="members",
     role="server",
     protocols=fitting("membership-of-local-models"),
-    fits=fits_alone,
+    fits=no_training,
     given=given_alone,
     attack=attack_alone,
     score=score_alone,

@@ -14,16 +14,16 @@ server's key goes on to the true one; under cross-entropy a silo computes it fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
-from moretta.audit.evidence.intervals import kept, of_errors, recovered, relative_error, to_error
-from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, rows_of, under
-from moretta.contract.messages import Array, Tensors
+from moretta.audit.evidence.intervals import flat, kept, of_errors, recovered, relative_error, to_error
+from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of, under
+from moretta.contract.messages import Array
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -39,7 +39,7 @@ def fits(run: PublicRun) -> str:
         return "silos add noise that they draw in secret, so there is no gradient to compare with"
     if run.setting("class-weights"):
         return "class weights make uploads count by their labels, which colluders do not know of each other"
-    return "" if run.recorded else "no round of training was recorded"
+    return no_training(run)
 
 
 def given(truth: Truth) -> Given:
@@ -51,7 +51,7 @@ def given(truth: Truth) -> Given:
     for number in rounds:
         for silo in set(counted[number]) - {victim}:
             own = exposure(run).uploaded(truth, silo, number)
-            arrays |= {f"own/{number}/{silo}/{name}": np.asarray(value) for name, value in own.items()}
+            arrays |= over(f"own/{number}/{silo}/", own)
     return Given(
         views={"server": tuple(number for number in run.recorded if number <= rounds[-1])},
         arrays=arrays,
@@ -68,32 +68,27 @@ def attack(case: Case) -> Claim:
     """
     run, victim = case.run, case.run.silos[int(case.arrays["victim"])]
     prefix = exposure(run).prefix
-    alone, pair, mean, counts = [], [], [], []
+    found_by: dict[str, list[Any]] = {"alone": [], "pair": [], "mean": [], "others": []}
     for number in case.arrays["rounds"].tolist():
         total = of_round(case, number).total()
-        found = _flat(gradient_of(total.means, prefix))
+        found = flat(gradient_of(total.means, prefix))
         left, others = found * total.weight, [silo for silo in total.silos if silo != victim]
         for silo in reversed(others):
             if silo == others[0]:
-                pair.append(left / (rows_of(run, victim, number) + rows_of(run, silo, number)))
-            left = left - rows_of(run, silo, number) * _flat(under(case.arrays, f"own/{number}/{silo}/"))
-        mean.append(found)
-        alone.append(left / rows_of(run, victim, number))
-        counts.append(len(others))
-    found_by = {"alone": np.array(alone), "pair": np.array(pair), "mean": np.array(mean), "others": np.array(counts)}
-    return {"rounds": case.arrays["rounds"], "victim": case.arrays["victim"], **found_by}
-
-
-def _flat(values: Tensors) -> Array:
-    # As `moretta.audit.evidence.network.flat`, whose import takes as long as PyTorch's.
-    return np.concatenate([np.asarray(values[name], dtype=np.float64).ravel() for name in sorted(values)])
+                found_by["pair"].append(left / (rows_of(run, victim, number) + rows_of(run, silo, number)))
+            left = left - rows_of(run, silo, number) * flat(under(case.arrays, f"own/{number}/{silo}/"))
+        found_by["mean"].append(found)
+        found_by["alone"].append(left / rows_of(run, victim, number))
+        found_by["others"].append(len(others))
+    of = {name: case.arrays[name] for name in ("rounds", "victim")}
+    return of | {name: np.array(values) for name, values in found_by.items()}
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the silo's gradient: the median over rounds of 1 - relative error."""
     silo = truth.run.silos[int(claim["victim"])]
     uploaded = exposure(truth.run).uploaded
-    true = [_flat(uploaded(truth, silo, int(number))) for number in claim["rounds"]]
+    true = [flat(uploaded(truth, silo, int(number))) for number in claim["rounds"]]
     errors = {
         name: np.array([relative_error(a, b) for a, b in zip(claim[name], true, strict=True)])
         for name in ("alone", "pair", "mean")

@@ -17,17 +17,17 @@ scales with channels in their places, and if the scales of a round had stayed fo
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moretta.audit.attacks.pbpfl.head_offset import key_of
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import kept, of_errors, relative_error, to_error
-from moretta.contract.messages import Array, Tensors
+from moretta.audit.evidence.intervals import flat, kept, of_errors, relative_error, to_error
+from moretta.audit.evidence.uploads import under
+from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 
@@ -39,11 +39,6 @@ if TYPE_CHECKING:
 SAME = 0.999999  # cosine
 ROWS = 256  # at most, on which the function is compared
 CHANCE_SEED = 20230711  # of the network that knows nothing of the run
-
-
-def fits(run: PublicRun) -> str:
-    """Say why not."""
-    return "" if run.head else "the model has no linear layer with an output each"
 
 
 def given(truth: Truth) -> Given:
@@ -64,7 +59,7 @@ def attack(case: Case) -> Claim:
     from moretta.audit.attacks.pbpfl.canonical import canonical, plan_from, whole
 
     plan = plan_from(case.arrays)
-    released = {n.removeprefix("released/"): v for n, v in case.arrays.items() if n.startswith("released/")}
+    released = under(case.arrays, "released/")
     found = canonical(plan, whole(plan, released))
     tied = {name: found[first] for name, first in plan.aliases.items() if first in found}
     return {**released, **found, **tied}
@@ -77,7 +72,6 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     that of one relative error does (`of_errors`).
     """
     from moretta.audit.attacks.pbpfl import canonical as form
-    from moretta.audit.evidence.network import flat
 
     plan = form.plan_of(truth)
     held = truth.final()
@@ -116,18 +110,8 @@ def _unknowing(plan: ScalePlan, like: Tensors) -> Named:
 def _apart(truth: Truth, claim: Tensors, true: Tensors) -> float:
     """Return the largest difference of outputs on a silo's rows, relative to the largest of the true ones."""
     x = truth.rows(truth.run.silos[0]).x[:ROWS]
-    found, wanted = (_outputs(truth, tensors, x) for tensors in (claim, true))
+    found, wanted = (truth.predicted(tensors, x) for tensors in (claim, true))
     return float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0))
-
-
-def _outputs(truth: Truth, tensors: Tensors, x: Array) -> Array:
-    import torch
-
-    from moretta.protocols.common import modules
-
-    model = copy.deepcopy(truth.federation.model)
-    modules.load(model, tensors)
-    return modules.outputs_of(model, torch.tensor(x)).double().numpy()
 
 
 RELEASED = Attack(
@@ -137,7 +121,7 @@ RELEASED = Attack(
     role="silo",
     source="the scaling and permutation symmetry of homogeneous networks; Feng et al., section III-D",
     protocols=frozenset({"pbpfl"}),
-    fits=fits,
+    fits=no_head,
     given=given,
     attack=attack,
     score=score,
@@ -150,9 +134,8 @@ MOST_ENTRIES = 20_000_000  # of all steps together
 
 def fits_steps(run: PublicRun) -> str:
     """Say why not."""
-    if not run.head:
-        return "the model has no linear layer with an output each"
-    return "" if any(number + 1 in run.training for number in run.training) else "no two rounds in a row were recorded"
+    pairs = [number for number in run.training if number + 1 in run.training]
+    return no_head(run) or ("" if pairs else "no two rounds in a row were recorded")
 
 
 def given_steps(truth: Truth) -> Given:
@@ -215,13 +198,13 @@ def score_steps(claim: Claim, truth: Truth) -> AttackResult:
     plan = plan_of(truth)
     found, plain = [], []
     for number in sorted({int(name.split("/")[1]) for name in claim}):
-        claimed = _of_round("before", number, claim), _of_round("step", number, claim)
+        claimed = under(claim, f"before/{number}/"), under(claim, f"step/{number}/")
         models = [truth.parameters(number), truth.parameters(number + 1)]
         found.append(likeness(plan, claimed, step_of(plan, *models)))
         plain.append(plainly(plan, models, [key_of(truth, number).scales, key_of(truth, number + 1).scales]))
     cosines, shuffled = np.array(found).T
     median, guesses = float(np.median(cosines)), np.maximum(0.0, shuffled)
-    fresh, in_place, kept_scales = (float(one) for one in np.median(np.array(plain), axis=0))
+    fresh, in_place, staying = (float(one) for one in np.median(np.array(plain), axis=0))
     return AttackResult(
         measure="cosine of the step below the head with the true one, median over rounds",
         score=median,
@@ -229,13 +212,13 @@ def score_steps(claim: Claim, truth: Truth) -> AttackResult:
         interval=kept(of_errors(np.maximum(0.0, 1.0 - cosines), 1.0 - guesses)),
         sentence=f"A silo follows the model's steps below the head in canonical form to a cosine of {median:.6f}, "
         f"although the key is fresh every round; the plain difference of two noisy models has {_short(fresh)}, and "
-        f"with scales that stay and channels in their places would have {_short(kept_scales)}",
+        f"with scales that stay and channels in their places would have {_short(staying)}",
         figures={
             "rounds": float(len(cosines)),
             "lowest": float(cosines.min()),
             "plain_difference": fresh,
             "plain_difference_with_channels_in_place": in_place,
-            "plain_difference_with_scales_that_stay_too": kept_scales,
+            "plain_difference_with_scales_that_stay_too": staying,
         },
     )
 
@@ -261,11 +244,6 @@ def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]
         noisy = [trunk(plan, plan.perturb(model, key)) for model, key in zip(models, (one, other), strict=True)]
         found.append(cosine({name: noisy[1][name] - noisy[0][name] for name in step}, step))
     return found[0], found[1], found[2]
-
-
-def _of_round(what: str, number: int, claim: Mapping[str, np.ndarray]) -> Named:
-    prefix = f"{what}/{number}/"
-    return {name.removeprefix(prefix): value for name, value in claim.items() if name.startswith(prefix)}
 
 
 STEPS = Attack(

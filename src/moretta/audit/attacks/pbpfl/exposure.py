@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moretta.audit.attacks.pbpfl import head_offset
-from moretta.audit.attacks.pbpfl.softmax import differences, noisy_outputs, opened, sent_by, softmax_by_round
+from moretta.audit.attacks.pbpfl.softmax import differences, opened, outputs_of, sent_by, softmax_by_round
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Exposure, Models
 from moretta.audit.evidence.heads import as_outputs
@@ -55,13 +55,11 @@ def _mean(parts: Sequence[tuple[float, Array]]) -> Array:
 
 def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
     """Return the gradient of the noisy loss that a silo uploads in a round, at the noisy model."""
-    heard = truth.heard("server", number)
-    ask = [one.message for one in heard if isinstance(one.message, TrainOn)][-1]
-    of_it = [one.message for one in heard if one.peer == silo]
-    y = [one.y for one in of_it if isinstance(one, Softmax)]
-    if blinded := [one for one in of_it if isinstance(one, BlindedSoftmax)]:
-        sent = [one for one in of_it if isinstance(one, Ratios)]
-        outputs = noisy_outputs(truth, silo, number, ask.parameters)
+    ask = truth.messages("server", number, TrainOn)[-1]
+    y = [one.y for one in truth.messages("server", number, Softmax, silo)]
+    if blinded := truth.messages("server", number, BlindedSoftmax, silo):
+        sent = truth.messages("server", number, Ratios, silo)
+        outputs = outputs_of(truth, silo, number, ask.parameters)
         y = [opened(sent[-1], blinded[-1], outputs)]
     loss = _along(truth, y[-1]) if y else None
     return truth.gradient(silo, number, ask.parameters, loss)

@@ -1,6 +1,4 @@
-"""The server's keys, which the scorer alone reads.
-
-A silo fits the offset of PBPFL's head by least squares, for any number m of parts.
+"""A silo fits the offset of PBPFL's head by least squares, for any number m of parts.
 
 Derivation: y^_n(t) = y_n(t) + alpha_n(t) gamma(t) o r_a(t) for each own row n and round t, and a silo knows y^, alpha
 and r_a. The true outputs move little from one round to the next, so
@@ -16,23 +14,16 @@ inverse for weights (feasible generalised least squares, Aitken 1935), so it res
 model stands still. `practical.md` (Lemma 7) counts the solutions of one row's equations in one round, but there are
 equations of all rows, outputs and rounds.
 
-How often a silo of PBPFL obtains the true predicted class of its own rows, against the bound of Lemma 7.
+**Predictions** (`LEMMA_SEVEN`). `practical.md`, Lemma 7: with m >= 2 parts the probability that a silo obtains the true
+prediction is at most 1 / m; with m = 1 it is less than 1. Here the silo subtracts the offset that it fits from y^ of
+each recorded round and takes the largest output. The chance beside it is the lemma's 1 / m, or the share of the most
+frequent predicted class where that is more; for m = 1, where the lemma names no figure, it is that share. One gamma
+decides for all rows of a round, so rounds are the units and not rows. Under cross-entropy a silo also has the softmax
+of its batch (`attacks.pbpfl.softmax`), which is not used here.
 
-`practical.md`, Lemma 7: with m >= 2 parts the probability that a silo obtains the true prediction is at most 1 / m;
-with m = 1 it is less than 1. The proof counts the solutions of one row's equations. Here the silo subtracts the offset
-that it fits over rows and rounds (`gamma_least_squares`) from y^ of each recorded round and takes the largest
-output.
-
-The chance beside it is the lemma's 1 / m, or the share of the most frequent predicted class where that is more; for
-m = 1, where the lemma names no figure, it is that share. One gamma decides for all rows of a round, so rounds are the
-units and not rows. Under cross-entropy a silo also has the softmax of its batch (`softmax_from_sum`), which is not used
-here.
-
-All silos of PBPFL but one put their views and rows together, to fit the head's offset.
-
-In a round all silos see the same W^, so their rows are more equations in the same m unknowns, and the covariance of
-what the fit leaves is over more rows (`gamma_least_squares`). Two silos do not expose each other in this way, as
-neither sees an upload or a sum. That needs the server (`moretta.audit.attacks.common.server_and_silos`).
+**Silos together** (`TOGETHER`). In a round all silos see the same W^, so the rows of all silos but one are more
+equations in the same m unknowns, and the covariance of what the fit leaves is over more rows. Two silos do not expose
+each other in this way, as neither sees an upload or a sum. That needs the server (`attacks.common.server_and_silos`).
 """
 
 from __future__ import annotations
@@ -44,7 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import kept, of_errors, of_mean, recovered, relative_error, to_error
@@ -55,17 +46,6 @@ from moretta.protocols.pbpfl.messages import TrainOn
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
     from moretta.protocols.pbpfl.perturbation import Key
-
-
-@lru_cache(maxsize=64)  # one audit long
-def key_of(truth: Truth, number: int) -> Key:
-    """Return the key of a round. Raises `moretta.errors.ParameterError` for a run of another protocol."""
-    from moretta.protocols.pbpfl.server import Server
-
-    server = truth.roles(number).server
-    if not isinstance(server, Server):
-        raise ParameterError("only pbpfl has a key; this is another protocol")
-    return server.key(Stamp(truth.place.run, number, 0, *truth.drawn(number)[1:]))
 
 
 Floats = NDArray[np.float64]
@@ -104,11 +84,7 @@ class SeenHead:
         return [t for t in range(1, len(self.rounds)) if self.rounds[t] == self.rounds[t - 1] + 1]
 
 
-def fits(run: PublicRun) -> str:
-    """Say why not."""
-    if not run.head:
-        return "the model has no linear layer with an output each"
-    return "" if run.training else "no round of training was recorded"
+fits = first_of(no_head, no_training)
 
 
 def given(truth: Truth) -> Given:
@@ -234,6 +210,17 @@ def _least_squares(matrix: Floats, vector: Floats) -> Floats:
     return found
 
 
+@lru_cache(maxsize=64)  # one audit long
+def key_of(truth: Truth, number: int) -> Key:
+    """Return the server's key of a round, for scorers. Raises `moretta.errors.ParameterError` for another protocol."""
+    from moretta.protocols.pbpfl.server import Server
+
+    server = truth.roles(number).server
+    if not isinstance(server, Server):
+        raise ParameterError("only pbpfl has a key; this is another protocol")
+    return server.key(Stamp(truth.place.run, number, 0, *truth.drawn(number)[1:]))
+
+
 def errors_of(claim: Claim, truth: Truth) -> Floats:
     """Return the relative error of gamma by round of a claim's `rounds`."""
     pairs = zip(claim["rounds"], claim["gamma"], strict=True)
@@ -292,25 +279,11 @@ def attack_classes(case: Case) -> Claim:
     }
 
 
-def true_classes(truth: Truth, number: int) -> NDArray[np.int64]:
-    """Return the class that the true model before a round predicts of each row of the first silo."""
-    import copy
-
-    import torch
-
-    from moretta.audit.evidence.network import outputs_at, tensors
-
-    rows = truth.rows(truth.run.silos[0]).part(slice(ROWS))
-    model = copy.deepcopy(truth.federation.model).train()  # as silos run it
-    with torch.no_grad():
-        outputs = outputs_at(model, tensors(truth.parameters(number)), torch.tensor(rows.x))
-    return outputs.argmax(dim=1).numpy()
-
-
 def score_classes(claim: Claim, truth: Truth) -> AttackResult:
     """Compare the rates of rows whose class was obtained with what guessing has in the same rounds."""
     m = int(claim["parts"][0])
-    true = np.array([true_classes(truth, int(number)) for number in claim["rounds"]])
+    x = truth.rows(truth.run.silos[0]).x[:ROWS]
+    true = np.array([truth.outputs(truth.parameters(int(n)), x).argmax(axis=1) for n in claim["rounds"]])
     majority = np.array([np.bincount(one).max() / len(one) for one in true])
     guess = np.maximum(majority, 1.0 / m if m > 1 else 0.0)
     rates = np.mean(claim["predicted"] == true, axis=1)
@@ -367,7 +340,7 @@ def given_together(truth: Truth) -> Given:
         rows = truth.rows(silo).part(slice(max(1, ROWS_TOGETHER // len(silos))))
         arrays[f"x/{silo}"] = rows.x
         arrays[f"y/{silo}"] = as_outputs(rows.y, truth.run.outputs)
-    total = sum(len(array) for name, array in arrays.items() if name.startswith("x/"))
+    total = sum(len(arrays[f"x/{silo}"]) for silo in silos)
     return Given(
         views=dict.fromkeys(silos, rounds),
         arrays=arrays,
@@ -381,13 +354,8 @@ def attack_together(case: Case) -> Claim:
     silos = list(case.views)
     each = [seen(case, silo, case.arrays[f"x/{silo}"]) for silo in silos]
     labels = [np.asarray(case.arrays[f"y/{silo}"]) for silo in silos]
-    together = joined(each)
-    return {
-        "rounds": together.rounds,
-        "gamma": fit(together, np.concatenate(labels)),
-        "alone/rounds": each[0].rounds,
-        "alone/gamma": fit(each[0], labels[0]),
-    }
+    together, alone = joined(each), {"alone/rounds": each[0].rounds, "alone/gamma": fit(each[0], labels[0])}
+    return {"rounds": together.rounds, "gamma": fit(together, np.concatenate(labels)), **alone}
 
 
 def joined(each: list[SeenHead]) -> SeenHead:
@@ -395,23 +363,19 @@ def joined(each: list[SeenHead]) -> SeenHead:
     rounds = np.array(sorted(set.intersection(*(set(one.rounds.tolist()) for one in each))), dtype=np.int64)
     if not len(rounds):
         raise ParameterError("no recorded round was seen by all of these silos")
-    at = [np.searchsorted(one.rounds, rounds) for one in each]
-    pairs = list(zip(each, at, strict=True))
-    return SeenHead(
-        noisy=np.concatenate([one.noisy[places] for one, places in pairs], axis=1),
-        alpha=np.concatenate([one.alpha[places] for one, places in pairs], axis=1),
-        spread=each[0].spread[at[0]],
-        rounds=rounds,
+    places = [np.searchsorted(one.rounds, rounds) for one in each]
+    noisy, alpha = (
+        np.concatenate([getattr(one, name)[at] for one, at in zip(each, places, strict=True)], axis=1)
+        for name in ("noisy", "alpha")
     )
+    return SeenHead(noisy, alpha, each[0].spread[places[0]], rounds)
 
 
 def score_together(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the keys."""
-    alone = {name: claim[f"alone/{name}"] for name in ("rounds", "gamma")}
-    error = float(np.median(errors_of(alone, truth)))
-    errors = errors_of(claim, truth)
+    alone = errors_of({name: claim[f"alone/{name}"] for name in ("rounds", "gamma")}, truth)
     who = f"{len(truth.run.silos) - 1} silos together work out"
-    return finding(errors, who, {"relative_error_alone": error})
+    return finding(errors_of(claim, truth), who, {"relative_error_alone": float(np.median(alone))})
 
 
 TOGETHER = Attack(

@@ -15,16 +15,17 @@ in the order of their hashes, which says nothing. The first invariant that diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import flat, of_rate
+from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
@@ -71,13 +72,6 @@ ALTERNATIVES: dict[str, Callable[[Tensors, str, Generator], Tensors]] = {
     "lower-rank": _lower_rank,
 }
 """What the true model is to be told from, given it, its largest matrix below the head, and randomness."""
-
-
-def fits(run: PublicRun) -> str:
-    """Say why not."""
-    if not run.head:
-        return "the model has no linear layer with an output each"
-    return "" if run.training else "no round of training was recorded"
 
 
 def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int]:
@@ -129,8 +123,10 @@ def attack(case: Case) -> Claim:
     if not games:
         raise ParameterError(f"{silo} was sent no model in these rounds")
     distances = np.array([
-        np.array([_distances(plan, noisy[int(number)], _candidate(case.arrays, f"{number}/{kind}/{place}/", plan))
-                  for place in range(2)]).T
+        np.array([
+            _distances(plan, noisy[int(number)], _seen(plan, under(case.arrays, f"{number}/{kind}/{place}/")))
+            for place in range(2)
+        ]).T
         for number, kind in games
     ])  # fmt: skip
     kinds = [kind for _, kind in games]
@@ -140,10 +136,6 @@ def attack(case: Case) -> Claim:
         "distances": distances,
         "guess": np.array([_guess(one) for one in distances]),
     }
-
-
-def _candidate(arrays: Mapping[str, Array], prefix: str, plan: ScalePlan) -> tuple[Named, Named]:
-    return _seen(plan, {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)})
 
 
 def _seen(plan: ScalePlan, tensors: Tensors) -> tuple[Named, Named]:
@@ -158,7 +150,6 @@ def _distances(plan: ScalePlan, noisy: tuple[Named, Named], candidate: tuple[Nam
     """Return how far a noisy model is from a candidate, by each invariant."""
     from moretta.audit.attacks.pbpfl.canonical import matched
     from moretta.audit.evidence.intervals import relative_error
-    from moretta.audit.evidence.network import flat
 
     below, form = candidate
     signs = sum(float(np.abs(_signs(noisy[0][name]) - _signs(below[name])).sum()) for name in below)
@@ -229,7 +220,7 @@ ATTACK = Attack(
     role="silo",
     source="signs, ranks and canonical forms; contradicts Definition 2 and Lemma 6 of Feng et al.",
     protocols=frozenset({"pbpfl"}),
-    fits=fits,
+    fits=first_of(no_head, no_training),
     given=given,
     attack=attack,
     score=score,

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl.head_offset import key_of
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, no_training
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_rate
 from moretta.contract.messages import Tensors
@@ -118,11 +118,9 @@ Real = NDArray[np.float64]
 
 def fits(run: PublicRun) -> str:
     """Say why not."""
-    if not run.head:
-        return "the model has no linear layer with an output each"
     if run.setting("scales") == "powers-of-two":
         return "scales are powers of two, which leave all bits of a weight below the head as they are"
-    return "" if run.training else "no round of training was recorded"
+    return no_head(run) or no_training(run)
 
 
 def true_scales(plan: ScalePlan, key: ScaleKey) -> Real:

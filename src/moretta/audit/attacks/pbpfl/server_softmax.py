@@ -17,7 +17,7 @@ two classes there is no difference, and nothing is left to claim but equal chanc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from moretta.audit.attacks.pbpfl import softmax
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.attacks.pbpfl.softmax import ROUNDS, by_round, scores, squares
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
-from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence import heads
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, augmented, first_of, no_head, rounds_of
+from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
 from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
@@ -41,13 +42,7 @@ Floats = NDArray[np.float64]
 TINY = 1e-30  # of a column's norm: it is divided by
 
 
-def fits(run: PublicRun) -> str:
-    """Say why not."""
-    if not run.head:
-        return "the model has no linear layer with an output each"
-    if run.augmented:
-        return "rows are augmented anew in every round, and there is no record of what to compare with"
-    return softmax.fits(run)
+fits = first_of(no_head, augmented, softmax.fits)
 
 
 def given(truth: Truth) -> Given:
@@ -69,12 +64,9 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim p/ROUND/SILO, [rows, outputs], and h/ROUND/SILO, [rows, inputs]."""
-    found = {}
-    asks = case.last_of_each_round("server", TrainOn, "sent")
-    sent: dict[tuple[int, str], Predictions | Ratios] = {}
-    for one in (*case.heard("server", Predictions), *case.heard("server", Ratios)):
-        if isinstance(one.message, Predictions | Ratios):
-            sent[one.round, one.peer] = one.message  # the last: of the attempt that counted
+    found, asks = {}, case.last_of_each_round("server", TrainOn, "sent")
+    heard = (*case.heard("server", Predictions), *case.heard("server", Ratios))
+    sent: dict[tuple[int, str], Any] = {(one.round, one.peer): one.message for one in heard}  # the last: that counted
     for (number, silo), predictions in sent.items():
         offset = np.asarray(case.arrays[f"offset/{number}"])
         true = _seen(predictions, offset)
@@ -115,16 +107,12 @@ def features(true: TrueSoftmax, weight: Array, bias: Array | None, scales: Float
 
 def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return softmax, features and labels of a silo's batch of a round, by the true model."""
-    import copy
-
     from moretta.audit.evidence.network import head_inputs
 
     rows = truth.rows(silo).part(truth.batch(silo, number))
-    model = copy.deepcopy(truth.federation.model).train()
-    h, outputs = head_inputs(model, truth.run, truth.parameters(number), rows.x)
-    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    h, outputs = head_inputs(truth.network(), truth.run, truth.parameters(number), rows.x)
     labels = rows.y.argmax(axis=1) if rows.y.ndim == 2 else rows.y
-    return shifted / shifted.sum(axis=1, keepdims=True), h, labels.astype(np.int64)
+    return heads.softmax(outputs), h, labels.astype(np.int64)
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:

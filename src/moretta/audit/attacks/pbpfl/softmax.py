@@ -31,7 +31,6 @@ norm is claimed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -40,8 +39,9 @@ from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl import head_offset
 from moretta.audit.attacks.pbpfl.head_offset import key_of
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.heads import softmax
 from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered, relative_error
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
@@ -56,43 +56,32 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 OWN = "outputs/"  # of a silo's batch, by round
+ROUNDS = 20  # the last so many
 
 
-def noisy_outputs(truth: Truth, silo: str, number: int, parameters: Tensors) -> Floats:
+def outputs_of(truth: Truth, silo: str, number: int, parameters: Tensors) -> Floats:
     """Return the outputs for a silo's batch of a round at these weights, [rows, outputs]."""
-    import torch
-
-    from moretta.audit.evidence.network import outputs_at, tensors
-
-    rows = truth.rows(silo).part(truth.batch(silo, number))
-    with torch.no_grad():
-        found = outputs_at(copy.deepcopy(truth.federation.model).train(), tensors(parameters), torch.tensor(rows.x))
-    return np.asarray(found.double().numpy())
+    return truth.outputs(parameters, truth.rows(silo).x[truth.batch(silo, number)])
 
 
 def known(truth: Truth, silo: str, rounds: tuple[int, ...]) -> dict[str, Array]:
     """Return a silo's noisy outputs of these rounds, where its view does not have them."""
     if truth.run.setting("exchange") != "ratios":
         return {}
-    found = {}
-    for number in rounds:
-        asks = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOn)]
-        if asks:
-            found[f"{OWN}{number}"] = noisy_outputs(truth, silo, number, asks[-1].parameters)
-    return found
+    asks = {number: truth.messages(silo, number, TrainOn) for number in rounds}
+    return {f"{OWN}{n}": outputs_of(truth, silo, n, of[-1].parameters) for n, of in asks.items() if of}
 
 
 def sent_by(case: Case, silo: str) -> dict[int, tuple[Floats, Floats]]:
     """Return z, y^ up to a constant a row, and alpha of a silo's batch, by round."""
     if case.run.setting("exchange") != "ratios":
         sent: Mapping[int, Predictions] = case.last_of_each_round(silo, Predictions)
-        return {number: (_floats(one.z), _floats(one.alpha)) for number, one in sent.items()}
+        return {number: (one.z.astype(np.float64), one.alpha.astype(np.float64)) for number, one in sent.items()}
     blinded: Mapping[int, Ratios] = case.last_of_each_round(silo, Ratios)
     if any(f"{OWN}{number}" not in case.arrays for number in blinded):
         raise ParameterError('with exchange = "ratios" a silo\'s view has no outputs, and this attack is given none')
-    return {
-        number: (_centred_rows(case.arrays[f"{OWN}{number}"]), _floats(one.alpha)) for number, one in blinded.items()
-    }
+    own = {number: case.arrays[f"{OWN}{number}"].astype(np.float64) for number in blinded}
+    return {n: (own[n] - own[n].max(axis=1, keepdims=True), one.alpha.astype(np.float64)) for n, one in blinded.items()}
 
 
 def opened(sent: Ratios, told: BlindedSoftmax, z: Floats) -> Floats:
@@ -109,23 +98,11 @@ def opened(sent: Ratios, told: BlindedSoftmax, z: Floats) -> Floats:
     return ratios.unblinded(told, ratios.Blinds(lambdas))
 
 
-def _centred_rows(outputs: Array) -> Floats:
-    wide = np.asarray(outputs, dtype=np.float64)
-    return np.asarray(wide - wide.max(axis=1, keepdims=True))
-
-
-def _floats(array: Array) -> Floats:
-    return np.asarray(array, dtype=np.float64)
-
-
-ROUNDS = 20  # the last so many
-
-
 def fits(run: PublicRun) -> str:
     """Say why not."""
     if run.loss != "cross-entropy":
         return "silos are answered with a softmax under cross-entropy alone"
-    return "" if run.training else "no round of training was recorded"
+    return no_training(run)
 
 
 def given(truth: Truth) -> Given:
@@ -179,12 +156,10 @@ def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floa
     found = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
-            outputs = noisy_outputs(truth, silo, number, truth.parameters(number))
-            shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-            found[number] = shifted / shifted.sum(axis=1, keepdims=True)
-            continue
-        sent = [one.message for one in truth.heard(silo, number) if isinstance(one.message, Predictions)]
-        found[number] = true_softmax(sent[-1], key_of(truth, number).offset).p
+            found[number] = softmax(outputs_of(truth, silo, number, truth.parameters(number)))
+        else:
+            sent = truth.messages(silo, number, Predictions)
+            found[number] = true_softmax(sent[-1], key_of(truth, number).offset).p
     return found
 
 
@@ -196,12 +171,11 @@ def naive_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Flo
     found = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
-            rows = len(truth.batch(silo, number))
-            found[number] = np.full((rows, truth.run.outputs), 1.0 / truth.run.outputs)
-            continue
-        answers = [one.message for one in truth.heard(silo, number) if isinstance(one.message, Softmax)]
-        y = np.asarray(answers[-1].y, dtype=np.float64)
-        guess = y if answers[-1].k.shape[1] else np.ones_like(y)
+            guess = np.ones((len(truth.batch(silo, number)), truth.run.outputs))
+        else:
+            answer = truth.messages(silo, number, Softmax)[-1]
+            guess = np.asarray(answer.y, dtype=np.float64)
+            guess = guess if answer.k.shape[1] else np.ones_like(guess)
         found[number] = guess / guess.sum(axis=1, keepdims=True)
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Architecture, Case, PublicRun, torch_dtype
-from moretta.audit.evidence.intervals import recovered, relative_error, to_error
+from moretta.audit.evidence.intervals import flat, recovered, relative_error, to_error
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 
@@ -91,8 +91,6 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 def _error(found: Tensors, true: Tensors) -> float:
     """Return the relative error over all tensors of floats."""
-    from moretta.audit.evidence.network import flat
-
     real = {name for name, value in true.items() if value.dtype.kind == "f"}
     return relative_error(*(flat({name: one[name] for name in real}) for one in (found, true)))
 
