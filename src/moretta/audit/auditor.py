@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from moretta.audit import catalogue
 from moretta.audit.attacker import AttackFailed, claim_of, end
-from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
 from moretta.audit.evidence.truth import Trained, Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
@@ -34,6 +34,9 @@ PICTURES = 8  # at most, of an attack
 
 Progress = Callable[[int, int, str], None]
 """Called after each attack with how many have ended, of how many, and its name."""
+
+Done = tuple[dict[str, Any], Sequence[Reconstruction]]
+"""An attack's line in ``audit.json``, and its pictures."""
 
 
 @dataclass(frozen=True)
@@ -111,32 +114,22 @@ def _audited(
     chosen: Iterable[Attack] | None,
     needed: Iterable[str],
 ) -> Audit:
-    done: list[tuple[int, dict[str, Any], Sequence[Any]]] = []
-    missed: list[tuple[int, dict[str, str]]] = []
-    ready: list[tuple[int, Attack]] = []
-    for place, attack in enumerate(catalogue.all_attacks() if chosen is None else chosen):
-        if truth.run.protocol not in attack.protocols:
-            continue
-        why = "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
-        if truth.run.setting("own-loss"):
-            why = "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
-        if why:
-            missed.append((place, {**_named(attack), "because": why}))
-        else:
-            ready.append((place, attack))
-    names = [attack.name for _, attack in ready]
+    known = catalogue.all_attacks() if chosen is None else chosen
+    tried = [attack for attack in known if truth.run.protocol in attack.protocols]
+    missed = {attack: why for attack in tried if (why := _why_not(attack, truth, thorough))}
+    ready, done = [attack for attack in tried if attack not in missed], dict[Attack, Done]()
+    names = [attack.name for attack in ready]
     for name in needed:
         if name not in names:
-            raise _not_tried(name, names, [line for _, line in missed])
+            raise _not_tried(name, names, _not_run(missed))
     if ready:
         _ = truth.architecture  # once, and here: the threads below would each export the model
-    for place, attack, given, came_to in _attacked(ready, truth, thorough, progress):
-        if isinstance(came_to, str) or given is None:
-            missed.append((place, {**_named(attack), "because": str(came_to)}))
+    for attack, came_to in _attacked(ready, truth, thorough, progress):
+        if isinstance(came_to, str):
+            missed[attack] = came_to
         else:
-            finding, seconds = came_to
-            done.append((place, _line(attack, given, finding, seconds), finding.pictures))
-    done.sort(key=lambda one: one[0])
+            done[attack] = came_to
+    in_order = [done[attack] for attack in ready if attack in done]
     record = {
         "run": truth.run.id,
         "index": views.digest(folder / "views"),
@@ -145,17 +138,28 @@ def _audited(
         "background": background_name,
         "confined_by": "kernel" if landlock() else "python",
         "views": truth.views.rounds,
-        "attacks": [line for _, line, _ in done],
-        "not_run": [line for _, line in sorted(missed, key=lambda one: one[0])],
+        "attacks": [line for line, _ in in_order],
+        "not_run": _not_run({attack: missed[attack] for attack in tried if attack in missed}),
     }
     # New pictures get new names, and an earlier audit's are removed last, so audit.json always names what is there.
     token = secrets.token_hex(4)
-    named = [name for _, line, pictures in done if pictures for name in _write_pictures(folder, line, pictures, token)]
+    named = [name for line, pictures in in_order if pictures for name in _write_pictures(folder, line, pictures, token)]
     RunFolder(folder).write_json("audit.json", record)
     for file in (folder / "audit").glob("*"):
         if file.name not in named:
             file.unlink()
     return Audit(record)
+
+
+def _why_not(attack: Attack, truth: Truth, thorough: bool) -> str:
+    """Say why an attack is not tried on a run; empty where it is."""
+    if truth.run.setting("own-loss"):
+        return "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
+    return "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
+
+
+def _not_run(missed: Mapping[Attack, str]) -> list[dict[str, str]]:
+    return [{**_named(attack), "because": why} for attack, why in missed.items()]
 
 
 def opened(
@@ -170,34 +174,33 @@ def opened(
 
 
 def _attacked(
-    ready: Sequence[tuple[int, Attack]], truth: Truth, thorough: bool, progress: Progress | None
-) -> Iterable[tuple[int, Attack, Given | None, tuple[AttackResult, float] | str]]:
-    """Yield each attack as it ends, with what it was given and its finding and seconds, or why there is none.
-
-    An attack that goes wrong is reported as such, and the others go on.
-    """
-    ended = 0
+    ready: Sequence[Attack], truth: Truth, thorough: bool, progress: Progress | None
+) -> Iterable[tuple[Attack, Done | str]]:
+    """Yield each attack as it ends, with its line and pictures, or why there are none; the others go on."""
     # One attack a core: each is a process of one thread.
     pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        pending: dict[Future[tuple[Claim, float]], tuple[int, Attack, Given]] = {}
-        for place, attack in ready:
+        pending: dict[Future[tuple[Claim, float]], tuple[Attack, Given]] = {}
+        for attack in ready:
             try:
                 given = attack.given(truth)
             except Exception as error:  # noqa: BLE001
-                yield place, attack, None, _said(error)
+                yield attack, _said(error)
             else:
-                pending[pool.submit(_run, attack, given, truth, thorough, processes.append)] = (place, attack, given)
-        ended = len(ready) - len(pending)
-        for future in as_completed(pending):
-            place, attack, given = pending[future]
+                pending[pool.submit(_run, attack, given, truth, thorough, processes.append)] = (attack, given)
+        before = len(ready) - len(pending)
+        for ended, future in enumerate(as_completed(pending), before + 1):
+            attack, given = pending[future]
             try:
                 claim, seconds = future.result()
-                yield place, attack, given, (_finite(attack.score(claim, truth)), seconds)
+                finding = attack.score(claim, truth)
+                if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():  # limits compare them
+                    raise AttackFailed("it came to no finite score")
+                came_to: Done | str = (_line(attack, given, finding, seconds), finding.pictures)
             except Exception as error:  # noqa: BLE001
-                yield place, attack, given, _said(error)
-            ended += 1
+                came_to = _said(error)
+            yield attack, came_to
             if progress is not None:
                 progress(ended, len(ready), attack.name)
     finally:
@@ -205,13 +208,6 @@ def _attacked(
         for process in processes:
             if process.returncode is None:  # else its number may be another's by now
                 end(process)
-
-
-def _finite(finding: AttackResult) -> AttackResult:
-    """Return a finding whose figures are numbers, as a limit is compared with them."""
-    if not np.isfinite([finding.score, finding.chance, *finding.interval]).all():
-        raise AttackFailed("it came to no finite score")
-    return finding
 
 
 def _run(
@@ -282,7 +278,9 @@ def plainly(text: str) -> str:
     return re.sub(r"\b(\d(?:\.\d+)?)e([+-]\d+)\b", written, text)
 
 
-def _write_pictures(folder: Path, line: dict[str, Any], pictures: Sequence[Any], token: str) -> Sequence[str]:
+def _write_pictures(
+    folder: Path, line: dict[str, Any], pictures: Sequence[Reconstruction], token: str
+) -> Sequence[str]:
     """Write an attack's pictures, of which some are the silos' own rows, for the owner of the folder alone.
 
     token: of this audit, in the files' names, which are returned.
