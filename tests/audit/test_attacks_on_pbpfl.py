@@ -36,8 +36,8 @@ LEMMA_SIX = lemma_six.ATTACK
 
 
 def pbpfl(folder: Path, protocol: dict[str, Any], /, rounds: Any = 8, **sections: Any) -> Truth:
-    run = {"run": {"rounds": rounds} if isinstance(rounds, int) else rounds}
-    return recorded(folder, protocol={"name": "pbpfl", "rho": 3.0, **protocol}, **run, **sections)
+    run = {"rounds": rounds} if isinstance(rounds, int) else rounds
+    return recorded(folder, protocol={"name": "pbpfl", "rho": 3.0, **protocol}, run=run, **sections)
 
 
 @pytest.mark.parametrize(
