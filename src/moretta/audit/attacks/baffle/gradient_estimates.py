@@ -18,11 +18,9 @@ whose own x_k come closest to those uploaded,
 These are K equations in as many unknowns as a row has inputs and outputs. For a batch of one row, with K a few times
 that number, they may be solved; for many rows one row can at best be an average.
 
-BAFFLE's uploads of whole estimates: how much of the true gradient is in what the server opens.
-
-With `directions = "own"` silo c uploads g^_c = D_c' D_c g_c / K along K directions that it alone knows. The server has
-the mean over C silos of a sum, or each g^_c where uploads are in the clear. Directions of different silos are
-independent, so that, for silos of equal gradients,
+**Whole estimates** (`OWN`). With `directions = "own"` silo c uploads g^_c = D_c' D_c g_c / K along K directions that it
+alone knows. The server has the mean over C silos of a sum, or each g^_c where uploads are in the clear. Directions of
+different silos are independent, so that, for silos of equal gradients,
 
     cos(g^, g)  ~  sqrt(C K / (C K + n))
 

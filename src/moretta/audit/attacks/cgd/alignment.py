@@ -6,10 +6,9 @@ hashes of the id, with the number of its row and without, and the point E(x). It
 closest mark has in common with any 32 bytes of the lists. If lists held marks without a secret, ids in them would have
 all bits in common; a test of this attack has such lists, and it finds every one.
 
-A partner of an alignment of rows reads off which of its own ids the other holders of its row have.
-
-It is what aligning is for, and so it learns it exactly: its alignment lists its own rows that are shared. For a
-hospital and an insurer this is who of the hospital's patients is insured there.
+**Membership** (`MEMBERSHIP`). A partner reads off which of its own ids the other holders of its row have. It is what
+aligning is for, and so it learns it exactly: its alignment lists its own rows that are shared. For a hospital and an
+insurer this is who of the hospital's patients is insured there.
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ so d unknown columns take ceil(d / H1) + 1 rounds. The head has z of its row. D1
 by members of another row. Rounding of z is noise against features of deviation about 1, hence a ridge with that noise
 for its weight. docs/cgd.md discusses the paper's bound t <= m - 2.
 
-A participant without labels clusters the rows of CGD's Delta, and has the labels but for their names.
-
-Derivation: in a joint row the head sends Delta_i = d(sum of losses)/dz to the holders of other columns, so that they
+**Labels** (`LABELS`). A participant without labels clusters the rows of Delta, and has the labels but for their names.
+In a joint row the head sends Delta_i = d(sum of losses)/dz to the holders of other columns, so that they
 take X_ij' Delta_i. By the chain rule a row's Delta is (dloss/dy) U with the upper layers' Jacobian U, and dloss/dy is
 y^ - t (mse) or softmax(y^) - t: while outputs are much alike for all rows, Delta depends on the label and on which
 units are active, and little else. So k-means on its rows at length 1 finds the labels up to their names.

@@ -4,14 +4,11 @@ Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, so with D(k) - D(k+1)
 N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others: with two participants the other's, exactly, in
 each round. With three it is a sum of two, which is taken here for that of one of them and misses.
 
-A participant of CGD inverts the others' gradient as if their confined models were its own.
-
-Derivation: N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l(w_l(k)) over the others (`two_party_exposure`).
-Gradient inversion looks for rows whose gradient at known weights is that one; here the weights are secret. But w_l(k) -
-w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so the attacker's own w_i(k) stands in for w_l(k).
-It is the nearer, the smaller delta is beside what all have moved by. One way needs no weights: for one row, each line
-of the first layer's gradient is the row times the same line of the bias's gradient (`evidence.inversion`), so no
-confined start hides it.
+**Rows** (`INVERSION`). Gradient inversion looks for rows whose gradient at known weights is that one; here the weights
+are secret. But w_l(k) - w_i(k) = w_l(1) - w_i(1) for all k, of a size in proportion to delta, so the attacker's own
+w_i(k) stands in for w_l(k). It is the nearer, the smaller delta is beside what all have moved by. One way needs no
+weights: for one row, each line of the first layer's gradient is the row times the same line of the bias's gradient
+(`evidence.inversion`), so no confined start hides it.
 
 Rows found are paired with the true ones so that the error is least. That flatters: of many rows in few columns one is
 near by luck. So chance is the largest of three: what the claim scores on as many rows that nobody trained on, what such

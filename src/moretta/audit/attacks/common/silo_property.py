@@ -21,10 +21,8 @@ background rows, as the mean of both, as the background less the silo's own rows
 Chance is the best of these, though the silo cannot know which is best. The interval is a bootstrap over rounds, moved
 to lie about the error that was found, as resampling adds error.
 
-Under PBPFL a silo first works out the offset r on the head's rows and bias (`head_offset` from its labels,
-`softmax` under cross-entropy). A noisy model without r has the true bias and the true outputs, whatever its
-scales. Under cross-entropy r is known up to a number common to all outputs; it moves no softmax, and a gradient, whose
-entries sum to 0, shows it.
+Under PBPFL a silo first takes the offset off the head (`attacks.pbpfl.exposure.without_offset`). Under cross-entropy a
+number common to all outputs stays open; it moves no softmax, and a gradient, whose entries sum to 0, shows it.
 """
 
 from __future__ import annotations

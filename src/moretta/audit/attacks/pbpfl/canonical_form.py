@@ -4,12 +4,11 @@ The release is R o W, permuted, without an offset (`practical.md`, section III-D
 so does every other member of its group: of all networks R' o W the smallest is the same for the release and for W
 (`attacks.pbpfl.canonical`). What the key keeps from a silo is which of these equal networks the server trained.
 
-A silo follows the model's steps below the head, although scales and channels are drawn afresh every round.
-
-W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`attacks.pbpfl.canonical`). One step moves a channel little
-compared to the distance between channels, so the assignment of least squared distance matches those of two consecutive
-rounds. The difference is the server's step in canonical form: the part of it that changes the function. The head is
-left out, as its rows hold an unknown offset.
+**Steps** (`STEPS`). A silo follows the model's steps below the head, although scales and channels are drawn afresh
+every round. W^(t) = P_t (R_t o W(t)) has the canonical form of W(t) (`attacks.pbpfl.canonical`). One step moves a
+channel little compared to the distance between channels, so the assignment of least squared distance matches those of
+two consecutive rounds. The difference is the server's step in canonical form: the part of it that changes the function.
+The head is left out, as its rows hold an unknown offset.
 
 Beside it stands what the plain difference of two noisy models shows of the step: under the run's keys, under fresh
 scales with channels in their places, and if the scales of a round had stayed for the next as well.

@@ -1,4 +1,4 @@
-"""Numbers that lie on a lattice, seen through one multiplication and its rounding.
+"""A silo finds PBPFL's scales in the low bits of one noisy model: W lies on a lattice, and R W is rounded once.
 
 W^ = round(R W) is a float of few bits, and so is W if it was drawn or kept as one. Divided by the true R, W^ lies
 within its rounding of a point of W's lattice; divided by another R, it lies anywhere between two points. If the
@@ -10,8 +10,6 @@ values tell the true factor from others. Three kinds of lattice are tried:
                     its layers and initialisers have
     floats          float32 or float64 itself, for weights that were trained in it: it tells as much as W^ has more bits
                     than R W would have had, somewhere between none and one a value
-
-A silo finds PBPFL's scales in the low bits of one noisy model: W lies on a lattice, and R W is rounded once.
 
 float32 weights, and initialisers with 24 random bits, leave few values for W; a wrong scale leaves W^ / R anywhere
 (as above). No label is needed, and no second round. It is a game, not a search: each scale has 64

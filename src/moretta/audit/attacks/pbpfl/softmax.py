@@ -1,10 +1,4 @@
-"""A silo's own side of the exchange under cross-entropy: its noisy outputs, and what it was answered, in either form.
-
-Behind blinded ratios (`moretta.protocols.pbpfl.ratios`) a silo's view has neither its outputs nor its lambdas. It knows
-both, as it made them: outputs follow from its rows and the model that it was sent, and lambda_i from mu_ij less the
-ratio of two outputs. So an attack of a silo is given its outputs there.
-
-A silo solves for the true softmax of its batch under PBPFL with cross-entropy, which it was not to learn.
+"""A silo solves for the true softmax of its batch under PBPFL with cross-entropy, which it was not to learn.
 
 Derivation: in the paper's form the server answers y_i = p_i exp(-delta_s) and k_s = (1 - exp(delta_s)) / xi_s for each
 row and part s (`practical.md`, Eq. 22 and 23), so that p_i = y_i - xi_s y_i k_s. The true softmax sums to 1:
@@ -14,12 +8,12 @@ row and part s (`practical.md`, Eq. 22 and 23), so that p_i = y_i - xi_s y_i k_s
 is one linear equation a row in the m secrets xi_s of the round, although delta is drawn anew for every row. A batch of
 m rows or more gives them, and with them p; for a smaller batch the solution of least norm is claimed. With ``variant =
 "probabilities"`` there is nothing to solve: the silo is handed p. With ``exchange = "ratios"`` the answer has sums of
-exp(r*) too, and each row by itself gives its p (`moretta.protocols.pbpfl.ratios.from_one_row`).
+exp(r*) too, and each row by itself gives its p (`moretta.protocols.pbpfl.ratios.from_one_row`). A silo's view then has
+neither its outputs nor its lambdas. It knows both, as it made them: outputs follow from its rows and the model that it
+was sent, and lambda_i from mu_ij less the ratio of two outputs. So it is given its outputs.
 
-A silo of PBPFL reads the head's offset off the softmax of its batch.
-
-Derivation: with p of one row (`softmax_from_sum`), y_i - y_j = log p_i - log p_j. The silo sent z = y^ + a constant of
-the row itself and knows alpha, and y^ = y + alpha r, so
+**The head's offset** (`OFFSET`). A silo reads it off the softmax of its batch: with p of one row, y_i - y_j = log p_i -
+log p_j. The silo sent z = y^ + a constant of the row itself and knows alpha, and y^ = y + alpha r, so
 
     z_i - log p_i = alpha r_i + a constant of the row
 
