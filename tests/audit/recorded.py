@@ -101,11 +101,6 @@ def check(found: AttackResult, *, succeeds: bool = True, **bounds: tuple[float, 
     return found
 
 
-def fails(attack: Attack, truth: Truth, **arrays: Any) -> None:
-    """Hold an attack to fail where other arrays are claimed than it claims."""
-    check(attack.score({**claimed(attack, truth), **arrays}, truth), succeeds=False)
-
-
 def given_other(attack: Attack, truth: Truth, change: Callable[[dict[str, Array]], dict[str, Array]]) -> AttackResult:
     """Return what an attack comes to that is given other arrays."""
     given = attack.given(truth)
