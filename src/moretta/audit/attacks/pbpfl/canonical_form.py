@@ -21,6 +21,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moretta.audit.attacks.pbpfl.canonical import (
+    Named,
+    canonical,
+    cosine,
+    matched,
+    of_sums,
+    order,
+    ordered,
+    plan_from,
+    plan_of,
+    structure,
+    sums,
+    trunk,
+    whole,
+)
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
@@ -31,7 +46,6 @@ from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:
-    from moretta.audit.attacks.pbpfl.canonical import Named
     from moretta.audit.evidence.truth import Truth
     from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
@@ -42,8 +56,6 @@ CHANCE_SEED = 20230711  # of the network that knows nothing of the run
 
 def given(truth: Truth) -> Given:
     """Give a silo the release."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
-
     released = {f"released/{name}": value for name, value in truth.final("released.safetensors").items()}
     return Given(
         views={truth.run.silos[0]: ()},
@@ -55,8 +67,6 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim all tensors of the model, its parameters in canonical form."""
-    from moretta.audit.attacks.pbpfl.canonical import canonical, plan_from, whole
-
     plan = plan_from(case.arrays)
     released = under(case.arrays, "released/")
     found = canonical(plan, whole(plan, released))
@@ -70,16 +80,14 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     There is one release, and nothing in it to draw again: the interval says how near to 1 a cosine comes by luck, as
     that of one relative error does (`of_errors`).
     """
-    from moretta.audit.attacks.pbpfl import canonical as form
-
-    plan = form.plan_of(truth)
+    plan = plan_of(truth)
     held = truth.final()
-    true = form.canonical(plan, form.whole(plan, held))
-    claimed = form.matched(plan, form.whole(plan, claim), true)
-    parts = form.sums(claimed, true)
-    found = form.of_sums(parts)
-    other = form.canonical(plan, form.whole(plan, _unknowing(plan, held)))
-    chance = max(0.0, form.cosine(form.matched(plan, other, true), true))
+    true = canonical(plan, whole(plan, held))
+    claimed = matched(plan, whole(plan, claim), true)
+    parts = sums(claimed, true)
+    found = of_sums(parts)
+    other = canonical(plan, whole(plan, _unknowing(plan, held)))
+    chance = max(0.0, cosine(matched(plan, other, true), true))
     apart = _apart(truth, claim, held)
     error = relative_error(flat(claimed), flat(true))
     said = f"has a cosine of {found:.3f} with the true one"
@@ -139,8 +147,6 @@ def fits_steps(run: PublicRun) -> str:
 
 def given_steps(truth: Truth) -> Given:
     """Give the first silo its view."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
-
     silo, recorded = truth.run.silos[0], truth.recorded
     rounds = [number for number in recorded if {number - 1, number + 1} & set(recorded)][-ROUNDS:]
     return Given(
@@ -150,8 +156,6 @@ def given_steps(truth: Truth) -> Given:
 
 def attack_steps(case: Case) -> Claim:
     """Claim of each pair of rounds the canonical trunk before it and the step: ``before/<round>/<tensor>``."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_from
-
     (silo,) = case.views
     asks, plan = case.last_of_each_round(silo, TrainOn), plan_from(case.arrays)
     pairs = [number for number in sorted(asks) if number + 1 in asks]
@@ -169,8 +173,6 @@ def attack_steps(case: Case) -> Claim:
 
 def step_of(plan: ScalePlan, before: Tensors, after: Tensors) -> tuple[Named, Named]:
     """Return the canonical trunk before a step and the step in it, with the channels of the former."""
-    from moretta.audit.attacks.pbpfl.canonical import canonical, matched, trunk
-
     one, two = (canonical(plan, trunk(plan, tensors)) for tensors in (before, after))
     two = matched(plan, two, one)
     return one, {name: two[name] - one[name] for name in one}
@@ -182,8 +184,6 @@ def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, N
     claimed, true: as `step_of` returns them. All steps on one kind of data have something in common, such as the
     inputs. With rows in random order only that is left, so it is what guessing scores.
     """
-    from moretta.audit.attacks.pbpfl.canonical import cosine, order, ordered
-
     step = ordered(plan, claimed[1], order(plan, claimed[0], true[0]))
     generator = np.random.Generator(np.random.PCG64(0))
     shuffled = {name: generator.permutation(value, axis=0) for name, value in true[1].items()}
@@ -192,8 +192,6 @@ def likeness(plan: ScalePlan, claimed: tuple[Named, Named], true: tuple[Named, N
 
 def score_steps(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true steps in canonical form: the median cosine over pairs of rounds."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_of
-
     plan = plan_of(truth)
     found, plain = [], []
     for number in sorted({int(name.split("/")[1]) for name in claim}):
@@ -232,7 +230,6 @@ def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]
     keys: of the two rounds. Under these, under their scales with channels in place, and under the first of
     these twice.
     """
-    from moretta.audit.attacks.pbpfl.canonical import cosine, trunk
     from moretta.protocols.pbpfl.scales import ScaleKey
 
     still = plan.identity().permutations

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.pbpfl.canonical import PLAN, Named, canonical, matched, plan_from, plan_of, structure, trunk
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import flat, of_rate
@@ -32,7 +33,6 @@ from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.secure_aggregation.keystream import digest_of
 
 if TYPE_CHECKING:
-    from moretta.audit.attacks.pbpfl.canonical import Named
     from moretta.audit.evidence.truth import Truth
     from moretta.protocols.pbpfl.scales import ScalePlan
 
@@ -91,8 +91,6 @@ def candidates(truth: Truth, number: int, kind: str) -> tuple[list[Tensors], int
 
 def given(truth: Truth) -> Given:
     """Give a silo its view, and of each round two candidates for the true model."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
-
     silo = truth.run.silos[0]
     size = sum(value.size for value in truth.parameters(truth.recorded[-1]).values())
     rounds = truth.recorded[-max(1, min(ROUNDS, MOST_ENTRIES // (2 * len(ALTERNATIVES) * size))) :]
@@ -113,8 +111,6 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim of each game the round, the alternative, the distances by invariant [games, 3, 2], and the guess."""
-    from moretta.audit.attacks.pbpfl.canonical import PLAN, plan_from
-
     (silo,) = case.views
     plan = plan_from(case.arrays)
     noisy = {n: _seen(plan, ask.parameters) for n, ask in case.last_of_each_round(silo, TrainOn).items()}
@@ -140,15 +136,12 @@ def attack(case: Case) -> Claim:
 
 def _seen(plan: ScalePlan, tensors: Tensors) -> tuple[Named, Named]:
     """Return what is below the head, as it is and in canonical form."""
-    from moretta.audit.attacks.pbpfl.canonical import canonical, trunk
-
     below = trunk(plan, tensors)
     return below, canonical(plan, below)
 
 
 def _distances(plan: ScalePlan, noisy: tuple[Named, Named], candidate: tuple[Named, Named]) -> list[float]:
     """Return how far a noisy model is from a candidate, by each invariant."""
-    from moretta.audit.attacks.pbpfl.canonical import matched
     from moretta.audit.evidence.intervals import relative_error
 
     below, form = candidate

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.pbpfl.canonical import Named, plan_from, plan_of, structure, trunk
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, no_training
 from moretta.audit.evidence.case import Case, PublicRun
@@ -42,7 +43,6 @@ from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 
 if TYPE_CHECKING:
-    from moretta.audit.attacks.pbpfl.canonical import Named
     from moretta.audit.evidence.truth import Truth
     from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
@@ -159,8 +159,6 @@ def candidates(scales: Real) -> tuple[Real, NDArray[np.int64]]:
 
 def given(truth: Truth) -> Given:
     """Give a silo the first noisy model that was recorded, and candidates for each scale of it."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
-
     plan, silo, number = plan_of(truth), truth.run.silos[0], truth.recorded[0]
     offered, _ = candidates(true_scales(plan, key_of(truth, number).scales))
     return Given(
@@ -173,8 +171,6 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim which candidate is the true one, by scale; -1 for scales that nothing below the head tells of."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_from, trunk
-
     (silo,) = case.views
     asks = case.last_of_each_round(silo, TrainOn)
     if not asks:
@@ -256,8 +252,6 @@ def _seen(plan: ScalePlan, noisy: Named) -> dict[int, list[_Values]]:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Count the scales that were told from their decoys."""
-    from moretta.audit.attacks.pbpfl.canonical import plan_of
-
     number = truth.recorded[0]
     _, true = candidates(true_scales(plan_of(truth), key_of(truth, number).scales))
     tried = claim["guess"] >= 0
