@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.cgd.confined import after_last
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import auc, of_rate
@@ -145,7 +146,6 @@ DICTIONARY = Attack(
 
 def given_shared(truth: Truth) -> Given:
     """Give the first holder of a row of several what it keeps itself."""
-    from moretta.audit.attacks.cgd.confined import after_last
 
     name = _holders(truth)[0]
     state = truth.states(after_last(truth))[f"silo-{name}"]

@@ -32,6 +32,8 @@ from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
+from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, matched, pairing, quotient_start
+from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.uploads import Uploads, of_round, rows_of, sum_of, survivors, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
@@ -136,7 +138,6 @@ def recovered_by(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
 
 def found_rows(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Claim:
     """Search for the rows of a gradient, labels by the head first."""
-    from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, quotient_start
 
     run, inputs = case.run, Inputs.of(case.arrays["x"])
     in_order = {name: gradient[name] for name in _in_model_order(case, gradient)}
@@ -170,7 +171,6 @@ def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Se
         return [None]
     if (run.head_bias or run.head) not in gradient:
         return [None]
-    from moretta.audit.evidence.network import head_inputs
 
     h, outputs = head_inputs(case.model(), run, parameters, case.arrays["x"])
     counts = counts_from_head(run, gradient, h, outputs, classes(case.arrays["y"]), rows)
@@ -188,7 +188,6 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
 
     of: what they were found in, in words.
     """
-    from moretta.audit.evidence.inversion import Inputs, matched
 
     number, silos = int(claim["round"]), [truth.run.silos[at] for at in claim["silos"]]
     used = exposure(truth.run).used
@@ -241,7 +240,6 @@ def _with_mean_rows(found: Array, rows: int, inputs: Inputs) -> Array:
 
 def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
     """Return what the claim scores on rows that nobody trained on, mean over draws; at least 0, the mean row's."""
-    from moretta.audit.evidence.inversion import matched
 
     others, generator = truth.others.x, np.random.Generator(np.random.PCG64(0))
     gains = []
@@ -254,7 +252,6 @@ def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
 
 def _labels_right(claim: Claim, true: PartyRows) -> float:
     """Return the share of rows with the right class, rows paired by x."""
-    from moretta.audit.evidence.inversion import pairing
 
     pairs, said = pairing(claim["x"], true.x), claim["y"]
     found = np.rint(said[:, 0]) if said.shape[1] == 1 else said.argmax(axis=1)

@@ -22,6 +22,7 @@ from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import of_mean, units
+from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.uploads import (
     first_rounds,
     of_round,
@@ -119,8 +120,6 @@ def _none(run: PublicRun) -> NDArray[np.int64]:
 
 
 def _counts(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> NDArray[np.int64]:
-    from moretta.audit.evidence.network import head_inputs
-
     x, y = case.arrays["x"], case.arrays["y"]
     if (case.run.head_bias or case.run.head) not in gradient:
         raise ParameterError("the gradient of the model's last layer is not among those that silos upload")

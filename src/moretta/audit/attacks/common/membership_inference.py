@@ -33,11 +33,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.evidence import shadows
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
@@ -136,7 +138,6 @@ def _spread(recorded: tuple[int, ...]) -> list[int]:
 
 def attack(case: Case) -> Claim:
     """Claim a score of each candidate by the model held at the end, by all models seen, and by their loss alone."""
-    from moretta.audit.evidence import shadows
 
     shown, begin = exposure(case.run), shadows.start_of(case.model(), SEED)
     held = {**begin, **under(case.arrays, HELD)}
@@ -153,8 +154,6 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
     begin: what shadow models begin with. held: the models to look at, the last one that of the end; parts: how far the
     run was at the others.
     """
-    from moretta.audit.evidence import shadows
-    from moretta.audit.evidence.network import loss_of
 
     run, model, program = case.run, case.model(), bool(case.architecture.program)
     x, y = (np.concatenate([case.arrays[key], case.arrays[f"known/{key}"]]) for key in ("x", "y"))
@@ -273,7 +272,6 @@ def given_alone(truth: Truth) -> Given:
 
 def attack_alone(case: Case) -> Claim:
     """Claim as `attack`, of the model that one silo made."""
-    from moretta.audit.evidence import shadows
 
     begin = shadows.start_of(case.model(), SEED)
     plan = shadows.plan_of(case.run, case.run.silos[0])

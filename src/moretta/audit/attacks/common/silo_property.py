@@ -30,6 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
@@ -37,6 +38,7 @@ from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import Models, exposure, fitting
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import FEWEST, SIDE
+from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.audit.evidence.uploads import rows_of, survivors, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
@@ -148,9 +150,6 @@ def _equations(
 
 
 def _outputs(network: Any, run: PublicRun, at: Any, x: Array) -> NDArray[np.float64]:
-    import torch
-
-    from moretta.audit.evidence.network import outputs_at, tensors
 
     with torch.no_grad():
         outputs = outputs_at(network, tensors(at), torch.tensor(x)).double()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from moretta.audit.attacks.pbpfl import head_offset
 from moretta.audit.attacks.pbpfl.softmax import differences, opened, outputs_of, sent_by, softmax_by_round
@@ -67,7 +68,6 @@ def uploaded(truth: Truth, silo: str, number: int) -> Tensors:
 
 def _along(truth: Truth, y: Array) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the noisy loss under cross-entropy, mean (U y - u) . y^ (`moretta.protocols.pbpfl.terms`)."""
-    import torch
 
     def value(outputs: Tensor, targets: Tensor) -> Tensor:
         u = truth.loss.weighted_targets(targets, outputs)

@@ -29,6 +29,7 @@ from moretta.audit.evidence import heads
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, augmented, first_of, no_head, rounds_of
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
+from moretta.audit.evidence.network import head_inputs
 from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
 from moretta.protocols.pbpfl.ratios import from_differences
@@ -107,7 +108,6 @@ def features(true: TrueSoftmax, weight: Array, bias: Array | None, scales: Float
 
 def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return softmax, features and labels of a silo's batch of a round, by the true model."""
-    from moretta.audit.evidence.network import head_inputs
 
     rows = truth.rows(silo).part(truth.batch(silo, number))
     h, outputs = head_inputs(truth.network(), truth.run, truth.parameters(number), rows.x)
