@@ -9,7 +9,7 @@ different silos would give away a silo's own.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,10 +21,11 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.errors import MorettaError, PeerError, RunFailed
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.asked import asked
+from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.settings import SecureAggregation
-from moretta.secure_aggregation.sums import Sum
+from moretta.secure_aggregation.sums import Aggregator, Sum
 
 
 @message("secure-sum/ask")
@@ -34,11 +35,12 @@ class AskSum(Message):
     encoding: Mapping[str, int]
 
 
+Deliver = Callable[[bytes], bytes]
 CODEC = Codec((*MESSAGES, AskSum, Spent))
 
 
 def secure_sum(
-    silos: Mapping[str, Callable[[bytes], bytes]],
+    silos: Mapping[str, Deliver],
     shapes: Mapping[str, tuple[int, ...]],
     settings: SecureAggregation | None = None,
     *,
@@ -65,22 +67,14 @@ def secure_sum(
     settings = settings or SecureAggregation()
     roster = None if settings.roster is None else Roster.load(settings.roster)
     run = secrets.token_hex(16) + ("" if roster is None else f".{roster.digest[:RUN_DIGEST]}")
-    server = aggregator(settings.scheme, settings.ring_bits, settings.rules(roster))
-    cohort, missing = list(silos), dict[str, Missing]()
+    rules = _rules(settings, roster, silos)
+    server = aggregator(settings.scheme, settings.ring_bits, rules)
     with ThreadPoolExecutor(max(1, len(silos))) as pool:
-        for attempt in range(len(silos) + 1):
-            now = Stamp(run, 1, attempt)
-            ended = _play(server.setup(now, cohort), silos, pool) if len(cohort) >= settings.least else Aborted({})
-            if ended is None:
-                break
-            missing |= ended.missing
-            if not ended.missing:
-                raise _failed("the silos could not agree on keys", missing, ended.because)
-            cohort = [name for name in cohort if name not in missing]
+        now, missing = _agree(server, run, silos, pool, rules.least(settings.scheme))
         wanted = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
         total = _play(server.sum(AskSum(stamp=now, encoding=wanted.fraction_bits), wanted), silos, pool)
     if isinstance(total, Aborted):
-        raise _failed("the sum could not be opened", missing | dict(total.missing), total.because)
+        raise _failed("the sum could not be opened", {**missing, **total.missing}, total.because)
     found: Sum = total
     return found
 
@@ -90,15 +84,24 @@ class SumClient:
 
     Args:
         name: the silo's, as the server has it.
+        silos: the names of all silos of the sum. How many must be left for it to be opened follows from their number,
+            so a server that leaves silos out cannot read a sum of two.
         tensors: real arrays, by name; never written to.
         weight: a whole number, 1 or more, by which the tensors count in the mean. The server learns only all silos'
             together.
         settings: as of a run; None is `SecureAggregation()`. All ends need the same.
     """
 
-    def __init__(self, name: str, tensors: Tensors, weight: int = 1, settings: SecureAggregation | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        silos: Collection[str],
+        tensors: Tensors,
+        weight: int = 1,
+        settings: SecureAggregation | None = None,
+    ) -> None:
         self._settings = settings or SecureAggregation()
-        self._name, self._weight = name, weight
+        self._name, self._silos, self._weight = name, silos, weight
         self._tensors = {key: np.asarray(value) for key, value in tensors.items()}
         self._run = ""
         self._half: Any = None
@@ -130,11 +133,31 @@ class SumClient:
         credentials = of.credentials(self._name, roster)
         self._run = run
         self._half = contributor(
-            of.scheme, self._name, of.ring_bits, of.rules(roster), credentials=credentials, run=run
+            of.scheme, self._name, of.ring_bits, _rules(of, roster, self._silos), credentials=credentials, run=run
         )
 
 
-def _play(exchange: Exchange[Any], silos: Mapping[str, Callable[[bytes], bytes]], pool: ThreadPoolExecutor) -> Any:
+def _rules(settings: SecureAggregation, roster: Roster | None, silos: Collection[str]) -> Rules:
+    return settings.rules(roster, Participation(tuple(sorted(silos)), len(silos)))
+
+
+def _agree(
+    server: Aggregator, run: str, silos: Mapping[str, Deliver], pool: ThreadPoolExecutor, least: int
+) -> tuple[Stamp, Mapping[str, Missing]]:
+    """Set up with the silos that are there; return the stamp of that attempt, and who was missing."""
+    missing = dict[str, Missing]()
+    for attempt in range(len(silos) + 1):
+        now, cohort = Stamp(run, 1, attempt), [name for name in silos if name not in missing]
+        if len(cohort) < least:
+            break
+        ended = _play(server.setup(now, cohort), silos, pool)
+        if ended is None:
+            return now, missing
+        missing |= ended.missing
+    raise _failed(f"at least {least} silos must agree on keys", missing, "")
+
+
+def _play(exchange: Exchange[Any], silos: Mapping[str, Deliver], pool: ThreadPoolExecutor) -> Any:
     """Play an exchange to its end."""
     replies: Any = None
     while True:
@@ -150,7 +173,7 @@ def _play(exchange: Exchange[Any], silos: Mapping[str, Callable[[bytes], bytes]]
         )
 
 
-def _asked(ask: Ask, deliver: Callable[[bytes], bytes], name: str) -> Message | Missing:
+def _asked(ask: Ask, deliver: Deliver, name: str) -> Message | Missing:
     """Return a silo's answer, or why there is none."""
     message = ask.messages[name]
     try:
