@@ -20,12 +20,11 @@ from moretta.contract.messages import Message, Spent, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, PeerError, RunFailed
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.asked import asked
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.settings import SecureAggregation
-from moretta.secure_aggregation.sums import Aggregator, Sum
+from moretta.secure_aggregation.sums import Aggregator, Sum, query_of
 
 
 @message("secure-sum/ask")
@@ -120,7 +119,7 @@ class SumClient:
         if (asks.stamp.run, asks.stamp.round, asks.stamp.take) != (self._run, 1, 0):
             raise PeerError("this silo takes part in one sum; for another, make another SumClient")
         if isinstance(asks, AskSum):
-            upload = self._half.upload(asks.stamp, self._tensors, self._weight, asks.encoding, asked=asked(asks))
+            upload = self._half.upload(asks.stamp, self._tensors, self._weight, asks.encoding, asked=query_of(asks))
             return CODEC.encode(upload)
         reply = self._half.answer(asks)
         if reply is None:
