@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from moretta.protocols.common.setting import Setting
     from moretta.protocols.common.training import Training
 
-PROTOCOLS = "moretta.protocols"
-"""The group of entry points that name a package's protocols, "module:ENTRIES"."""
-
-ATTACKS = "moretta.attacks"
-"""The group of entry points that name a module with attacks (`moretta.audit.catalogue`)."""
+PROTOCOLS, ATTACKS = (f"moretta.{kind}" for kind in ("protocols", "attacks"))
+"""The groups of entry points: of a package's protocols, "module:ENTRIES", and of a module with attacks."""
 
 T = TypeVar("T")
 
