@@ -91,6 +91,7 @@ WITH: tuple[tuple[Edit, ...], ...] = (  # keys that say something together alone
     (Edit("data", "standardise", "false"), Edit("secure-aggregation", "scheme", '"none"')),
     (Edit("data", "partition", '"grid"'), Edit("data", "grid", "[1, 3]")),
 )
+NEEDING_MOMENTS = {Edit("data", "standardise", "true"), Edit("data", "missing", '"mean"')}
 ITS_OWN = {"silo.toml", "rows.npz"}
 
 
@@ -104,7 +105,7 @@ def drawn(seed: int) -> tuple[Job, ...]:
         odd = draw.random() < 0.1
         return Job(
             edits,
-            moments=Edit("data", "standardise", "false") in edits and Edit("data", "standardise", "true") not in edits,
+            moments=Edit("data", "standardise", "false") in edits and not {*edits} & NEEDING_MOMENTS,
             model=draw.choice(["", "another"]) if odd else "",
             version=draw.choice(["", "0.0.1"]) if odd else "",
             round=draw.choice([0, 5]) if odd else 0,

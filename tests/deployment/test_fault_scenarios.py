@@ -482,7 +482,7 @@ def test_sites_that_do_not_fit(hospitals: Callable[..., Hospitals], tmp_path: Pa
     last = hospital.said().strip().splitlines()[-1]
     assert "1 of 3 sites" in last
     assert "north: runs Moretta 0.0.1" in last
-    assert "south: builds another model than the server from [model] source = 'paced:build'" in last
+    assert "south: builds another model than the server from [model] source (digests " in last
     check_plain(hospital)
 
 
