@@ -144,7 +144,7 @@ def test_the_run_folder_holds_what_the_result_says(tmp_path: Path) -> None:
     assert sorted(path.name for path in (out / "checkpoint").iterdir()) == ["round-000000", "round-000004"]
     assert not (out / "run.toml").exists()
     line, exposed = (out / "log.txt").read_text().splitlines()
-    assert "WARNING a silo: with two silos" in exposed
+    assert "WARNING a silo: can work out the other’s gradient in rounds of fewer than three silos" in exposed
     assert " INFO round 4 of 4: loss " in line
 
 
