@@ -7,17 +7,19 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 from measure import Figure, figure, main
 from torch import nn
 
 from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Run
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.registry import build
 
@@ -31,11 +33,12 @@ def overhead(scheme: str, strict: bool, repeats: int) -> Figure:
     silos = [
         Silo(f"silo-{k}", random.normal(size=(320, 17)).astype("f4"), random.integers(0, 2, 320)) for k in range(SILOS)
     ]
-    secure = SecureAggregation(scheme=scheme)
-    setting = Setting(model, 1, silos, secure, BATCH, ColumnRules.alike(0), torch.float32, "cpu", seed=0, rounds=ROUNDS)
+    data = Data(source="python", batch_size=BATCH)
+    spec = Specification(Run(rounds=ROUNDS), data, FedSGD(loss="mse"), SecureAggregation(scheme=scheme))
+    setting = Setting(spec, model, 1, silos, ColumnRules.alike(0))
     found = []
     for _ in range(repeats):
-        players = build(FedSGD(loss="mse"), setting)
+        players = build(setting)
         engine = InProcess(players.clients, Codec(players.messages), strict=strict)
         players.server.phase = engine.clock.phase
         driver = Driver(players.server, list(players.clients), "bench", engine, 1)

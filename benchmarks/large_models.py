@@ -42,16 +42,19 @@ from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Replies, answered
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines import mapped
 from moretta.engines.checkpoint import CheckpointId, save_checkpoint
 from moretta.engines.delivery import replies_of, valid
 from moretta.engines.driver import Driver
+from moretta.engines.settings import Run
 from moretta.engines.usage import Clock, give_back_heap
 from moretta.models import catalogue
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
@@ -126,8 +129,9 @@ def roles(model: str, protocol: str, here: list[str]) -> Roles:
 
     silos, secure = [silo(name) for name in NAMES], SecureAggregation(scheme="pairwise")
     built, rules = MODELS[model](), ColumnRules.alike(0)
-    setting = Setting(built, OUTPUTS, silos, secure, BATCH, rules, torch.float32, "cpu", seed=0, rounds=ROUNDS)
-    return build(PROTOCOLS[protocol], setting)
+    data = Data(source="python", batch_size=BATCH)
+    spec = Specification(Run(rounds=ROUNDS), data, PROTOCOLS[protocol], secure)
+    return build(Setting(spec, built, OUTPUTS, silos, rules))
 
 
 def settled() -> None:

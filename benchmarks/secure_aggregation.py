@@ -30,12 +30,15 @@ from measure import begin_peak, figure, interleaved, main, ratio, resident_mib
 
 from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Run
 from moretta.models import catalogue
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.encoding import CHUNK, Ring
@@ -164,10 +167,9 @@ def rounds(pairs: int) -> Figures:
         torch.manual_seed(0)
         model, last = catalogue.build("resnet", inputs=(3, 32, 32), outputs=10, depth=20), 2 * pairs + 1
         secure = SecureAggregation(scheme=scheme)
-        setting = Setting(
-            model, 10, silos, secure, BATCH, ColumnRules.alike(0), torch.float32, "cpu", seed=0, rounds=last
-        )
-        players = build(FedSGD(loss="cross-entropy", learning_rate=0.01), setting)
+        protocol, data = FedSGD(loss="cross-entropy", learning_rate=0.01), Data(source="python", batch_size=BATCH)
+        spec = Specification(Run(rounds=last), data, protocol, secure)
+        players = build(Setting(spec, model, 10, silos, ColumnRules.alike(0)))
         engine = InProcess(players.clients, Codec(players.messages))
         playing = Driver(players.server, list(players.clients), "benchmark", engine, 1).rounds(1, last)
         work[scheme] = lambda playing=playing: next(playing)  # type: ignore[misc]

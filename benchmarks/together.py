@@ -15,12 +15,15 @@ from torch import nn
 from moretta import BAFFLE, PBPFL, FedAvg, FedSGD
 from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines import silos_here
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Run
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build
 
@@ -46,8 +49,8 @@ def rounds_of(protocol: Training, batch_size: int, count: int, together: bool) -
         for k in range(count)
     ]
     columns, secure = ColumnRules.alike(0), SecureAggregation(scheme="none")
-    setting = Setting(model, CLASSES, silos, secure, batch_size, columns, torch.float32, "cpu", seed=0, rounds=1000)
-    players = build(protocol, setting)
+    spec = Specification(Run(rounds=1000), Data(source="python", batch_size=batch_size), protocol, secure)
+    players = build(Setting(spec, model, CLASSES, silos, columns))
     engine = InProcess(players.clients, Codec(players.messages))
     players.server.phase = engine.clock.phase
     driver, numbers = Driver(players.server, list(players.clients), "bench", engine, 1), iter(range(1, 1000))

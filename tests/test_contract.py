@@ -30,7 +30,6 @@ from moretta.protocols.common.entry import Entry
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Ready
-from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES, REFERENCE, build, entry_of
 from moretta.run import federation
 from moretta.run.loop import Session
@@ -163,8 +162,8 @@ def misbehave(monkeypatch: pytest.MonkeyPatch) -> Misbehave:
     def install(silo: str, fault: Fault, when: Callable[[Message], bool]) -> None:
         inner = federation.build
 
-        def casting(protocol: Training, setting: Setting) -> Roles:
-            made = inner(protocol, setting)
+        def casting(setting: Setting) -> Roles:
+            made = inner(setting)
             clients = {
                 name: Faulty(client, fault, when) if name == silo else client for name, client in made.clients.items()
             }
@@ -247,8 +246,8 @@ def players_of(made: Federation) -> Roles:
     class Enough(Exception):
         pass
 
-    def casting(protocol: Training, setting: Setting) -> Roles:
-        found.append(build(protocol, setting))
+    def casting(setting: Setting) -> Roles:
+        found.append(build(setting))
         raise Enough
 
     with pytest.MonkeyPatch.context() as patch:
@@ -598,9 +597,7 @@ def test_no_secret_is_written_shown_or_sent(
     name: str, tmp_path: Path, misbehave: Misbehave, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     casts: list[Roles] = []
-    monkeypatch.setattr(
-        federation, "build", lambda protocol, setting: casts.append(build(protocol, setting)) or casts[-1]
-    )
+    monkeypatch.setattr(federation, "build", lambda setting: casts.append(build(setting)) or casts[-1])
     misbehave("south", raises, in_round(2))  # so that the log has something to say
     secure = PAIRWISE if not ENTRY[name].pooled else SecureAggregation()
     run = federation_of(name, tmp_path / "run", record_views=True, insecure_secret_seed=None, aggregation=secure)

@@ -165,10 +165,10 @@ from moretta.protocols.baffle.silo.messages import MESSAGES, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, agree, parameter_hash
-from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.silo_rows import MESSAGES as ROW_MESSAGES, Begin, Rows
+from moretta.protocols.common.silo_rows import MESSAGES as ROW_MESSAGES, Begin
+from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.data.tables.preparation import Preparation
-from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES, aggregator, contributor
+from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES, aggregator
 
 K = 512
 codec = Codec((*SUM_MESSAGES, *ROW_MESSAGES, *MESSAGES))
@@ -187,10 +187,7 @@ class Linear:
 random = np.random.default_rng(0)
 data = {name: (random.normal(size=(rows, 3)), random.normal(size=(rows, 1))) for name, rows in [("a", 5), ("b", 7)]}
 silos = {
-    name: Client(
-        recipe, name, Linear(), Rows(x, y, Batches(len(x), 0, 1, name), "schema"), contributor("pairwise", name),
-        SecretRoot.fresh(),
-    )
+    name: Client(SiloSetup(name, x, y, "schema", 0, 1, 1, "pairwise"), recipe, Linear())
     for name, (x, y) in data.items()
 }
 

@@ -19,19 +19,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
+from moretta.engines.settings import Run
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -88,7 +90,7 @@ class World:
 
 def play_roles(world: World, folder: Path, run: str, session: int) -> Roles:
     """Return a server and silos as processes make them at their start. folder: of what silos keep on disk."""
-    return build(PROTOCOLS[world.protocol], _setting(world, folder, run, session))
+    return build(_setting(world, folder, run, session))
 
 
 def _setting(world: World, folder: Path, run: str, session: int) -> Setting:
@@ -103,20 +105,18 @@ def _setting(world: World, folder: Path, run: str, session: int) -> Setting:
     if world.roster:
         secure |= {"roster": "roster.toml", "identity": f"{_identities()}/{{silo}}"}
     return Setting(
+        Specification(
+            Run(rounds=100, seed=3, dtype="float64", insecure_secret_seed=5),  # a list that fails must fail again
+            Data(source="python", batch_size=world.batch),
+            PROTOCOLS[world.protocol],
+            SecureAggregation(**secure),
+        ),
         built=_model(),
         outputs=CLASSES,
         silos=silos,
-        secure_aggregation=SecureAggregation(**secure),
-        batch_size=world.batch,
         columns=ColumnRules.alike(COLUMNS, scaled=True),
-        dtype=torch.float64,
-        device="cpu",
-        seed=3,
-        rounds=100,
         session=session,
-        insecure=5,  # a list that fails must fail again
-        playing=Participation(tuple(world.names), world.silos),
-        run=run,
+        run_id=run,
         helped=cache(lambda name: _helped(world, folder / name)),
         roster=roster() if world.roster else None,
     )

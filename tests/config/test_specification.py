@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -11,12 +12,13 @@ from pydantic import BaseModel
 from moretta import FedSGD
 from moretta.config import run_files
 from moretta.config.run_files import PROTOCOLS
-from moretta.config.specification import Specification, of_run_file, shared
+from moretta.config.specification import check, of_run_file, shared
 from moretta.contract.settings import SERVER, SITE, kebab, mark_of
 from moretta.data.settings import Data
 from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError
 from moretta.models.catalogue import Model
+from moretta.protocols.common.specification import Specification
 from moretta.secure_aggregation.settings import SecureAggregation
 
 TEXT = """
@@ -76,23 +78,22 @@ def test_sites_are_told_all_but_what_is_marked(tmp_path: Path) -> None:
 def test_a_specification_is_made_once(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(TEXT)
     run_file = run_files.load(tmp_path / "run.toml")
-    spec = of_run_file(run_file, task="classification", standardise=True, insecure_secret_seed=None)
+    spec = of_run_file(run_file, run_file.run, task="classification", standardise=True)
     assert spec.protocol.warm_start == tmp_path / "start.safetensors"
-    assert spec.aggregation.roster == tmp_path / "roster.toml"
-    assert (spec.standardise, spec.digest) == (True, run_files.digest(run_file))
+    assert spec.secure_aggregation.roster == tmp_path / "roster.toml"
+    assert (spec.data.standardise, spec.digest) == (True, run_files.digest(run_file))
+    assert (spec.run, spec.engine) == (run_file.run, run_file.engine)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        spec.batch_size = 1  # type: ignore[misc]
+        spec.task = "regression"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"participation": 0.0}, "participation = 0.0: expected more than 0"),
-        ({"evaluate_every": 0}, "evaluate_every = 0: expected a whole number"),
         ({"engine": Engine(name="fused")}, 'engine = "fused" simulates cgd alone'),
         ({"engine": Engine(edge=("north",))}, "edge clients only run models forward"),
     ],
 )
-def test_what_cannot_be_is_refused_when_it_is_made(wrong: dict[str, object], said: str) -> None:
+def test_what_cannot_be_is_refused_when_it_is_made(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
-        Specification(protocol=FedSGD(), task="classification", **wrong)  # type: ignore[arg-type]
+        check(Specification(Run(rounds=1), Data(source="python"), FedSGD(), **wrong))

@@ -18,9 +18,9 @@ from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
 from moretta.deployment import shared_settings as told
-from moretta.deployment.edge_role import EdgeRole
 from moretta.deployment.site import Site
 from moretta.deployment.site_policy import greet, permitted
+from moretta.deployment.site_roles import EdgeRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.journal import HelpedFile
@@ -31,6 +31,7 @@ from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.releases import Releases
 from moretta.run import record
 from moretta.run.federation import Federation
+from moretta.run.inputs import RunRows
 from moretta.secure_aggregation.identity import Identity, public_line
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def test_it_scores_what_it_holds_back_as_on_one_machine(machines: Callable[..., 
         add(many.folder / name / "silo.toml", "[data]\n", "[data]\ntest-fraction = 0.25\n")
     whole = many.on_one_machine(tmp_path / "one")
     held = [told._holding_back(silo, 0.25) for silo in whole.silos]
-    spec = replace(whole.spec, score_at_silos=True)
-    alone = Federation.of(spec, whole.model, held, test=whole.test, out=whole.out).train(many.rounds, 7)
+    spec = replace(whole.spec, data=whole.spec.data.model_copy(update={"score_at_silos": True}))
+    alone = Federation.of(spec, whole.model, RunRows(held, whole.test), whole.out).train(many.rounds, 7)
     many.start()
     together = many.serve(tmp_path / "many")
     assert together.record["test"]["silos"] == alone.record["test"]["silos"]

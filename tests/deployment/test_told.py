@@ -398,9 +398,9 @@ def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:
 
 def test_a_site_sets_what_is_its_own(tmp_path: Path) -> None:
     run_file = run_files.loads(told.shared_text(load(tmp_path, run="insecure-secret-seed = 5")), tmp_path / "told.toml")
-    assert told.site_side(run_file, site(tmp_path)).spec.insecure_secret_seed is None
+    assert told.site_side(run_file, site(tmp_path)).spec.run.insecure_secret_seed is None
     federation = told.site_side(run_file, site(tmp_path, "insecure-secret-seed = 9"))
-    assert federation.spec.insecure_secret_seed == 9
+    assert federation.spec.run.insecure_secret_seed == 9
     assert [silo.remote for silo in federation.silos] == [False, True, True]
 
 

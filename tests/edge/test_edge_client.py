@@ -23,19 +23,21 @@ from torch import nn
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Replies
+from moretta.data.settings import Data
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.child import ChildClient
 from moretta.engines.confinement import landlock
+from moretta.engines.settings import Run
 from moretta.engines.usage import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
-from moretta.protocols.baffle import edge_graphs as edge_casting
-from moretta.protocols.baffle import onnx_export
+from moretta.protocols.baffle import edge_client, onnx_export
 from moretta.protocols.baffle import roles as casting
 from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.messages import Commit, Committed, Revealed
 from moretta.protocols.baffle.silo.seeds import Seed, agree
 from moretta.protocols.baffle.torch_forward import layout_of
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.secure_aggregation.identity import Identity, public_line
 
 ROWS = {"north": 40, "south": 33, "east": 25}
@@ -464,7 +466,7 @@ print(rows)
 def test_settings_that_cannot_work_are_refused(engine: Any, options: Any, said: str) -> None:
     setting, layout = setting_of(nn.Sequential(nn.Linear(6, 3)), engine, options.get("dtype", "float32"))
     with pytest.raises(ParameterError, match=said):
-        edge_casting.check(setting, layout, real_exporter(setting, layout))
+        edge_client.check_graph(setting, layout, real_exporter(setting, layout))
 
 
 class Branching(nn.Module):
@@ -490,7 +492,7 @@ def test_models_that_cannot_work_are_refused_quietly(
 ) -> None:
     setting, layout = setting_of(model, {"edge_precision": precision}, dtype)
     with pytest.raises(ParameterError, match=f'^edge clients with edge-precision = "{precision}": .*{said}') as caught:
-        edge_casting.check(setting, layout, real_exporter(setting, layout))
+        edge_client.check_graph(setting, layout, real_exporter(setting, layout))
     assert len(str(caught.value).splitlines()) == 1
     assert "\x1b" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
@@ -504,15 +506,15 @@ def test_what_works_is_exported_once() -> None:
         return exported(tuple(layout.shapes), (6,), torch.float32, precision, ())
 
     setting, layout = setting_of(mlp(), {}, "float32")
-    edge_casting.check(replace(setting, engine=Engine()), layout, graph_of)
+    edge_client.check_graph(replace(setting, spec=replace(setting.spec, engine=Engine())), layout, graph_of)
     assert asked == []
-    edge_casting._CHECKED.clear()
+    edge_client._CHECKED.clear()
     for _ in range(3):
         again = replace(setting, built=copy.deepcopy(setting.built))
-        edge_casting.check(again, layout, graph_of)
+        edge_client.check_graph(again, layout, graph_of)
     assert asked == ["float32"]
-    other = replace(setting, engine=Engine(edge=("south",), edge_precision="float16"))
-    edge_casting.check(other, layout, graph_of)
+    other = replace(setting, spec=replace(setting.spec, engine=Engine(edge=("south",), edge_precision="float16")))
+    edge_client.check_graph(other, layout, graph_of)
     assert asked == ["float32", "float16"]
 
 
@@ -520,7 +522,9 @@ def setting_of(model: nn.Module, engine: dict[str, Any], dtype: str) -> tuple[Se
     kind = getattr(torch, dtype)
     model = model.to(kind)
     engine = {"edge": ("south",), **engine}
-    setting = Setting(model, 3, silos(), NONE, 16, ColumnRules.alike(0), kind, "cpu", 1, 1, engine=Engine(**engine))
+    run = Run(rounds=1, dtype=dtype)
+    spec = Specification(run, Data(source="python", batch_size=16), BAFFLE(), NONE, Engine(**engine))
+    setting = Setting(spec, model, 3, silos(), ColumnRules.alike(0))
     return setting, layout_of(model)
 
 

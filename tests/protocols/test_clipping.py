@@ -34,10 +34,10 @@ def train(
 ) -> Result:
     """Train; in some rounds one silo uploads ring elements at the limit in the place of what it found."""
 
-    def casting(chosen: Training, setting: Setting) -> Roles:
-        made = build(chosen, setting)
+    def casting(setting: Setting) -> Roles:
+        made = build(setting)
         client: Any = made.clients[SPOILER]
-        contributors = client._contributors if isinstance(chosen, CGD) else {"": client._contributor}
+        contributors = client._contributors if isinstance(setting.spec.protocol, CGD) else {"": client._contributor}
         for one in contributors.values():
             monkeypatch.setattr(one, "upload", spoil(one.upload, spoiled))
         return made

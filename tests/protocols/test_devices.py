@@ -13,15 +13,18 @@ from torch import nn
 from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Tensors
+from moretta.data.settings import Data
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Run
 from moretta.protocols.baffle import torch_forward
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
 from moretta.protocols.pbpfl.params import PBPFL
@@ -54,9 +57,10 @@ def played(protocol: Training, model: nn.Module, device: str) -> tuple[dict[str,
     drawn = [(random.normal(size=(8, *SHAPE)).astype("f4"), random.integers(0, 3, 8)) for _ in range(SILOS)]
     silos = [Silo(f"silo-{number}", x, y) for number, (x, y) in enumerate(drawn)]
     secure, rules = SecureAggregation(scheme="pairwise"), ColumnRules.alike(0)
-    setting = Setting(model, 3, silos, secure, 4, rules, torch.float32, device, seed=0, rounds=ROUNDS, insecure=1)
+    run = Run(rounds=ROUNDS, device=device, insecure_secret_seed=1)
+    spec = Specification(run, Data(source="python", batch_size=4), protocol, secure)
     with Elsewhere() as mode:
-        players = build(protocol, setting)
+        players = build(Setting(spec, model, 3, silos, rules))
         engine, last = InProcess(players.clients, Codec(players.messages)), Counter[str]()
         for end in Driver(players.server, list(players.clients), "run", engine, 1).rounds(1, ROUNDS):
             assert not end.dropped

@@ -20,6 +20,7 @@ from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone, prepared, targets
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.statistics import AskHistogram
@@ -42,8 +43,8 @@ class Silo:
         statistics: Statistics,
     ) -> None:  # fmt: skip
         self.phase = no_phase
-        batches = Batches(len(x), 4, 0, name)
-        self.rows = SiloRows(x, torch.tensor(y), batches, torch.float64, statistics=statistics)
+        batches, schema = Batches(len(x), 4, 0, name), modules.schema(model)
+        self.rows = SiloRows(Rows(x, y, batches, schema, statistics=statistics), torch.float64)
         self.contributor: Contributor = contributor(scheme, name, bits)
         self.model = model
         self.sent: list[Message] = []
@@ -286,7 +287,7 @@ def test_most_weight_bounds_the_rows_of_a_round(batch_size: int, cohort: int, mo
 
 def test_a_silo_with_another_model_refuses_and_says_why() -> None:
     house = House(columns_of())
-    house.silos["silo-1"].model = nn.Linear(3, 2)
+    house.silos["silo-1"].rows._of._schema = modules.schema(nn.Linear(3, 2))
     aborted = house.setup()
     assert aborted is not None
     assert list(aborted.missing) == ["silo-1"]
@@ -323,7 +324,7 @@ def test_rows_are_seen_in_batches() -> None:
 
 def test_a_rounds_randomness_is_a_function_of_seed_silo_and_round_and_is_put_back() -> None:
     def draw(seed: int, silo: str, number: int) -> float:
-        rows = SiloRows(np.zeros((1, 1)), torch.zeros(1), Batches(1, 1, seed, silo), torch.float64)
+        rows = SiloRows(Rows(np.zeros((1, 1)), np.zeros(1), Batches(1, 1, seed, silo)), torch.float64)
         before = torch.get_rng_state()
         with rows.randomness(number):
             drawn = float(torch.rand(1))

@@ -71,7 +71,7 @@ def federation(protocol: object, **settings: object) -> Federation:
 def start_of(protocol: object, **settings: object) -> dict[str, np.ndarray]:
     """Return the common model before the first round, or one silo's own."""
     of = federation(protocol, **settings)
-    players = build(of.spec.protocol, of._setting(0, 3))
+    players = build(of._setting(0, 3))
     return dict(next(iter(players.models().values())))
 
 

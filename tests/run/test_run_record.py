@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from moretta import PBPFL, FedSGD
-from moretta.config.specification import Specification
 from moretta.contract.roles import Outcome
+from moretta.data.settings import Data
 from moretta.engines.driver import DroppedSilo
-from moretta.engines.settings import Engine, Faults
+from moretta.engines.settings import Engine, Faults, Run
+from moretta.protocols.common.specification import Specification
 from moretta.run.record import RunEnd, RunPlan, facts_of, record_of, ring_facts, warnings_of
 
 BYTES = {"up": 8.0, "down": 4.0, "secure_aggregation": 2.0, "set_up": 1.0}
@@ -25,7 +26,7 @@ def round_line(number: int, **more: Any) -> dict[str, Any]:
     return {"round": number, "bytes": BYTES, "seconds": {}, "seconds_total": 1.0, "dropped": [], **more}
 
 
-SPEC = Specification(protocol=FedSGD(learning_rate=0.5), task="classification", name="a run")
+SPEC = Specification(Run(rounds=3, name="a run"), Data(source="python"), FedSGD(learning_rate=0.5))
 PLAN = RunPlan(SPEC, rounds=3, silos=["north", "south"], parameters=12, scheme="pairwise", has_test_rows=True)
 END = RunEnd(
     run="0123", sessions=2, history=[round_line(1), round_line(2, dropped=[LEFT])],
@@ -41,7 +42,7 @@ def test_a_record_says_what_was_planned_and_what_happened() -> None:
         "test": {"loss": 0.25},
     }  # fmt: skip
     assert record["dropped"] == [LEFT, {"round": 2, "silo": "south", "reason": "late: .."}]
-    assert record["secure_aggregation"] == {"scheme": "pairwise", "ring_bits": SPEC.aggregation.ring_bits}
+    assert record["secure_aggregation"] == {"scheme": "pairwise", "ring_bits": SPEC.secure_aggregation.ring_bits}
     assert record["settings"] == SPEC.settings
     assert (record["facts"], record["versions"]) == ({}, {"python": "3"})
     (exposed,) = record["warnings"]
@@ -92,7 +93,8 @@ def test_momentum_lets_a_gradient_move_a_weight_further() -> None:
 
 
 FAULTS = Engine(faults=Faults(drop_probability=0.5))
-BLIND = replace(PLAN, spec=replace(SPEC, score_at_silos=True))
+INSECURE = Run(rounds=3, name="a run", insecure_secret_seed=0)
+BLIND = replace(PLAN, spec=replace(SPEC, data=Data(source="python", score_at_silos=True)))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ BLIND = replace(PLAN, spec=replace(SPEC, score_at_silos=True))
     [
         (PLAN, replace(END, warnings=["of the roles"]), ["of the roles"]),
         (PLAN, replace(END, outcome=Outcome({}, facts={"free_scales": 0.0})), ["no scale of this model is free"]),
-        (replace(PLAN, spec=replace(SPEC, insecure_secret_seed=0)), END, ["insecure-secret-seed; it hides nothing"]),
+        (replace(PLAN, spec=replace(SPEC, run=INSECURE)), END, ["insecure-secret-seed; it hides nothing"]),
         (replace(PLAN, spec=replace(SPEC, engine=FAULTS)), END, ["faults were injected"]),
         (PLAN, replace(END, history=[round_line(1, clipped=1.0), round_line(4, clipped_buffers=1.0)]), ["1, 4,"]),
         (PLAN, replace(END, history=[round_line(n, clipped=1.0) for n in range(30)]), ["18, 19 .., being"]),
@@ -127,7 +129,7 @@ def test_warnings_say_what_a_reader_should_know(plan: RunPlan, end: RunEnd, said
 
 
 def test_warnings_stand_in_one_order() -> None:
-    plan = replace(PLAN, spec=replace(SPEC, insecure_secret_seed=0, engine=FAULTS), has_test_rows=False)
+    plan = replace(PLAN, spec=replace(SPEC, run=INSECURE, engine=FAULTS), has_test_rows=False)
     end = replace(END, warnings=["of the roles"], history=[round_line(1, clipped=1.0)])
     starts = ["of the roles", "every secret", "faults", "the silos' sum", "no test rows"]
     assert [said.startswith(start) for said, start in zip(warnings_of(plan, end), starts, strict=True)] == [True] * 5

@@ -51,7 +51,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from moretta.config import run_files
-from moretta.config.toml_files import read_toml
+from moretta.config.run_files import read_toml
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
 from moretta.contract.wording import nearest, shown, unfit
 from moretta.data.tables.files import Format, Separator

@@ -18,6 +18,7 @@ from moretta.data.tables.files import Format, Separator
 from moretta.errors import ParameterError
 
 ROWS = Unit("rows")
+PYTHON = "python"  # the source of rows that a program gives itself: no run file has it
 
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
@@ -297,6 +298,8 @@ class Data(Section):
         changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
         if self.in_files or self.files:
             self._check_files(changed)
+            return
+        if self.source == PYTHON:
             return
         if not self.at_sites:
             for name in changed:

@@ -2,7 +2,7 @@
 
 shared_settings.py  what sites are sent of a run file, and each side's federation
 site.py             a site's place in a run: its state on disk, what it is released
-torch_role.py  edge_role.py   what a site plays, with PyTorch and without
+site_roles.py                 what a site plays, with PyTorch and without
 controller.py       the server's job in FLARE; executor.py a site's
 job.py  serve.py  join.py  doctor.py   what the commands of these names do; checks.py what doctor looks at
 kits.py  provisioning.py  certificate_requests.py   startup kits: what is in one, made and patched, for a site's own key

@@ -419,7 +419,7 @@ def roster_lists_all(run_file: RunFile) -> str:
 def rows_fit(run_file: RunFile, file: SiloFile) -> str:
     """Check that a site's rows can be read as a run wants them."""
     from moretta.deployment import shared_settings
-    from moretta.deployment.edge_role import EdgeRole
+    from moretta.deployment.site_roles import EdgeRole
 
     known = _as_sent(run_file, file)
     silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
@@ -470,7 +470,7 @@ def bytes_of(federation: Federation) -> int:
     """Return the bytes of a run's parameters."""
     from moretta.protocols.common.modules import size
 
-    width = 8 if federation.spec.dtype == "float64" else 4
+    width = 8 if federation.spec.run.dtype == "float64" else 4
     return size(federation.model) * width
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,14 +20,14 @@ import numpy as np
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
-from moretta.config.specification import Specification, of_run_file, playing, shared
+from moretta.config.specification import of_run_file, shared
 from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.partner import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, read_rows
 from moretta.data.rows import Subjects
-from moretta.data.silo import Silo, aligned, in_order, layout_of, rules_of_columns
+from moretta.data.silo import Silo, aligned, in_order
 from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
 from moretta.data.tables.rows import rules_of
@@ -35,10 +35,8 @@ from moretta.deployment import site_policy
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.own_loss import named
-from moretta.protocols.common.row_counts import counted_classes
-from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.registry import entry_of
-from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
@@ -63,14 +61,15 @@ def server_side(run_file: RunFile, out: Path) -> Federation:
     sites compute, so it follows from the seed. Raises `moretta.errors.ParameterError` for what cannot work.
     """
     from moretta.run.federation import Federation  # it needs torch, which may be absent at a site
+    from moretta.run.inputs import RunRows
 
     drawn = not entry_of(run_file.protocol).seeded_start and run_file.protocol.warm_start is None
     secret = drawn and run_file.run.insecure_secret_seed is None  # tests derive all secrets, so nothing is hidden there
     seed = secrets.randbits(63) if secret else run_file.run.seed
     silos, model = silos_of(run_file), _model(run_file, seed)
-    spec = _specification(run_file, device="cpu", insecure_secret_seed=run_file.run.insecure_secret_seed)
+    spec = _specification(run_file, {"device": "cpu"})
     test, tested = _test_rows(run_file)
-    return Federation.of(spec, model, silos, test=test, out=out, table=run_file.table, tested=tested)
+    return Federation.of(spec, model, RunRows(silos, test, tested=tested), out)
 
 
 def site_side(run_file: RunFile, site: SiloFile) -> Federation:
@@ -80,17 +79,18 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
     site's file, its rows and the run do not fit each other.
     """
     from moretta.run.federation import Federation
+    from moretta.run.inputs import RunRows
 
     model = site_policy.fitting_model(site, lambda: _model(run_file, run_file.run.seed))
-    aggregation = aggregation_at(run_file, site)
     silos, names = silos_at(run_file, site)
-    spec = _specification(
-        run_file,
-        aggregation=aggregation,
-        device=site.limits.device,
-        insecure_secret_seed=site.silo.insecure_secret_seed,
-    )
-    return Federation.of(spec, model, silos, feature_names=names, table=run_file.table)
+    spec = specification_at(run_file, site)
+    return Federation.of(spec, model, RunRows(silos, feature_names=names))
+
+
+def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
+    """Return the specification as a site has it. An edge site imports none of the code that the run names."""
+    own = {"device": site.limits.device, "insecure_secret_seed": site.silo.insecure_secret_seed}
+    return _specification(run_file, own, aggregation_at(run_file, site), imports=not site.silo.edge)
 
 
 def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
@@ -184,31 +184,9 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     return found
 
 
-def players_of(run_file: RunFile) -> Participation:
-    """Return who plays which round."""
-    run = run_file.run
-    return playing(run_file.secure_aggregation, run.participation, run_file.engine.sites, run.seed)
-
-
 def task_of(run_file: RunFile) -> str:
     """Return whether the run's targets are classes or numbers."""
     return "regression" if _wanted(run_file).classes is None else "classification"
-
-
-def table_of(run_file: RunFile) -> str:
-    """Return the digest of the schema by which tables are read; empty for arrays."""
-    return "" if run_file.table is None else run_file.table.digest
-
-
-def statistics_at(run_file: RunFile, silos: Sequence[Silo], outputs: int) -> Statistics:
-    """Return the statistics that a site gives whose silos hold whole samples. outputs: of the model."""
-    data = run_file.data
-    standardise = _standardises_by_default(_wanted(run_file)) if data.standardise is None else data.standardise
-    layout = layout_of(silos, standardise, data.missing)
-    rules = rules_of_columns(silos, layout, run_file.table, None, standardise=bool(standardise), missing=data.missing)
-    uses_all = not data.batch_size or run_file.protocol.steps_at_silos
-    classes = counted_classes(task_of(run_file), outputs) if data.look else 0
-    return Statistics.of(rules, layout, classes=classes, counts_rows=uses_all, scales=False)
 
 
 def _standardises_by_default(wanted: ExpectedRows) -> bool:
@@ -271,20 +249,20 @@ def _model(run_file: RunFile, seed: int) -> nn.Module:
 
 def _specification(
     run_file: RunFile,
-    *,
-    device: str,
-    insecure_secret_seed: int | None,
+    own: Mapping[str, object],
     aggregation: SecureAggregation | None = None,
+    *,
+    imports: bool = True,
 ) -> Specification:
-    """Return the specification of a run whose rows are at sites; arguments as of `specification.of_run_file`."""
+    """Return the specification of a run whose rows are at sites. own: what this machine says of [run] itself."""
     return of_run_file(
         run_file,
+        run_file.run.model_copy(update=dict(own)),
         task=task_of(run_file),
         table=run_file.table,
         standardise=_standardises_by_default(_wanted(run_file)),
         aggregation=aggregation,
-        device=device,
-        insecure_secret_seed=insecure_secret_seed,
+        imports=imports,
     )
 
 

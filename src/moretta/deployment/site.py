@@ -26,14 +26,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from moretta.config import run_files
-from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Tensors
 from moretta.contract.roles import Client
 from moretta.deployment import site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
-from moretta.deployment.edge_role import EdgeRole
+from moretta.deployment.site_roles import EdgeRole, TorchRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.envelope import Hello
@@ -49,7 +48,7 @@ LASTING = "lasting.json"
 
 
 class Role(Protocol):
-    """What a site plays: by PyTorch (`torch_role`), or in a process without it (`edge_role`)."""
+    """What a site plays: by PyTorch, or in a process without it (`site_roles`)."""
 
     def own(self, text: str) -> site_policy.OwnSide:
         """Return what the site compares with a server's hello. text: of the run."""
@@ -88,7 +87,7 @@ class Site:
         self._agreement.open(self._settings)
         self.timed = self._run_file.protocol.privacy is None  # else seconds tell of a secret lot
         with self._reading_rows():
-            self._role = _role(self._run_file, file)
+            self._role: Role = (EdgeRole if file.silo.edge else TorchRole)(self._run_file, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
         self.fingerprint = fingerprint(self._key) if self._key else ""
@@ -205,14 +204,6 @@ class Site:
                     "has no state of round %d or before; it begins anew, as a silo that was never here", hello.round
                 )
             self.keep(client, hello.round)
-
-
-def _role(run_file: RunFile, file: SiloFile) -> Role:
-    if file.silo.edge:
-        return EdgeRole(run_file, file)
-    from moretta.deployment.torch_role import TorchRole  # torch may be absent where nobody asks
-
-    return TorchRole(run_file, file)
 
 
 def _is_of_rows(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from moretta import __version__
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
-from moretta.config.specification import playing, shared
+from moretta.config.specification import shared
 from moretta.contract.settings import Section, kebab
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
 from moretta.engines.flare.envelope import Hello, digest_of
@@ -27,6 +27,7 @@ from moretta.errors import ParameterError, PolicyError
 from moretta.models.catalogue import BUILT_IN
 from moretta.protocols.common.own_loss import named
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING
+from moretta.protocols.common.specification import playing
 from moretta.protocols.registry import OWN, edge_of
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ SENTENCE = 10_000  # characters
 
 @message("edge/be-silo")
 class BeSilo(Message):
-    """Be this silo: its settings (`moretta.protocols.baffle.edge.settings`) and state; its rows follow as arrays.
+    """Be this silo: its settings (`moretta.protocols.baffle.silo.recipe`) and state; its rows follow as arrays.
 
     insecure: for tests, the root from which its keys follow; no bytes: the operating system draws them.
     """
@@ -103,7 +103,7 @@ class ChildClient:
     sends no valid answer in time costs the silo that exchange (`moretta.errors.Disconnected`). The next message starts
     another process with the last state that was sent back, from which a new set-up can continue.
 
-    settings: `moretta.protocols.baffle.edge.settings.Settings`, dumped. state: the role's first one, from which its
+    settings: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. state: the role's first one, from which its
     secrets follow.
     command: of the process. x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
     here: answers what concerns data that the process does not have, and returns None to any other message.

@@ -41,9 +41,9 @@ def entry_of(protocol: Training) -> Entry:
     return ENTRIES[name]
 
 
-def build(protocol: Training, setting: Setting) -> Roles:
+def build(setting: Setting) -> Roles:
     """Build the roles of a protocol. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
-    return entry_of(protocol).build(protocol, setting)
+    return entry_of(setting.spec.protocol).build(setting)
 
 
 def edge_of(protocol: Training) -> Any:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from torch import nn
 
-from moretta.config.specification import Specification
 from moretta.contract.roles import State
 from moretta.data.layout import SampleLayout
 from moretta.data.silo import Silo, rows_digest
@@ -28,6 +27,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.specification import Specification
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
@@ -124,8 +124,8 @@ def save_truth(folder: Path, place: CheckpointId, states: Mapping[str, State], s
 def run_id(spec: Specification, roster: Roster | None, seed: int) -> str:
     """Return the id of a new run: random, but of tests with insecure secrets."""
     run = secrets.token_hex(16)
-    if spec.insecure_secret_seed is not None:
-        derived = derive(b"insecure run id.", spec.insecure_secret_seed, seed, type(spec.protocol).__name__)
+    if spec.run.insecure_secret_seed is not None:
+        derived = derive(b"insecure run id.", spec.run.insecure_secret_seed, seed, type(spec.protocol).__name__)
         run = derived.hex()[:32]
     return f"{run}.{_mark(roster)}".removesuffix(".")
 

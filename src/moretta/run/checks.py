@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from moretta.config.specification import Specification
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
@@ -18,6 +17,7 @@ from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.augmentation import CROPS, PADDING
 from moretta.protocols.common.own_loss import check as check_loss
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.run import metrics
@@ -121,18 +121,18 @@ def check_training(
     if (own := spec.protocol.own_loss) is not None:
         gradients = not entry_of(spec.protocol).forward_only
         check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients)
-    if spec.early_stopping is not None and not validated:
+    if spec.run.early_stopping is not None and not validated:
         raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
     weights = len(spec.protocol.class_weights)
     if weights and weights != outputs:
         raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")
-    kind, _, number = spec.device.partition(":")
+    kind, _, number = spec.run.device.partition(":")
     there = torch.cuda.device_count() if kind == "cuda" and torch.cuda.is_available() else 0
     if kind == "cuda" and int(number or 0) >= there:
-        raise ParameterError(f'device = "{spec.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
-    if spec.augment and silos[0].x.ndim != 4:
+        raise ParameterError(f'device = "{spec.run.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
+    if spec.data.varied and silos[0].x.ndim != 4:
         raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
-    if spec.augment == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
+    if spec.data.varied == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
         raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
-    if spec.augment not in ("", *CROPS, "turn"):
-        raise ParameterError(f"augment = {spec.augment!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")
+    if spec.data.varied not in ("", *CROPS, "turn"):
+        raise ParameterError(f"augment = {spec.data.varied!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")

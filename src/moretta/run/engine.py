@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from moretta.config.specification import Specification
 from moretta.contract.codec import Codec
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
@@ -18,10 +17,11 @@ from moretta.engines.views import Recorder
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.registry import entry_of
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
-from moretta.run.trainable import Trainable
+from moretta.run.inputs import Trainable
 
 Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes what delivers messages to remote silos."""
@@ -60,7 +60,7 @@ def workers_of(of: Trainable, silos: int, rounds: int) -> int:
 
     Raises `moretta.errors.ParameterError` where more than one is asked for and this machine or device has no fork.
     """
-    wanted, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.device == "cpu"
+    wanted, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
     if not can and (wanted or 1) > 1:
         raise ParameterError(
             f"[engine] workers = {wanted}: silos play in other processes on the CPU of Linux and macOS alone; use 1"
@@ -90,6 +90,6 @@ def _injector(spec: Specification) -> Injector | None:
         return None
     phases: dict[str, FaultPhase] = dict.fromkeys(KEY_TAGS | SET_UP_TAGS, "set-up")
     # Where silos train alone only the set-up's statistics are summed, and random faults must know it.
-    masked = spec.aggregation.scheme != "none" and entry.summed
+    masked = spec.secure_aggregation.scheme != "none" and entry.summed
     phases |= dict.fromkeys(UNMASKING_TAGS, "unmasking" if masked else "set-up")
     return Injector(faults, phases)

@@ -21,23 +21,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config.specification import Specification
+from moretta.config import specification
 from moretta.contract.keywords import names_keywords, says_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.contract.wording import check_choice, kind_of
+from moretta.contract.wording import check_choice
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
-from moretta.data.rows import Subjects
+from moretta.data.settings import PYTHON, Data
 from moretta.data.silo import Silo, digests_by_silo, layout_of, row_shape, rules_of_columns
-from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
-from moretta.engines.settings import Engine
+from moretta.engines.settings import Engine, Run
 from moretta.engines.usage import give_back_heap
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import takes_packed
@@ -45,15 +44,15 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.own_loss import found
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.row_counts import counted_classes
-from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run import checkpoints, checks, inputs, python_arguments, trained_model
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
 from moretta.run.history import OnRound
+from moretta.run.inputs import RunRows
 from moretta.run.loop import Session, Transport
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
@@ -136,137 +135,117 @@ class Federation:
         model_source: str = "",
     ) -> None:
         python_arguments.check_protocol(protocol)
+        python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
         if isinstance(own_loss := getattr(protocol, "own_loss", None), str):
             protocol = protocol.model_copy(update={"own_loss": found(own_loss, Path(), OWN_CODE)})
-        python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
-        python_arguments.check_settings(
-            {
-                **{"name": name, "dtype": dtype, "device": device, "record_views": record_views, "look": look},
-                **{"batch_size": batch_size, "missing": missing, "checkpoint_every": checkpoint_every},
-                **{"early_stopping": early_stopping, "least_rows": least_rows, "score_at_silos": score_at_silos},
-                **{"insecure_secret_seed": insecure_secret_seed, "participation": participation},
-            }
+        check_choice("missing", missing, ("error", "mean"))
+        run = python_arguments.section(
+            Run,
+            rounds=1,  # `train` says how many, and the seed
+            name=name,
+            dtype=dtype,
+            device=device,
+            checkpoint_every=checkpoint_every,
+            evaluate_every=evaluate_every,
+            record_views=record_views,
+            early_stopping=early_stopping,
+            participation=participation,
+            insecure_secret_seed=insecure_secret_seed,
+        )
+        data = python_arguments.section(
+            Data,
+            source=PYTHON,
+            batch_size=batch_size,
+            missing=missing,
+            standardise=python_arguments.standardised(standardise),
+            augment=("crop-flip" if augment else "none") if isinstance(augment, bool) else augment or "none",
+            least_rows=least_rows,
+            score_at_silos=score_at_silos,
+            look=look,
         )
         class_names = python_arguments.names_in("class_names", class_names)
         feature_names = python_arguments.names_in("feature_names", feature_names)
         silos, feature_names = python_arguments.columns_agreed(python_arguments.listed(silos), feature_names)
-        test, validation = (
-            python_arguments.rows_of(part, rows, feature_names)
-            for part, rows in (("test", test), ("validation", validation))
-        )
         if task:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:
             task = python_arguments.task_of(silos, getattr(protocol, "loss", ""))
-        model, self.made = python_arguments.built(model, silos, protocol, task or "", class_names)
+        model, made = python_arguments.built(model, silos, protocol, task or "", class_names)
         spec = Specification(
-            protocol=protocol,
+            run,
+            data,
+            protocol,
+            aggregation or SecureAggregation(),
+            engine or Engine(),
             task=task or "",
-            aggregation=aggregation or SecureAggregation(),
-            engine=engine or Engine(),
-            batch_size=batch_size,
-            standardise=_named(standardise),
-            missing=missing,
-            dtype=dtype,
-            device=device,
-            name=name,
-            augment=("crop-flip" if augment else "") if isinstance(augment, bool) else augment,
-            early_stopping=early_stopping,
-            participation=participation,
-            checkpoint_every=checkpoint_every,
-            evaluate_every=evaluate_every,
+            table=table,
             metrics=tuple(metrics),
-            record_views=record_views,
-            insecure_secret_seed=insecure_secret_seed,
-            least_rows=least_rows,
-            score_at_silos=score_at_silos,
-            look=look,
-            model_source=model_source or self.made.digest,
-            table="" if table is None else table.digest,
+            model_source=model_source or made.digest,
             text=run_file[0] if run_file else "",
             digest=run_file[1] if run_file else "",
             given=settings,
         )
-        self._tested: Subjects | None = None
-        self._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, None)
+        specification.check(spec)
+        test, validation = (
+            python_arguments.rows_of(part, rows, feature_names)
+            for part, rows in (("test", test), ("validation", validation))
+        )
+        self._hold(spec, model, RunRows(silos, test, validation, feature_names, class_names), out, made)
         checks.check_class_names(class_names, self.outputs)
 
     @classmethod
-    def of(
-        cls,
-        spec: Specification,
-        model: nn.Module,
-        silos: Sequence[Silo],
-        *,
-        test: tuple[Samples, NDArray[np.generic]] | None = None,
-        validation: tuple[Samples, NDArray[np.generic]] | None = None,
-        out: str | Path | None = None,
-        feature_names: Sequence[str] = (),
-        class_names: Sequence[str] = (),
-        table: Schema | None = None,
-        column_rules: ColumnRules | None = None,
-        tested: Subjects | None = None,
-    ) -> Federation:
-        """Return the federation of a given specification; the other arguments are those of the class.
-
-        column_rules: what is filled in where a value is absent; None takes the table's, or the specification's. tested:
-        whom the test rows are about, which silos' rows are then compared with (`protocols.common.overlap`).
-        """
-        made = cls.__new__(cls)
-        made._tested, made.made = tested, python_arguments.Made.of(spec)
-        made._hold(spec, model, silos, test, validation, out, feature_names, class_names, table, column_rules)
-        return made
+    def of(cls, spec: Specification, model: nn.Module, rows: RunRows, out: str | Path | None = None) -> Federation:
+        """Return the federation of a given specification."""
+        federation = cls.__new__(cls)
+        federation._hold(spec, model, rows, out, python_arguments.Made.of(spec))
+        return federation
 
     def _hold(
         self,
         spec: Specification,
         model: nn.Module,
-        silos: Sequence[Silo],
-        test: tuple[Samples, NDArray[np.generic]] | None,
-        validation: tuple[Samples, NDArray[np.generic]] | None,
+        rows: RunRows,
         out: str | Path | None,
-        feature_names: Sequence[str],
-        class_names: Sequence[str],
-        table: Schema | None,
-        column_rules: ColumnRules | None,
+        made: python_arguments.Made,
     ) -> None:
         """Check what stands beside the settings against them and each other, and keep it."""
-        if not spec.batch_size:  # every round uses all of a silo's rows
+        silos, data, table, loss = rows.silos, spec.data, spec.table, spec.protocol.loss
+        if not data.batch_size:  # every round uses all of a silo's rows
             silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
-        self.spec, self.silos = spec, silos
-        self.out, self.table = out, table
-        self.feature_names = feature_names or (() if table is None else expansion_of(table).names)
-        self.class_names = class_names or (() if table is None else table.classes)
+        self.spec, self.silos, self.out, self.made, self._tested = spec, silos, out, made, rows.tested
+        self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
+        self.class_names = rows.class_names or (() if table is None else table.classes)
         if not silos:
             raise ParameterError("a federation needs at least one silo; got none")
-        self.layout = layout_of(silos, spec.standardise, spec.missing)
-        self.test, self.validation = self._packed("test", test), self._packed("validation", validation)
+        standardise = data.standardise or False
+        self.layout = layout_of(silos, standardise, data.missing)
+        self.test, self.validation = self._packed("test", rows.test), self._packed("validation", rows.validation)
         self.column_rules = rules_of_columns(
-            silos, self.layout, table, column_rules, standardise=bool(spec.standardise), missing=spec.missing
+            silos, self.layout, table, rows.column_rules, standardise=bool(standardise), missing=data.missing
         )
-        rows = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
-        checks.check_silos(silos, spec.protocol, rows, spec.least_rows)
+        row_checks = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
+        checks.check_silos(silos, spec.protocol, row_checks, data.least_rows)
         checks.check_names(spec.engine, silos)
-        self._roster = None if spec.aggregation.roster is None else Roster.load(spec.aggregation.roster)
+        self._roster = None if spec.secure_aggregation.roster is None else Roster.load(spec.secure_aggregation.roster)
         if self._roster is not None:
-            self._roster.check(silo.name for silo in self.silos)
-        self._dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
-        self.model = takes_packed(copy.deepcopy(model).to(self._dtype), self.layout)
+            self._roster.check(silo.name for silo in silos)
+        dtype = {"float32": torch.float32, "float64": torch.float64}[spec.run.dtype]
+        self.model = takes_packed(copy.deepcopy(model).to(dtype), self.layout)
         gradients = not entry_of(spec.protocol).forward_only
-        self.outputs = inputs.count_outputs(self.model, silos, self.layout, self._dtype, differentiable=gradients)
+        self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]
-        if spec.score_at_silos:
+        if data.score_at_silos:
             check_scores(spec.protocol, silos)
-            if spec.score_at_silos == TABLES_TOO:
-                check_tables(spec.aggregation, spec.task, self.outputs)
+            if data.score_at_silos == TABLES_TOO:
+                check_tables(spec.secure_aggregation, spec.task, self.outputs)
             labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
         for part, own in labelled:
             if own is not None:
-                rows.check_rows(part, *own)
-                targets(own[1], self.outputs, spec.protocol.loss, part, self._dtype)
-        checks.check_training(spec, silos, self.outputs, self._dtype, validated=self.validation is not None)
-        if spec.look:
-            check_look(spec.protocol, self.silos)
+                row_checks.check_rows(part, *own)
+                targets(own[1], self.outputs, loss, part, dtype)
+        checks.check_training(spec, silos, self.outputs, dtype, validated=self.validation is not None)
+        if data.look:
+            check_look(spec.protocol, silos)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
@@ -274,20 +253,17 @@ class Federation:
         """Return the same federation with all roles by PyTorch in this process, as an audit plays them again."""
         if not self.spec.engine.edge:
             return self
-        spec = replace(self.spec, engine=self.spec.engine.model_copy(update={"edge": ()}))
-        return Federation.of(
-            spec,
-            self.model,
-            self.silos,
-            test=self.test,
-            validation=self.validation,
-            out=self.out,
-            table=self.table,
-            column_rules=self.column_rules,
-        )
+        made = copy.copy(self)
+        made.spec = replace(self.spec, engine=self.spec.engine.model_copy(update={"edge": ()}))
+        return made
+
+    @property
+    def table(self) -> Schema | None:
+        """What the columns of its tables mean; None for arrays."""
+        return self.spec.table
 
     def __repr__(self) -> str:
-        return f"Federation({self.spec.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
+        return f"Federation({self.spec.run.name!r}, {self.spec.protocol.name}, {len(self.silos)} silos)"
 
     @names_keywords({name: python_arguments.OF_PROTOCOL.format(name) for name in Training.model_fields})
     def train(
@@ -315,7 +291,7 @@ class Federation:
         """
         rounds, seed = python_arguments.whole("rounds", rounds, 1), python_arguments.whole("seed", seed, 0)
         python_arguments.check_watchers(progress, on_round)
-        checks.check_recorded(self.spec.record_views, rounds)
+        checks.check_recorded(self.spec.run.record_views, rounds)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
             with self._speaking():
@@ -397,11 +373,11 @@ class Federation:
 
     def players(self, rounds: int, seed: int) -> Roles:
         """Build all roles of a run anew, with secrets of their own until they are given a run's states."""
-        return build(self.spec.protocol, self._setting(seed, rounds))
+        return build(self._setting(seed, rounds))
 
     def _built(self, setting: Setting) -> Roles:
         """Build the roles that play a run; what building needed beside them, as to trace a model, is given back."""
-        built = build(self.spec.protocol, setting)
+        built = build(setting)
         give_back_heap()
         return built
 
@@ -412,11 +388,6 @@ class Federation:
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""
         self.players(rounds, seed)
-
-    def _figures(self) -> tuple[str, ...]:
-        """Return what silos' scores are of; nothing where they are not asked for any."""
-        asked = self.spec.score_at_silos
-        return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
 
     def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
         return None if given is None else (packed_as(given[0], self.layout, part), given[1])
@@ -433,41 +404,17 @@ class Federation:
     def _setting(
         self, seed: int, rounds: int, place: CheckpointId = NOWHERE, helped: Callable[[str], HelpedFile] | None = None
     ) -> Setting:
-        remote = any(silo.remote for silo in self.silos) and self.spec.insecure_secret_seed is None
+        remote = any(silo.remote for silo in self.silos) and self.spec.run.insecure_secret_seed is None
         return Setting(
-            built=self.model,
-            outputs=self.outputs,
-            silos=self.silos,
-            secure_aggregation=self.summing,
-            batch_size=self.spec.batch_size,
-            columns=self.column_rules,
-            dtype=self._dtype,
-            device=self.spec.device,
-            seed=seed,
-            rounds=rounds,
-            augment=self.spec.augment,
-            session=place.session,
-            insecure=self.spec.insecure_secret_seed,
-            roster=self._roster,
-            engine=self.spec.engine,
-            least_rows=self.spec.least_rows,
-            figures=self._figures(),
-            playing=self.spec.playing([silo.name for silo in self.silos], seed),
-            run=place.run if remote else "",
-            helped=helped,
-            model_source=self.spec.model_source,
-            table=self.spec.table,
-            tested=self._tested,
-            layout=self.layout,
-            classes=counted_classes(self.spec.task, self.outputs) if self.spec.look else 0,
+            self.spec.lasting(rounds, seed),
+            self.model,
+            self.outputs,
+            self.silos,
+            self.column_rules,
+            self.layout,
+            self._roster,
+            self._tested,
+            place.session,
+            place.run if remote else "",
+            helped,
         )
-
-
-def _named(standardise: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
-    """Return the names of arrays to standardise as a tuple, of one too."""
-    if isinstance(standardise, bool):
-        return standardise
-    names = (standardise,) if isinstance(standardise, str) else standardise
-    if not isinstance(names, Sequence):
-        raise ParameterError(f"standardise: expected True, False or names of arrays; got {kind_of(standardise)}")
-    return tuple(names)

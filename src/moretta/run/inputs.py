@@ -1,10 +1,11 @@
-"""How the rows of a federation look: the shape of one, how its columns are prepared, and what a model makes of them."""
+"""The rows of a federation, and what stands beside its settings: shapes, how columns are prepared, outputs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,11 +13,38 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.contract.lazy_rows import LazyRows
-from moretta.data.layout import SampleLayout
+from moretta.data.layout import SampleLayout, Samples
+from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common import modules
+from moretta.protocols.common.specification import Specification
+from moretta.run.evaluation import LabelledRows
+
+LabelledSamples = tuple[Samples, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """The rows of a run, and what is known of them beside the settings.
+
+    Args:
+        silos: everybody who trains, here or remote.
+        test, validation: rows on which the server measures, and by which early stopping judges.
+        feature_names, class_names: where they have names; empty takes the table's.
+        column_rules: what is filled in where a value is absent; None takes the table's, or the specification's.
+        tested: whom the test rows are about, which silos' rows are then compared with
+            (`moretta.protocols.common.overlap`).
+    """
+
+    silos: Sequence[Silo]
+    test: LabelledSamples | None = None
+    validation: LabelledSamples | None = None
+    feature_names: Sequence[str] = ()
+    class_names: Sequence[str] = ()
+    column_rules: ColumnRules | None = None
+    tested: Subjects | None = None
 
 
 @dataclass(frozen=True)
@@ -107,3 +135,29 @@ def _has_gradient_in_training(model: nn.Module, sample: torch.Tensor) -> bool:
     """Whether a model, which may take none in evaluation, has outputs with a gradient when it trains."""
     with torch.enable_grad(), torch.random.fork_rng(devices=()):  # dropout draws
         return bool(model.train()(sample).requires_grad)
+
+
+class Trainable(Protocol):
+    """What the loop of rounds reads of a federation; `moretta.run.federation.Federation` offers it.
+
+    Args:
+        spec: the settings.
+        model: the architecture, with the weights to begin with.
+        outputs: how many it has.
+        silos: everybody who trains, here or remote.
+        layout: how a sample of several arrays is packed; None where it is one array.
+        test, validation: rows on which the server measures, and by which early stopping judges.
+        column_rules: how input columns are prepared.
+        class_names, feature_names: where they have names.
+    """
+
+    spec: Specification
+    model: nn.Module
+    outputs: int
+    silos: Sequence[Silo]
+    layout: SampleLayout | None
+    test: LabelledRows | None
+    validation: LabelledRows | None
+    column_rules: ColumnRules
+    class_names: Sequence[str]
+    feature_names: Sequence[str]

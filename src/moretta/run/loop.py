@@ -30,6 +30,7 @@ from moretta.run.checkpoints import BestRound, restore_states, states_of
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, OnRound, StopTraining, line_of, round_of
+from moretta.run.inputs import Trainable
 from moretta.run.metrics import metrics_of_counts, tables_of_counts
 from moretta.run.preview import told_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
@@ -37,7 +38,6 @@ from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
-from moretta.run.trainable import Trainable
 
 
 def best_round(history: Sequence[Mapping[str, Any]]) -> int:
@@ -124,7 +124,7 @@ class Session:
         self._evaluator = Evaluator(
             federation.model, spec.protocol, spec.task, players.fitted, spec.metrics, federation.class_names
         )
-        self._stopping = EarlyStopping(spec.early_stopping)
+        self._stopping = EarlyStopping(spec.run.early_stopping)
         self._files = (
             None if folder is None else RunFiles(federation, players, self._engine, folder, place, recorder, rounds)
         )
@@ -169,7 +169,7 @@ class Session:
 
     def _driver(self) -> Driver:
         """Return what plays the server; who takes part in a round is drawn from the training seed and is no secret."""
-        some = self._of.spec.participation < 1
+        some = self._of.spec.run.participation < 1
         return Driver(
             self._players.server,
             self._silos,
@@ -199,7 +199,7 @@ class Session:
 
     def _tested(self, number: int) -> dict[str, float]:
         """Return the scores on test and validation rows, in the rounds in which the model is evaluated."""
-        every = self._of.spec.evaluate_every or max(1, self._rounds // EVALUATIONS)
+        every = self._of.spec.run.evaluate_every or max(1, self._rounds // EVALUATIONS)
         if (self._of.test is None and self._of.validation is None) or (number % every and number != self._rounds):
             return {}
         self._players.gather()
@@ -209,7 +209,7 @@ class Session:
         """Score the model, keep a round's line and what belongs to it; return whether the run stops here."""
         line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
         self._history.append(line)
-        stops = self._of.spec.early_stopping is not None and self._stopping.stops(
+        stops = self._of.spec.run.early_stopping is not None and self._stopping.stops(
             self._history, lambda: states_of(self._players)
         )
         if self._files is not None:
@@ -297,7 +297,7 @@ class Session:
         found, of = self._players.counted(), self._of
         if found is None:
             return None
-        return told_of_sums(found, len(of.silos), of.feature_names, of.class_names, of.table)
+        return told_of_sums(found, len(of.silos), of.feature_names, of.class_names, of.spec.table)
 
     def _scores(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""

@@ -22,8 +22,8 @@ from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
 from moretta.protocols.common.row_counts import Counted
+from moretta.run.inputs import Trainable
 from moretta.run.rows import load_columns, load_rows, table_of
-from moretta.run.trainable import Trainable
 
 
 def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
@@ -78,7 +78,7 @@ def look_of_federation(federation: Trainable, least: int = LEAST_SHOWN) -> Look:
     return look_at(
         _owners(federation.silos),
         federation.feature_names,
-        table=federation.table,
+        table=federation.spec.table,
         rules=federation.column_rules,
         classes=max(2, federation.outputs) if federation.spec.task == "classification" else None,
         class_names=federation.class_names,
@@ -93,8 +93,8 @@ def opening_of(federation: Trainable) -> list[str]:
         lines = lines_of(look_of_federation(federation).told(by_silo=True))
     else:  # they are put in order in the set-up, and there are no whole rows until then
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
-    if federation.table is not None:
-        return [*lines, *inference.lines_of(federation.table)]
+    if federation.spec.table is not None:
+        return [*lines, *inference.lines_of(federation.spec.table)]
     columns = len(federation.feature_names)
     return [*lines, f"numbers: {columns} columns"] if columns else lines
 

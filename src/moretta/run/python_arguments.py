@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config.specification import Specification
 from moretta.contract.keywords import path_of
-from moretta.contract.wording import check_choice, kind_of, nearest, shown
+from moretta.contract.settings import Section
+from moretta.contract.wording import kind_of, nearest, shown
 from moretta.data import python_rows
 from moretta.data.references import OWN_CODE
 from moretta.data.rows import class_of
-from moretta.data.settings import Data
 from moretta.data.silo import Silo, layout_of, row_shape
 from moretta.data.tables.schema import Schema
-from moretta.engines.settings import Engine, Run
+from moretta.engines.settings import Engine
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.models.checks import check_weights
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -59,21 +59,25 @@ def elsewhere() -> dict[str, str]:
     return {name: OF_PROTOCOL.format(name) for name in Training.model_fields} | of_train
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise `moretta.errors.ParameterError`, naming the key, for what a run file could not have either."""
-    check_choice("missing", settings["missing"], ("error", "mean"))
-    for section, further in ((Run, {"rounds": 1}), (Data, {"source": "python"})):
-        # A file scores at sites alone; here each silo brings the rows that it holds back.
-        own = {
-            name: value for name, value in settings.items() if name in section.model_fields.keys() - {"score_at_silos"}
-        }
-        try:
-            section(**{**further, **own})
-        except ParameterError as error:
-            said = str(error).removeprefix(f"{section.__name__}: ")
-            raise ParameterError(f"Federation: {said}") from None
-    for name in ("batch_size", "checkpoint_every"):
-        whole(name, settings[name])
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def section(kind: type[AnySection], **keys: Any) -> AnySection:
+    """Return a section of the keywords of `Federation`. Raises `moretta.errors.ParameterError`, naming the keyword."""
+    try:
+        return kind(**keys)
+    except ParameterError as error:
+        raise ParameterError(f"Federation: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
+
+
+def standardised(given: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
+    """Return the names of arrays to standardise as a tuple, of one too."""
+    if isinstance(given, bool):
+        return given
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence):
+        raise ParameterError(f"standardise: expected True, False or names of arrays; got {kind_of(given)}")
+    return tuple(names)
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 import moretta
-from moretta.config.specification import Specification
 from moretta.contract.messages import Tensors
 from moretta.contract.roles import Outcome
 from moretta.engines.driver import DroppedSilo
 from moretta.engines.takes import OpenedSum
 from moretta.protocols.common.claims import Claim
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import claims_of
 from moretta.run.history import all_sums, sum_line, total_bytes, total_seconds
@@ -70,7 +70,7 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
     history = end.history
     sums = all_sums(history, [sum_line(one, "release") for one in end.sums])
     record: dict[str, Any] = {
-        "name": plan.spec.name,
+        "name": plan.spec.run.name,
         "run": end.run,
         "protocol": getattr(plan.spec.protocol, "name", ""),
         "rounds": history[-1]["round"] if history else 0,
@@ -87,13 +87,13 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
         "sessions": end.sessions,
         "secure_aggregation": {
             "scheme": plan.scheme,
-            "ring_bits": None if plan.scheme == "none" else plan.spec.aggregation.ring_bits,
+            "ring_bits": None if plan.scheme == "none" else plan.spec.secure_aggregation.ring_bits,
         },
         "facts": facts_of(plan, end),
         "forced_to_one": [{"tensor": name, "because": why} for name, why in end.outcome.unperturbed.items()],
         "warnings": warnings_of(plan, end),
         "settings": dict(plan.spec.settings),
-        "insecure_secret_seed": plan.spec.insecure_secret_seed is not None,
+        "insecure_secret_seed": plan.spec.run.insecure_secret_seed is not None,
         "views": end.views,
         "versions": dict(versions),
     }
@@ -178,7 +178,7 @@ def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
             "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
             "moretta check says why"
         )
-    if plan.spec.insecure_secret_seed is not None:
+    if plan.spec.run.insecure_secret_seed is not None:
         yield "every secret of this run follows from insecure-secret-seed; it hides nothing"
 
 
@@ -205,15 +205,15 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
     if lowered:
         yield (
             f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
-            f'accuracy in {plan.spec.dtype}; with dtype = "float64" it stays as set'
+            f'accuracy in {plan.spec.run.dtype}; with dtype = "float64" it stays as set'
         )
 
 
 def _warnings_of_scores(plan: RunPlan, end: RunEnd) -> Iterator[str]:
-    if plan.spec.score_at_silos and not end.has_scores_of_silos:
+    if plan.spec.data.score_at_silos and not end.has_scores_of_silos:
         yield (
             "the participants alone know what their models score together on the rows they hold back (blind), each "
             "has it in its scores.json"
         )
-    elif not plan.has_test_rows and not plan.spec.score_at_silos:
+    elif not plan.has_test_rows and not plan.spec.data.score_at_silos:
         yield "no test rows were given, so nothing says how good the model is"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from moretta.config.specification import Specification
 from moretta.contract.roles import Outcome
 from moretta.data.silo import row_shape
 from moretta.data.tables.preparation import Preparation
@@ -17,16 +16,17 @@ from moretta.engines.run_folder import RunFolder
 from moretta.engines.takes import AskedTakes
 from moretta.engines.views import Recorder
 from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.specification import Specification
 from moretta.run.checkpoints import BestRound, Checkpoints, needs_truth, save_truth, states_of
 from moretta.run.evaluation import MANY
-from moretta.run.trainable import Trainable
+from moretta.run.inputs import Trainable
 
 
 def recorder_of(spec: Specification, folder: RunFolder | None, place: CheckpointId) -> Recorder | None:
     """Return what records views; None where nobody asked for it, or there is no folder for them."""
-    if folder is None or not spec.record_views:
+    if folder is None or not spec.run.record_views:
         return None
-    return Recorder(folder.path / "views", spec.record_views, place.session, place.run)
+    return Recorder(folder.path / "views", spec.run.record_views, place.session, place.run)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RunFiles:
         number = line["round"]
         self.flush_views()  # first, so that no round is in the history without its views
         self.folder.append(line)
-        if number % self.of.spec.checkpoint_every == 0 or number == self.rounds:
+        if number % self.of.spec.run.checkpoint_every == 0 or number == self.rounds:
             self.save(number, best)
         self._save_truth(number)
 
@@ -95,7 +95,7 @@ class RunFiles:
         return Checkpoints(self.folder.path, self.place)
 
     def _save_truth(self, number: int) -> None:
-        if needs_truth(self.of.spec.record_views, self.of.silos, number):
+        if needs_truth(self.of.spec.run.record_views, self.of.silos, number):
             place = self._checkpoints.at(number)
             save_truth(self.folder.path / "truth", place, states_of(self.roles), self.of.silos)
 
@@ -120,12 +120,12 @@ def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
         "fill": agreed.fill.tolist(),
         "mean": agreed.mean.tolist(),
         "deviation": agreed.deviation.tolist(),
-        "table": None if of.table is None else of.table.told(),
+        "table": None if of.spec.table is None else of.spec.table.told(),
         "fills_absent": of.column_rules.may_lack,
         "may_lack": (of.column_rules.fills > 0).tolist() or [False],
         "task": of.spec.task,
         "loss": of.spec.protocol.loss,
         "classes": list(of.class_names),
-        "dtype": of.spec.dtype,
+        "dtype": of.spec.run.dtype,
         "integers": of.silos[0].x.dtype.kind in "iu",
     }

@@ -95,8 +95,8 @@ def casting(wrap: Callable[[Roles], None] | None = None) -> Iterator[list[Roles]
     """Keep what is cast; `wrap` may change the roles before they play."""
     players: list[Roles] = []
 
-    def keep(protocol: BAFFLE, setting: Setting) -> Roles:
-        players.append(build(protocol, setting))
+    def keep(setting: Setting) -> Roles:
+        players.append(build(setting))
         if wrap is not None:
             wrap(players[-1])
         return players[-1]

@@ -253,8 +253,8 @@ def run(protocol: BAFFLE | None = None, wrap: Callable[[Roles], None] | None = N
     generator = np.random.default_rng(0)
     silos = [Silo(name, generator.normal(0, 1, (6, 3)), generator.integers(0, 2, 6)) for name in NAMES]
 
-    def watching(of: BAFFLE, setting: Setting) -> Roles:
-        made = build(of, setting)
+    def watching(setting: Setting) -> Roles:
+        made = build(setting)
         if wrap is not None:
             wrap(made)
         for name, client in made.clients.items():

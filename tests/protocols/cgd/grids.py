@@ -175,8 +175,8 @@ def casting(wrap: Wrap | None = None) -> Iterator[tuple[list[Roles], dict[str, T
     players: list[Roles] = []
     starts: dict[str, Tensors] = {}
 
-    def keep(protocol: CGD, setting: Setting) -> Roles:
-        made = build(protocol, setting)
+    def keep(setting: Setting) -> Roles:
+        made = build(setting)
         if wrap is not None:
             wrap(made)
         players.append(made)

@@ -77,7 +77,7 @@ def played(rounds: int, protocol: CGD | None = None) -> dict[str, Client]:
 
 
 def of(protocol: CGD, rounds: int) -> Roles:
-    return build(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
+    return build(make(SILOS, protocol, insecure_secret_seed=None)._setting(SEED, rounds))
 
 
 def corrupted(outsider: Client) -> GroupKeys:
@@ -439,7 +439,7 @@ def test_a_round_is_played_again_while_nothing_can_have_been_opened(silos: list[
 def restarted(folder: Path, states: Mapping[str, State] | None = None, rounds: int = 0) -> dict[str, Client]:
     """Participants in new processes, on the records of those before, which a relay has play some rounds."""
     protocol = CGD(delta=(0.1, 0.3), blind=False)
-    made = build(protocol, make(SILOS, protocol, insecure_secret_seed=None)._setting(
+    made = build(make(SILOS, protocol, insecure_secret_seed=None)._setting(
         SEED, 4, CheckpointId("run", 0, 0, ""), RunFolder(folder).helped
     ))  # fmt: skip
     clients = participants(made)

@@ -178,7 +178,7 @@ def test_a_fresh_aggregator_asks_again_where_somebody_is_that_did_not_catch_up()
 
 
 def roles_of(made: Any, rounds: int = 7) -> Roles:
-    return build(made.spec.protocol, made._setting(SEED, rounds))
+    return build(made._setting(SEED, rounds))
 
 
 def engine_of(made: Any, players: Roles) -> InProcess:

@@ -218,7 +218,7 @@ def players(seed: int = 0, insecure: int | None = 5, **given: Any) -> Any:
         network(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), silos, CGD(**given), insecure_secret_seed=insecure,
         dtype="float64", aggregation=SecureAggregation(scheme="additive-shares"),
     )  # fmt: skip
-    return federation.build(made.spec.protocol, made._setting(seed, 3))
+    return federation.build(made._setting(seed, 3))
 
 
 def models(cast: Any) -> dict[str, bytes]:

@@ -18,7 +18,6 @@ from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd import ideal
 from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
@@ -53,8 +52,8 @@ def players_of(made: Federation) -> Roles:
     class Enough(Exception):
         pass
 
-    def casting(protocol: Training, setting: Setting) -> Roles:
-        found.append(build(protocol, setting))
+    def casting(setting: Setting) -> Roles:
+        found.append(build(setting))
         raise Enough
 
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +70,7 @@ def test_a_round_without_a_silo_is_plain_sgd_on_the_rows_of_the_others(
     answer = Client.answer
 
     def away(self: Client, message: Message) -> Message:
-        if isinstance(message, TrainOn) and message.stamp.round == 3 and self._rows.batches.rows == 40:
+        if isinstance(message, TrainOn) and message.stamp.round == 3 and self.rows.batches.rows == 40:
             raise PeerError("away")
         return answer(self, message)
 

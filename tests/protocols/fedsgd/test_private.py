@@ -26,6 +26,7 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.result import Result
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -73,8 +74,7 @@ def inputs(scale: float = 1.0) -> np.ndarray:
 
 
 def rows(x: np.ndarray, dtype: torch.dtype = torch.float64, seed: int = 0, size: int = 8) -> SiloRows:
-    y = torch.from_numpy(np.arange(len(x)) % 3)
-    return SiloRows(x, y, Batches(len(x), size, seed, "north"), dtype)
+    return SiloRows(Rows(x, np.arange(len(x)) % 3, Batches(len(x), size, seed, "north")), dtype)
 
 
 def private(
@@ -221,7 +221,7 @@ def test_a_take_has_the_same_upload_in_all_attempts_and_whatever_differs_has_oth
     changed[-1] += 1e-6  # a row that need not even be in the lot
     assert norm(first, private(noise=1.0, own=rows(changed)).upload(model, parameters, NOW, {})) > 0.1
     scaled = rows(inputs())
-    scaled._preparation = Preparation(np.zeros(1), np.full(1, 1e-9), np.ones(1))
+    scaled._of.prepared = Preparation(np.zeros(1), np.full(1, 1e-9), np.ones(1))
     assert norm(first, private(noise=1.0, own=scaled).upload(model, parameters, NOW, {})) > 0.1
     moved = {name: value + (name == "0.bias") * 1e-9 for name, value in parameters.items()}
     # The gradients are all but the same: what differs is lot and noise.

@@ -38,8 +38,8 @@ def make(protocol: Training, **settings: Any) -> Federation:
 
 
 def lose_in_the_second_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    def casting(protocol: Training, setting: Setting) -> Roles:
-        made = build(protocol, setting)
+    def casting(setting: Setting) -> Roles:
+        made = build(setting)
         for name, client in made.clients.items():
             monkeypatch.setattr(client, "answer", lossy(name, client))
         return made

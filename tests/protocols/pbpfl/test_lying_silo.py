@@ -16,7 +16,6 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Reason
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.training import Training
 from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.registry import build
 from moretta.run import federation
@@ -30,8 +29,8 @@ Lie = Callable[[Predictions], Predictions]
 def train(monkeypatch: pytest.MonkeyPatch, lie: Lie | None, names: tuple[str, ...] = NAMES, **settings: Any) -> Result:
     """Train among silos of which one changes what it predicts before it sends it."""
 
-    def casting(protocol: Training, setting: Setting) -> Roles:
-        made = build(protocol, setting)
+    def casting(setting: Setting) -> Roles:
+        made = build(setting)
         answer = made.clients[LIAR].answer
 
         def lying(message: Message) -> Message:
@@ -119,8 +118,8 @@ def test_of_two_silos_neither_has_its_way(factor: float, monkeypatch: pytest.Mon
 def test_under_the_squared_error_what_comes_out_of_the_sum_grows_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One silo uploads the largest beta there is, from the third round on, and nobody sees whose it was."""
 
-    def casting(protocol: Training, setting: Setting) -> Roles:
-        made = build(protocol, setting)
+    def casting(setting: Setting) -> Roles:
+        made = build(setting)
         contributor: Any = made.clients[LIAR]._contributor  # type: ignore[attr-defined]
         upload = contributor.upload
 

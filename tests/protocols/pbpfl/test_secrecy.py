@@ -19,6 +19,7 @@ from moretta.protocols.pbpfl.messages import Predictions
 from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.registry import build
+from moretta.run.inputs import RunRows
 from moretta.secure_aggregation.keystream import SecretRoot
 
 
@@ -32,7 +33,7 @@ def federation_of(out: Path | None = None) -> Federation:
 
 def test_a_silo_begins_without_the_true_weights() -> None:
     federation = federation_of()
-    players = build(federation.spec.protocol, federation._setting(0, 3))
+    players = build(federation._setting(0, 3))
     for client in players.clients.values():
         assert all((parameter == 0).all() for parameter in client._noisy.own.parameters())
 
@@ -98,7 +99,7 @@ def test_two_rounds_under_powers_of_two_give_the_offset_of_the_head_without_labe
 
 def test_deltas_are_of_one_prediction_of_one_silo_in_one_take() -> None:
     federation = federation_of()
-    server = build(federation.spec.protocol, federation._setting(0, 3)).server
+    server = build(federation._setting(0, 3)).server
 
     def drawn(number: int = 1, attempt: int = 0, take: int = 0, silo: str = "a", z: float = -1.0) -> list[float]:
         now = Stamp("run", number, attempt, take)
@@ -136,8 +137,8 @@ def test_delta_stays_within_one_and_p_is_what_is_left() -> None:
 def test_the_server_holds_more_bits_than_it_ever_sends(tmp_path: Path, dtype: str) -> None:
     """Neither a checkpoint, nor a step, nor the release brings W to the floats that are sent."""
     made = federation_of(tmp_path / "run")
-    spec = replace(made.spec, dtype=dtype, protocol=PBPFL(momentum=0.9))
-    federation = Federation.of(spec, made.model, made.silos, test=made.test, out=made.out)
+    spec = replace(made.spec, run=made.spec.run.model_copy(update={"dtype": dtype}), protocol=PBPFL(momentum=0.9))
+    federation = Federation.of(spec, made.model, RunRows(made.silos, made.test), made.out)
     result = federation.train(2)
     place, states = last_checkpoint(tmp_path / "run" / "checkpoint")
     assert place.round == 2

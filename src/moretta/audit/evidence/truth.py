@@ -17,7 +17,6 @@ from torch import nn
 
 from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported
 from moretta.audit.evidence.network import outputs_at, tensors
-from moretta.config.specification import Specification
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.layout import SampleLayout
@@ -33,7 +32,8 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, prepared, targets
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.silo_rows import Begin
+from moretta.protocols.common.silo_rows import Begin, Rows
+from moretta.protocols.common.specification import Specification
 
 M = TypeVar("M", bound=Message)
 
@@ -270,7 +270,7 @@ class Truth:
     def batches(self, who: str, rows: int) -> Batches:
         """Return the batches of a silo, or of a row of a grid, that has so many rows."""
         in_order = self.run.setting("batches") == "in-order"
-        return Batches(rows, self.federation.spec.batch_size, self.seed, who, in_order=in_order)
+        return Batches(rows, self.federation.spec.data.batch_size, self.seed, who, in_order=in_order)
 
     def drawn(self, number: int) -> tuple[int, ...]:
         """Return what rows, dropout and key of a round were drawn by: `Stamp.drawn` of its last take."""
@@ -286,7 +286,7 @@ class Truth:
         client = self._here.clients[silo]
         client.restore(self.states(number)[f"silo-{silo}"])
         at, of = Stamp(self.place.run, number, 0), self.federation
-        client.answer(Begin.of(at, modules.schema(of.model), of.spec.table, self._preparation))
+        client.answer(Begin.of(at, modules.schema(of.model), of.spec.table_digest, self._preparation))
         return client
 
     @cached_property
@@ -341,14 +341,14 @@ class Truth:
         at = self.parameters(number) if parameters is None else parameters
         with rows.randomness(*self.drawn(number)):
             x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
-            return gradient(of.model, at, PartyRows(x, y), loss or self.loss, of.spec.device)
+            return gradient(of.model, at, PartyRows(x, y), loss or self.loss, of.spec.run.device)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def _silo_rows(self, silo: str) -> SiloRows:
         """Return a silo's rows with its randomness, on its device, as another one has another generator."""
-        of, held = self.federation, self.rows(silo)
-        batches = self.batches(silo, self.run.rows[silo])
-        return SiloRows(held.x, torch.tensor(held.y), batches, self.dtype, of.spec.device, augment=of.spec.augment)
+        spec, held = self.federation.spec, self.rows(silo)
+        rows = Rows(held.x, held.y, self.batches(silo, self.run.rows[silo]))
+        return SiloRows(rows, self.dtype, spec.run.device, augment=spec.data.varied)
 
     @property
     def loss(self) -> Any:
@@ -383,7 +383,7 @@ def _public(record: Mapping[str, Any], federation: Trained, recorded: tuple[int,
         rows={silo.name: len(silo.x) for silo in federation.silos},
         shape=row_shape(federation.silos),
         outputs=federation.outputs,
-        dtype=federation.spec.dtype,
+        dtype=federation.spec.run.dtype,
         scheme=summed["scheme"],
         ring_bits=summed["ring_bits"],
         rounds=record["rounds"],

@@ -1,42 +1,34 @@
-"""An edge client seen by its parent process: checks that it can work, and the process that plays a silo.
+"""An edge client seen by its parent process: checks that it can work, its graph, and the process that plays a silo.
 
 Needs no torch, and is no part of that process, whose imports count in its memory.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
-
-from moretta.contract.lazy_rows import loaded
-from moretta.contract.messages import Array, Message
+from moretta.contract.messages import Message
 from moretta.contract.roles import State
 from moretta.data.layout import SampleLayout
-from moretta.data.rows import Subjects
 from moretta.engines.child import ChildClient
-from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.baffle.edge.settings import Settings
 from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.client import Client
-from moretta.protocols.baffle.silo.messages import MESSAGES
+from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.messages import MESSAGES, RUNS_TORCH
 from moretta.protocols.baffle.silo.private import PrivateScalars
-from moretta.protocols.common.batches import Batches
+from moretta.protocols.baffle.silo.recipe import EdgeSettings, Recipe
 from moretta.protocols.common.overlap import AskApart, compared
-from moretta.protocols.common.scoring import HeldOut
-from moretta.protocols.common.silo_rows import Rows, schema_of
-from moretta.protocols.common.statistics import NOTHING, Statistics
-from moretta.secure_aggregation.cohort import Rules
-from moretta.secure_aggregation.identity import Roster
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.settings import SecureAggregation
 
 # A process that has imported what it needs has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well
@@ -115,18 +107,14 @@ def check_site(
     check_tokens(layout, precision)
 
 
-def privacy_of(
-    protocol: BAFFLE, rows: int, size: int, sharers: int, state: State, left_out: str
-) -> Mapping[str, float | str]:
+def privacy_of(setup: SiloSetup, state: State, left_out: str) -> Mapping[str, float | str]:
     """Return the privacy of a silo's own rows, from the state of its process, which needs no accountant.
 
-    rows: how many it has. size: of a lot. sharers: how many silos share the noise. left_out: where its rows were used
-    beside its uploads.
+    left_out: where its rows were used beside its uploads.
     """
-    if protocol.privacy is None:
+    own = PrivateScalars.of(setup, SecretRoot(state["private/secret_root"])) if setup.privacy else None
+    if own is None:
         return {}
-    root = SecretRoot(state["private/secret_root"])
-    own = PrivateScalars(protocol.privacy, rows, size, root, b"", sharers)
     own.releases.restore({"releases": state["private/releases"]})
     try:
         return own.facts(left_out)
@@ -134,100 +122,84 @@ def privacy_of(
         return {"releases": float(own.releases.count), "epsilon_is_not_stated": str(error)}
 
 
-def edge_client(
-    protocol: BAFFLE,
-    name: str,
-    rows: tuple[Array, Array],
-    held_out: HeldOut | None,
-    *,
-    secure: SecureAggregation,
-    roster: Roster | None,
-    engine: Engine,
-    schema: str,
-    table: str,
-    batch_size: int,
-    seed: int,
-    rounds: int,
-    session: int,
-    insecure: int | None,
-    bound: bytes,
-    rules: Rules,
-    run: str = "",
-    helped: HelpedFile | None = None,
-    subjects: Subjects | None = None,
-    statistics: Statistics = NOTHING,
-    augment: str = "",
-) -> ChildClient:
+def edge_client(protocol: BAFFLE, setup: SiloSetup, engine: Engine, insecure: SecretRoot | None) -> ChildClient:
     """Return the role of a silo that runs ONNX in a process, which is not started yet.
 
-    rows: inputs, and targets as the loss wants them. held_out: rows held back, where models are scored on them. secure:
-    with the paths of roster and identity. roster: as read. engine: its memory limit and precision. schema: the digest
-    of the model's tensors. table: that of the schema of tables. insecure: the seed from which all secrets follow, for
-    tests. rules: of the secure sum. run: of batches and sums. helped: where the silo keeps what it has helped to open.
-    bound: the digest of settings that noise is bound to (`moretta.protocols.common.setting.settings_digest`).
-    statistics: those that the silo gives. augment: how images of a batch are varied. subjects: whom rows are about,
-    which the process is not told. Raises `moretta.errors.ParameterError` for an identity that does not fit the roster.
+    Args:
+        setup: what the silo plays by.
+        engine: its memory limit and precision.
+        insecure: for tests, the root that all secrets follow from.
+
+    Raises:
+        moretta.errors.ParameterError: an identity that does not fit the roster.
     """
-
-    def root() -> SecretRoot:
-        return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, name)
-
-    recipe, privacy, x, y = protocol.recipe(rounds, augment), protocol.privacy, loaded(rows[0]), rows[1]
-    sharers = 1 if secure.scheme == "none" else rules.least(secure.scheme)
-    credentials = secure.credentials(name, roster)
-    keys = None if insecure is None else root()
-    lends = Client(  # gives its secrets as the first state
-        recipe,
-        name,
-        None,
-        Rows(x, y, Batches(len(x), batch_size, seed, name, run), schema),
-        contributor(
-            secure.scheme,
-            name,
-            secure.ring_bits,
-            rules,
-            credentials=credentials,
-            insecure=keys,
-            session=session,
-            run=run,
-        ),
-        root(),
-        None if privacy is None else PrivateScalars(privacy, len(x), batch_size, root(), bound, sharers),
-    )
-    settings = Settings(
-        name=name,
-        recipe=recipe,
-        scheme=secure.scheme,
-        ring_bits=secure.ring_bits,
-        rules=rules,
-        session=session,
-        schema=schema,
-        table=table,
-        batch_size=batch_size,
-        seed=seed,
-        precision=engine.edge_precision,
-        memory_limit_mib=engine.memory_limit_mib,
-        micro_batch=engine.micro_batch,
-        privacy=privacy,
-        sharers=sharers,
-        bound=bound.hex(),
-        roster="" if secure.roster is None else str(secure.roster.absolute()),
-        identity=str(Path((secure.identity or "").replace("{silo}", name)).absolute()) if credentials else "",
-        held_out=0 if held_out is None else len(held_out.x),
-        figures=() if held_out is None else tuple(held_out.figures),
-        rounds=rounds,
-        statistics=statistics,
-        run=run,
-        helped=None if helped is None else replace(helped, path=str(Path(helped.path).absolute())),
-    )
-    if held_out is not None:  # rows held back travel as the last ones
-        x, y = np.concatenate([x, held_out.x]), np.concatenate([y, held_out.y])
-    secret = b"" if keys is None else keys.reveal()
-    alone = Answers()
+    recipe = protocol.recipe(setup.rounds, setup.augment)
+    lends = Client(
+        replace(setup, held_out=None, helped=None), recipe, insecure=insecure
+    )  # its secrets: the first state
+    settings = EdgeSettings(setup, recipe, engine.edge_precision, engine.memory_limit_mib, engine.micro_batch)
 
     def here(message: Message) -> Message | None:
-        if not isinstance(message, AskApart):
-            return None
-        return compared(message, subjects or Subjects(), alone if helped is None else helped.opened.answers)
+        return compared(message, setup.subjects, setup.answers) if isinstance(message, AskApart) else None
 
-    return ChildClient(name, settings.dump(), lends.state(), (x, y), schema_of(MESSAGES), COMMAND, secret, here)
+    secret = b"" if insecure is None else insecure.reveal()
+    return ChildClient(
+        setup.name, settings.dump(), lends.state(), setup.sent(), schema_of(MESSAGES), COMMAND, secret, here
+    )
+
+
+_CHECKED = set[tuple[object, ...]]()
+
+
+def check_graph(
+    setting: Setting, layout: Layout, graph_of: Callable[[str], bytes], recipe: Recipe | None = None
+) -> None:
+    """Raise ParameterError for settings under which an edge client could never take part.
+
+    graph_of: what `exporter` returned. recipe: the silos' settings, where they move blocks. The graph is exported and
+    loaded once for each model, so that one that ONNX or ONNX Runtime cannot express in this precision is found before
+    the run.
+    """
+    engine = setting.engine
+    precision = engine.edge_precision
+    if not engine.edge:
+        return
+    check_memory(engine.memory_limit_mib, "engine")
+    # Roles may be built several times. Only the success is cached, not the graph; at worst a failure is found later.
+    model = (
+        str(setting.model),
+        layout.digest,
+        setting.row_shape,
+        str(setting.silos[0].x.dtype),
+        precision,
+        () if recipe is None else recipe.blocks,
+    )
+    if model in _CHECKED:
+        return
+    # onnxruntime may be absent where nobody asks
+    from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
+    from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
+
+    try:
+        graph = graph_of(precision)
+        if recipe is not None and recipe.rule is not None:
+            OnnxBlocks(graph, recipe.rule)
+        else:
+            OnnxForward(graph)
+    except ParameterError as error:
+        raise ParameterError(f'edge clients with edge-precision = "{precision}": {error}') from None
+    _CHECKED.add(model)
+
+
+def exporter(setting: Setting, layout: Layout, blocks: tuple[LayerBlock, ...] = ()) -> Callable[[str], bytes]:
+    """Return a function that gives the ONNX graph in a precision, exported when it is first asked for."""
+
+    @functools.cache
+    def graph_of(precision: str) -> bytes:
+        if precision == RUNS_TORCH:
+            return b""
+        from moretta.protocols.baffle.onnx_export import graph_of as export  # onnx may be absent where nobody asks
+
+        return export(setting.model, layout, setting.row_shape, setting.row_dtype, precision, blocks)
+
+    return graph_of

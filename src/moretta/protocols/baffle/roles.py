@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,8 +17,15 @@ from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import torch_forward
 from moretta.protocols.baffle.batch_statistics import moving
-from moretta.protocols.baffle.edge_client import PACKAGES, check_packages, check_sigma, check_tokens, edge_client
-from moretta.protocols.baffle.edge_graphs import check, exporter
+from moretta.protocols.baffle.edge_client import (
+    PACKAGES,
+    check_graph,
+    check_packages,
+    check_sigma,
+    check_tokens,
+    edge_client,
+    exporter,
+)
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.silo.client import Client
@@ -26,35 +33,31 @@ from moretta.protocols.baffle.silo.directions import Directions, order_of
 from moretta.protocols.baffle.silo.estimate import directions_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import MESSAGES
-from moretta.protocols.baffle.silo.private import PrivateScalars
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, check_rows, layout_of
-from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.augmentation import CROPS
-from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.releases import Releases
-from moretta.protocols.common.role_parts import (
-    answers_of,
-    bound_to,
-    contributor_of,
+from moretta.protocols.common.roles import (
+    Left,
+    Roles,
     enrolment_of,
-    held_out_of,
     highest_rate,
     model_bound_to,
     roles_of,
+    setups_of,
     without_noise,
 )
-from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
-from moretta.protocols.common.silo_rows import Rows
 
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
-    if setting.augment and (protocol.privacy is not None or setting.augment not in CROPS):
+    if setting.data.varied and (protocol.privacy is not None or setting.data.varied not in CROPS):
         raise ParameterError(
-            f'augment = "{setting.augment}": under baffle it is {" or ".join(CROPS)}, and without dp-noise; remove it'
+            f'augment = "{setting.data.varied}": under baffle it is {" or ".join(CROPS)}, and without dp-noise; remove '
+            "it"
         )
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
@@ -63,74 +66,28 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         scheme,
         None,
         setting.columns,
-        0 if protocol.local_epochs else setting.batch_size,  # an epoch uses all of a silo's rows
+        0 if protocol.local_epochs else setting.data.batch_size,  # an epoch uses all of a silo's rows
     )
     _check_batch_statistics(protocol, setting)
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
     forward, recipe = _forward(protocol, setting, layout)
-    device = torch.device(setting.device)
-    sharers = 1 if scheme == "none" else setting.least(scheme)
-    privates, accountant = _private(protocol, setting, sharers, without_noise(setting, agreed.statistics))
+    device = torch.device(setting.run.device)
+    accountant = _accountant(protocol, setting, without_noise(setting, agreed.statistics))
     releases = None if accountant is None else Releases()
-    schema, computes = modules.schema(setting.model), model_bound_to(setting, layout.shapes)
+    computes = model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, apart=not protocol.batch_statistics)
     _check_fits(protocol, setting, layout)
     combine = Directions.combine if device.type == "cpu" else partial(torch_forward.combine, device=device)
     edge = setting.engine.edge
     check_packages(PACKAGES if edge else ())
     graph_of = exporter(setting, layout, recipe.blocks)
-    check(setting, layout, graph_of, recipe)
+    check_graph(setting, layout, graph_of, recipe)
     clients = dict[str, Role]()
-    for silo in setting.here:
-        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype).numpy()
-        held_out = held_out_of(protocol, setting, silo)
-        if silo.name in edge:
-            clients[silo.name] = edge_client(
-                protocol,
-                silo.name,
-                (silo.x, y),
-                held_out,
-                secure=secure,
-                roster=setting.roster,
-                engine=setting.engine,
-                schema=schema,
-                table=setting.table,
-                batch_size=setting.batch_size,
-                seed=setting.seed,
-                rounds=setting.rounds,
-                session=setting.session,
-                insecure=setting.insecure,
-                rules=setting.rules(scheme),
-                run=setting.run,
-                helped=setting.helped(silo.name) if setting.helped and scheme != "none" else None,
-                bound=bound_to(protocol, setting),
-                subjects=silo.subjects,
-                statistics=agreed.statistics,
-                augment=setting.augment,
-            )
-            continue
-        batches = Batches(len(silo.x), setting.batch_size, setting.seed, silo.name, setting.run)
-        clients[silo.name] = Client(
-            recipe,
-            silo.name,
-            forward,
-            Rows(
-                silo.x,
-                y,
-                batches,
-                schema,
-                held_out,
-                setting.table,
-                silo.subjects,
-                agreed.statistics,
-                answers_of(setting, silo.name),
-            ),
-            contributor_of(setting, scheme, silo.name),
-            setting.root(silo.name),
-            privates.get(silo.name),
-            model=computes,
-            combine=combine,
-        )
+    for name, setup in setups_of(setting, agreed.statistics).items():
+        if name in edge:
+            clients[name] = edge_client(protocol, setup, setting.engine, setting.insecure_root(name))
+        else:
+            clients[name] = Client(setup, recipe, forward, setting.insecure_root(name), model=computes, combine=combine)
     server = Server(
         protocol,
         recipe,
@@ -139,7 +96,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         agreed,
         setting.root("server"),
         secure.largest,
-        setting.rounds,
+        setting.run.rounds,
         graph_of,
         accountant,
         releases,
@@ -150,16 +107,16 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
-    recipe = protocol.recipe(setting.rounds, setting.augment)
+    recipe = protocol.recipe(setting.run.rounds, setting.data.varied)
     if recipe.rule is None:
-        return TorchForward(setting.model, layout, setting.device, by_batch=protocol.batch_statistics), recipe
+        return TorchForward(setting.model, layout, setting.run.device, by_batch=protocol.batch_statistics), recipe
     from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch
 
     check_model(setting.model)
     graph = cut.cut_of(setting.model, layout, setting.row_shape, setting.row_dtype)
     blocks = cut.blocks_of(graph, layout, recipe.rule)
     return (
-        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.device),
+        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.run.device),
         recipe.by(blocks, layout.shapes),
     )
 
@@ -169,25 +126,14 @@ def left(client: Role) -> Left:
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
 
 
-def _private(
-    protocol: BAFFLE, setting: Setting, sharers: int, left_out: str
-) -> tuple[Mapping[str, PrivateScalars], Accountant | None]:
-    """Return what adds the noise of silos that run PyTorch, and what states privacy; None without noise.
-
-    left_out: where rows are used beside.
-    """
+def _accountant(protocol: BAFFLE, setting: Setting, left_out: str) -> Accountant | None:
+    """Return what states privacy; None without noise. left_out: where rows are used beside."""
     if protocol.privacy is None:
-        return {}, None
-    bound, size = bound_to(protocol, setting), setting.batch_size
-    privates = {
-        silo.name: PrivateScalars(protocol.privacy, len(silo.x), size, setting.root(silo.name), bound, sharers)
-        for silo in setting.here
-        if silo.name not in setting.engine.edge
-    }
-    if setting.secure_aggregation.scheme != "none":
+        return None
+    scheme, rate = setting.secure_aggregation.scheme, highest_rate(setting, setting.data.batch_size)
+    if scheme != "none":
         protocol.check_limit(setting.secure_aggregation.largest)
-    rate = highest_rate(setting, setting.batch_size)
-    return privates, Accountant(protocol.privacy, rate, sharers, left_out)
+    return Accountant(protocol.privacy, rate, 1 if scheme == "none" else setting.least(scheme), left_out)
 
 
 def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:

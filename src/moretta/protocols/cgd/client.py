@@ -69,7 +69,7 @@ from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.clipping import Clip
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.overlap import AskApart, compared
+from moretta.protocols.common.overlap import AskApart
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.statistics import Statistics
@@ -203,7 +203,7 @@ class Client:
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return KeyTaken(stamp=message.stamp, opened=opened)
             case AskApart():
-                return compared(message, self._rows.subjects, self._answers)
+                return self._rows.compared(message)
             case DescribeRows():
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)

@@ -27,22 +27,22 @@ from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
-from moretta.protocols.common import enrolment, modules
+from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
-from moretta.protocols.common.role_parts import (
-    answers_of,
+from moretta.protocols.common.roles import (
+    Left,
+    Roles,
     comparison_of,
     contributor_of,
-    credentials_of,
     enrolment_of,
-    held_out_of,
+    rows_of,
     whole_rows,
 )
-from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
-from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.silo_setup import SiloSetup
+from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.encoding import Ring
@@ -55,7 +55,7 @@ def build(protocol: CGD, setting: Setting) -> Roles:
         raise ParameterError(
             'hidden-bias = "shared" is for hidden layers with biases that train, and the model has none; remove it'
         )
-    if protocol.batches == "in-order" and not setting.batch_size:
+    if protocol.batches == "in-order" and not setting.data.batch_size:
         raise ParameterError(
             'batches = "in-order" is for [data] batch-size above 0: with 0 each round has all rows; remove one of them'
         )
@@ -88,21 +88,28 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     clients, alone = dict[str, Client](), dict[str, Preparation]()
     if joint and not protocol.align:
         check_order(setting.silos)
+    schema = modules.schema(model)
     for silo in setting.here:
         by_itself = split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
-        answers = answers_of(setting, silo.name)
+        holds = not joint or silo.name == grid.heads[grid.parts[silo.name].row]
+        if holds and not len(silo.y):
+            raise RowsError(
+                f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
+                "its rows"
+            )
+        setup = setting.setup(silo if holds else replace(silo, y=silo.y[:0]), schema, NOTHING)
 
         def rows_in(
-            order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself, answers: Answers = answers
+            order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself, setup: SiloSetup = setup
         ) -> SiloRows:
-            rows = _participant_rows(protocol, setting, in_order(silo, order), grid, answers, joint=joint)
+            rows = _participant_rows(protocol, setting, setup, silo, grid, order)
             if by_itself:
                 alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
             return rows
 
         given = {name: one.statistics for name, one in enrolments.items() if silo.name in groups[name].members}
         clients[silo.name] = _participant(
-            protocol, setting, silo, rows_in, grid, groups, given, answers, joint=joint, blind=blind
+            protocol, setting, setup, silo, rows_in, grid, groups, given, joint=joint, blind=blind
         )
     rules = setting.rules(secure.scheme)
     server = Server(
@@ -166,44 +173,29 @@ def _group_of(grid: Grid, name: str) -> str:
 
 
 def _participant_rows(
-    protocol: CGD, setting: Setting, silo: Silo, grid: Grid, answers: Answers, *, joint: bool
+    protocol: CGD, setting: Setting, setup: SiloSetup, silo: Silo, grid: Grid, order: NDArray[np.int64] | None
 ) -> SiloRows:
-    row = grid.parts[silo.name].row
-    if joint and silo.name != grid.heads[row]:
-        y = torch.empty(0)
-    else:
-        if not len(silo.y):
-            raise RowsError(
-                f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
-                "its rows"
-            )
-        y = enrolment.targets(silo.y, setting.outputs, protocol.loss, silo.name, setting.dtype)
-    in_order = protocol.batches == "in-order"  # of a row's holders the same, as are all batches
-    batches = Batches(len(silo.x), setting.batch_size, setting.seed, row, setting.run, in_order=in_order)
-    held_out = held_out_of(protocol, setting, silo)
-    return SiloRows(
-        silo.x,
-        y,
-        batches,
-        setting.dtype,
-        setting.device,
-        augment=setting.augment,
-        held_out=held_out,
-        table=setting.table,
-        subjects=silo.subjects,
-        answers=answers,
+    own, y = in_order(silo, order), setup.y if order is None or not len(setup.y) else setup.y[order]
+    batches = Batches(
+        len(own.x),
+        setup.batch_size,
+        setup.seed,
+        grid.parts[silo.name].row,  # of a row's holders the same, as are all batches
+        setup.run,
+        in_order=protocol.batches == "in-order",
     )
+    return rows_of(setting, replace(setup, x=own.x, y=y, subjects=own.subjects), batches)
 
 
 def _participant(
     protocol: CGD,
     setting: Setting,
+    setup: SiloSetup,
     silo: Silo,
     rows_in: RowsIn,
     grid: Grid,
     groups: Mapping[str, Group],
     statistics: Mapping[str, Statistics],
-    answers: Answers,
     *,
     joint: bool,
     blind: bool,
@@ -217,18 +209,18 @@ def _participant(
         silo.columns,
         mine,
     )
-    scheme = setting.secure_aggregation.scheme
-    runs = {name: run_of(name, setting.run) if setting.run else "" for name in (EVERYBODY, *mine)}
+    runs = {name: run_of(name, setting.run_id) if setting.run_id else "" for name in (EVERYBODY, *mine)}
     contributors = {
-        name: contributor_of(setting, scheme, silo.name, group.members, runs[name])
+        name: contributor_of(setting, setup, group.members, runs[name])
         for name, group in mine.items()
         if len(group.members) > 1
     }
     insecure = setting.insecure_root(silo.name)
-    credentials = credentials_of(setting, silo.name, scheme)
-    set_up = SetUp(silo.name, complete(setting.rules(scheme)), credentials, insecure, setting.session, runs[EVERYBODY])
+    set_up = SetUp(silo.name, complete(setup.rules), setup.credentials, insecure, setup.session, runs[EVERYBODY])
     keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
-    aligner = _aligner(protocol, setting, silo, keys, answers) if protocol.align and len(position.row) > 1 else None
+    aligner = (
+        _aligner(protocol, setting, silo, keys, setup.answers) if protocol.align and len(position.row) > 1 else None
+    )
     ids = silo.ids if aligner is None else silo.subject_ids
     return Client(
         protocol,
@@ -238,11 +230,11 @@ def _participant(
         setting.root(silo.name),
         contributors,
         keys,
-        setting.rounds,
+        setting.run.rounds,
         statistics,
-        answers,
+        setup.answers,
         blind=blind,
-        seed=setting.seed,
+        seed=setting.run.seed,
         figures=setting.figures,
     )
 
@@ -274,13 +266,14 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
     _check_loss(protocol, joint=any(silo.columns for silo in setting.silos) and protocol.vertical == "joint")
-    if setting.augment:
+    if setting.data.varied:
         raise ParameterError(
-            f'augment = "{setting.augment}": a simulation does not vary images; remove it, or use engine = "in-process"'
+            f'augment = "{setting.data.varied}": a simulation does not vary images; remove it, or use engine = '
+            '"in-process"'
         )
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
-    x, y, counts = whole_rows(protocol, setting)
+    x, y, counts = whole_rows(setting)
     x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
@@ -288,12 +281,12 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         protocol,
         setting.model,
         grid,
-        Rows(prepared(x, found, setting.dtype), y, counts),
+        Rows(prepared(x, found, setting.dtype), torch.from_numpy(y), counts),
         Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
-        setting.insecure,
-        setting.rounds,
-        setting.batch_size,
-        setting.seed,
+        setting.run.insecure_secret_seed,
+        setting.run.rounds,
+        setting.data.batch_size,
+        setting.run.seed,
     )
     return Roles(simulation, {}, _Pooled(found), "none", (), 0, simulation.models, simulation.displaced)
 

@@ -22,7 +22,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,17 @@ from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.data.layout import SampleLayout
 from moretta.data.look import LEAST_SHOWN, shown, total
-from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied
-from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.modules import Inputs, LazyTensor
-from moretta.protocols.common.overlap import AskApart, Comparison, compared
+from moretta.protocols.common.overlap import AskApart, Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
-from moretta.protocols.common.scoring import HeldOut, Score
-from moretta.protocols.common.silo_rows import Begin, Ready, Rows, digest_of_rows
-from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.silo_rows import Begin, Ready, Rows
+from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.targets import encode
-from moretta.secure_aggregation.keystream import digest_of
-from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
     ALL,
     FLAT,
@@ -118,54 +113,40 @@ def _of(
 
 
 class SiloRows:
-    """A silo's rows, its batches and its half of the enrolment.
+    """A silo's rows as tensors, its batches and its half of the enrolment.
 
-    x: the inputs, [rows, ...], of which lazy ones are read by batch; y: the targets as the loss wants them (`targets`),
-    [rows, outputs] or int64[rows]. augment: how inputs, images, are varied at each use (`varied`); empty: not.
-    held_out: the rows held back, where models are scored on them. table: the digest of its table's schema. subjects:
-    whom its rows are about. statistics, answers: as of `silo_rows.Rows`.
+    Args:
+        of: the rows as arrays, of which lazy ones are read by batch.
+        augment: how inputs, images, are varied at each use (`varied`); empty: not.
     """
 
-    def __init__(
-        self,
-        x: NDArray[np.generic],
-        y: Tensor,
-        batches: Batches | UnionBatches,
-        dtype: torch.dtype,
-        device: str = "cpu",
-        *,
-        augment: str = "",
-        held_out: HeldOut | None = None,
-        table: str = "",
-        subjects: Subjects | None = None,
-        statistics: Statistics = NOTHING,
-        answers: Answers | None = None,
-    ) -> None:
-        self.subjects, self.statistics, self.answers = subjects or Subjects(), statistics, answers or Answers()
-        self._raw, self.dtype, self.device, self._augment = x, dtype, device, augment
-        self._held_out, self._table, self._preparation = held_out, table, Preparation.nothing()
-        self.y = y.to(device)
-        self.batches = batches
-        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
-        self.x = self._prepared(self._raw)
+    def __init__(self, of: Rows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "") -> None:
+        self._of, self.dtype, self.device, self._augment = of, dtype, device, augment
+        self.answers, self.batches, self.y = of.answers, of.batches, torch.from_numpy(of.y).to(device)
+        self.x = self._prepared(of.x)
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
-        return inputs_of(x, self._preparation, self.dtype, self.device)
+        return inputs_of(x, self._of.prepared, self.dtype, self.device)
 
     def prepare_alone(self, rules: ColumnRules) -> Preparation:
         """Prepare by one's own columns, which nobody else has; return how."""
-        self._preparation = fitted_alone(self._raw, rules)
-        self.x = self._prepared(self._raw)
-        return self._preparation
+        self._of.prepared = fitted_alone(self._of.x, rules)
+        self.x = self._prepared(self._of.x)
+        return self._of.prepared
 
-    @cached_property
-    def _own(self) -> bytes:
-        return digest_of({"x": self._raw, "y": self.y.cpu().numpy()})
+    @property
+    def agreed(self) -> Sequence[bytes]:
+        """Digests of what the set-up agreed on."""
+        return self._of.agreed
 
     @property
     def digest(self) -> bytes:
         """SHA-256 over rows, targets and how they are prepared (`silo_rows.digest_of_rows`)."""
-        return digest_of_rows(self._own, self._preparation)
+        return self._of.digest
+
+    def compared(self, ask: AskApart) -> Message:
+        """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""
+        return self._of.compared(ask)
 
     @property
     def varied(self) -> bool:
@@ -195,21 +176,9 @@ class SiloRows:
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
-        if isinstance(message, AskApart):
-            return compared(message, self.subjects, self.answers)
-        rows = Rows(
-            self._raw,
-            self.y.cpu().numpy(),
-            self.batches,
-            modules.schema(model),
-            table=self._table,
-            statistics=self.statistics if statistics is None else statistics,
-            answers=self.answers,
-        )
-        reply = rows.answer(message, contributor)
+        reply = self._of.answer(message, contributor, statistics)
         if isinstance(reply, Ready):
-            self._preparation, self.agreed = rows.prepared, rows.agreed
-            self.x = self._prepared(self._raw)
+            self.x = self._prepared(self._of.x)
         return reply
 
     def score(
@@ -226,11 +195,11 @@ class SiloRows:
         blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's. own:
         a digest of the model, where it is the silo's own.
         """
-        if self._held_out is None:
+        if self._of.held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._prepared(self._held_out.x)).cpu().numpy()
+        outputs = modules.outputs_of(model, self._prepared(self._of.held_out.x)).cpu().numpy()
         agreed = self.agreed if agreed is None else agreed
-        return self._held_out.upload(ask, contributor, outputs, agreed, blind, own)
+        return self._of.held_out.upload(ask, contributor, outputs, agreed, blind, own)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:

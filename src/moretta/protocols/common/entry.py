@@ -75,9 +75,9 @@ class Entry:
         found: type[Training] = load(self.settings)
         return found
 
-    def build(self, protocol: Training, setting: Setting) -> Roles:
+    def build(self, setting: Setting) -> Roles:
         """Return the roles of a run. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
-        found: Roles = load(self.roles)(protocol, setting)
+        found: Roles = load(self.roles)(setting.spec.protocol, setting)
         return found
 
     def own_messages(self) -> Sequence[type[Message]]:

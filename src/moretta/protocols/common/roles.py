@@ -1,16 +1,36 @@
-"""The roles of one run, as a protocol builds them."""
+"""The roles of one run, and what they are built from, whatever the protocol: rows, sums, the enrolment of a cohort."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moretta.contract.messages import Message, Tensors
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.lazy_rows import joined
+from moretta.contract.messages import Array, Message, Tensors
 from moretta.contract.roles import Client, Server, State
-from moretta.data.tables.preparation import Preparation
+from moretta.data.holders import check_ids, check_order, grid_of
+from moretta.data.tables.preparation import ColumnRules, Preparation
+from moretta.errors import ParameterError
+from moretta.protocols.common import modules
+from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.batches import Batches, Lots, UnionBatches
+from moretta.protocols.common.enrolment import Enrolment, SiloRows
+from moretta.protocols.common.overlap import COMPARISON, Comparison
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.row_counts import Counted
+from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.silo_setup import SiloSetup
+from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.statistics import without_noise as in_words
+from moretta.secure_aggregation.keystream import digest_of, encode_purpose
+from moretta.secure_aggregation.schemes import aggregator
+from moretta.secure_aggregation.sums import Contributor
 
 
 @dataclass(frozen=True)
@@ -63,3 +83,166 @@ class Fitted(Protocol):
     @property
     def preparation(self) -> Preparation:
         """By column, or alike for all."""
+
+
+POOL = "everybody"  # the one silo of centralised training
+
+
+def roles_of(
+    server: Server,
+    clients: Mapping[str, Client],
+    agreed: Enrolment,
+    messages: Sequence[type[Message]],
+    least: int,
+    releases: Releases | None = None,
+    accountant: Accountant | None = None,
+) -> Roles:
+    """Return the roles of a protocol in which the server holds the model, or each silo has one.
+
+    releases, accountant: where silos add noise.
+    """
+
+    def models() -> Mapping[str, Tensors]:
+        common = modules.under("model/", server.state())
+        return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
+
+    scheme = agreed.aggregation.scheme
+    return Roles(
+        server,
+        clients,
+        agreed,
+        scheme,
+        schema_of(messages),
+        least,
+        models,
+        releases=releases,
+        counted=lambda: agreed.counted,
+        epsilon=None if releases is None or accountant is None else lambda: accountant.spent(releases.count),
+    )
+
+
+def enrolment_of(
+    setting: Setting,
+    scheme: str,
+    members: Sequence[str] | None,
+    columns: ColumnRules,
+    batch_size: int | None = None,
+    *,
+    ask_scales: bool = False,
+) -> Enrolment:
+    """Return the server's half of the enrolment of some silos. columns, batch_size, ask_scales: see `Enrolment`.
+
+    members: None for all silos. batch_size: None is the setting's.
+    """
+    rules = setting.rules(scheme, members)
+    if scheme == "pairwise":
+        rules.check(len(setting.silos if members is None else members))
+    summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
+    size = setting.data.batch_size if batch_size is None else batch_size
+    # Where silos sum in groups, their server compares all of them by itself.
+    comparison = comparison_of(setting) if members is None else None
+    schema, figures, table = modules.schema(setting.model), setting.figures, setting.spec.table_digest
+    return Enrolment(
+        summing,
+        schema,
+        columns,
+        size,
+        ask_scales,
+        figures,
+        table,
+        comparison,
+        setting.layout,
+        setting.classes,
+        setting.outputs,
+    )
+
+
+def comparison_of(setting: Setting) -> Comparison | None:
+    """Return what compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
+    return None if setting.tested is None else Comparison(setting.tested)
+
+
+def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = None) -> dict[str, SiloSetup]:
+    """Return what each silo that is here plays by, under its name. statistics, scheme: as of `Setting.setup`."""
+    schema = modules.schema(setting.model)
+    return {silo.name: setting.setup(silo, schema, statistics, scheme) for silo in setting.here}
+
+
+def contributor_of(setting: Setting, setup: SiloSetup, members: Sequence[str], run: str) -> Contributor:
+    """Return a silo's half of the secure sum of some silos. run: as stamps have it."""
+    return setup.contributor(setting.insecure_root(setup.name), setting.rules(setup.scheme, members), run)
+
+
+def rows_of(setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None) -> SiloRows:
+    """Return a silo's rows as tensors. batches: in the place of its own."""
+    return SiloRows(setup.rows(batches), setting.dtype, setting.run.device, augment=setup.augment)
+
+
+def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:
+    """Return what one party with everybody's rows plays by, and those, in the batches that the silos would take."""
+    x, y, counts = whole_rows(setting)
+    run, size = setting.run, setting.data.batch_size
+    setup = SiloSetup(
+        POOL,
+        x,
+        y,
+        modules.schema(setting.model),
+        size,
+        run.seed,
+        run.rounds,
+        rules=setting.rules("none"),
+        table=setting.spec.table_digest,
+        statistics=statistics,
+        augment=setting.data.varied,
+    )
+    batches = UnionBatches([Batches(count, size, run.seed, row) for row, count in counts.items()])
+    return setup, rows_of(setting, setup, batches)
+
+
+def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, int]]:
+    """Return all silos' rows with all their columns, one row of the grid after the other.
+
+    Returned are inputs, targets, and how many rows each row of the grid has.
+    """
+    check_order(setting.silos)
+    check_ids(setting.silos)
+    grid, silos = grid_of(setting.silos), {silo.name: silo for silo in setting.silos}
+    blocks, labels, counts = list[NDArray[np.generic]](), list[NDArray[np.generic]](), dict[str, int]()
+    for row, names in grid.rows.items():
+        head = silos[grid.heads[row]]
+        counts[row] = len(head.x)
+        labels.append(head.y)
+        if not head.columns:
+            blocks.append(head.x)
+            continue
+        whole = np.empty((len(head.x), sum(len(silos[name].columns) for name in names)), dtype=head.x.dtype)
+        for name in names:
+            if len(silos[name].x) != len(head.x):
+                raise ParameterError(
+                    f"row `{row}`: expected as many rows of `{name}` as of `{head.name}`, {len(head.x)}, in the same "
+                    f"order; got {len(silos[name].x)}"
+                )
+            whole[:, list(silos[name].columns)] = silos[name].x
+        blocks.append(whole)
+    return joined(blocks), setting.targets(np.concatenate(labels), POOL), counts
+
+
+def highest_rate(setting: Setting, batch_size: int) -> float:
+    """Return the highest chance, over all silos, of a row to be in a round's lot (`batches.Lots`)."""
+    rows = [len(silo.x) for silo in setting.here]
+    if len(rows) < len(setting.silos):
+        if setting.data.least_rows is None:
+            raise ParameterError(LEAST_ROWS_MISSING)
+        rows.append(setting.data.least_rows)
+    return max(Lots(count, batch_size).rate for count in rows)
+
+
+def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
+    """Return a digest of the model apart from its trained parameters: what built it, and its fixed tensors."""
+    fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
+    return hashlib.sha256(encode_purpose("model", setting.spec.model_source, digest_of(fixed))).digest()
+
+
+def without_noise(setting: Setting, statistics: Statistics) -> str:
+    """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
+    return in_words([*statistics.names, *([] if setting.tested is None else [COMPARISON])])

@@ -6,19 +6,28 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.rows import Subjects
+from moretta.data.settings import Data
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
-from moretta.engines.settings import Engine
+from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError, RowsError
-from moretta.protocols.common.scoring import LEAST_SILOS
-from moretta.protocols.common.targets import CONFUSION_UP_TO
+from moretta.protocols.common.row_counts import counted_classes
+from moretta.protocols.common.scoring import LEAST_SILOS, figures_of
+from moretta.protocols.common.silo_setup import SiloSetup
+from moretta.protocols.common.specification import Specification
+from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.targets import CONFUSION_UP_TO, encode
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
@@ -83,82 +92,78 @@ def check_look(protocol: Training, silos: Sequence[Silo]) -> None:
         raise ParameterError(f"{key} counts at silos that hold whole samples, and here columns are split; remove it")
 
 
-def settings_digest(
-    protocol: Training,
-    secure: SecureAggregation,
-    roster: Roster | None,
-    silos: Sequence[str],
-    *,
-    schema: str,
-    batch_size: int,
-    augment: str,
-    seed: int,
-    layout: SampleLayout | None,
-) -> bytes:
-    """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
-
-    It is the same on every engine and in every session of a run: the number of rounds and paths of files are left out,
-    and `own_loss`, which no noise goes with.
-    silos: the names of all. schema: the digest of the model's tensors. layout: of samples of several arrays, by which
-    one and the same packed row may be other inputs of a model.
-    """
-    told = {
-        "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", "own_loss"}),
-        "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
-        "roster": "" if roster is None else roster.digest,
-        "silos": sorted(silos),
-        "schema": schema,
-        "batch-size": batch_size,
-        "augment": augment,
-        "seed": seed,
-        **({} if layout is None else {"arrays": layout.dump()}),
-    }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What every protocol is given.
+    """What every protocol is given: the specification, the model, the silos, and what the set-up found of them.
 
-    built: the model as it was built or warm-started; a run starts from `model`. columns: how they are prepared. table:
-    the digest of the schema that tables are read by, empty for none. session: how often the run was resumed. insecure:
-    the seed from which all secrets follow, for tests; None draws them from the operating system. roster: the silos'
-    public identities, if they have any. engine: where the roles run, or what simulates them. least_rows: the fewest
-    rows that any silo has, as agreed beforehand, where silos are remote. figures: of the score that silos are asked for
-    at the end (`moretta.protocols.common.scoring`), none for no score. playing: who plays which round, None for all.
-    run: the id of a run over many machines, from which batches follow beside the seed, and under which alone a silo
-    takes part in sums; a simulation has none. helped: gives the file in which a local silo keeps the sums that it has
-    helped to open, None for none. model_source: a digest of what built the model, empty where that is not known.
-    tested: whom the server's test rows are about, where silos' rows are to be compared with them. layout: of samples of
-    several arrays (`moretta.data.layout`). classes: how many a look before training counts, 1 where targets are
-    numbers, 0 for no look.
+    Args:
+        spec: all settings, with rounds and seed as the run is played.
+        built: the model as it was built or warm-started; a run starts from `model`.
+        outputs: how many it has.
+        columns: how they are prepared.
+        layout: of samples of several arrays (`moretta.data.layout`).
+        roster: the silos' public identities, if they have any.
+        tested: whom the server's test rows are about, where silos' rows are to be compared with them.
+        session: how often the run was resumed.
+        run_id: of a run over many machines, from which batches follow beside the seed, and under which alone a silo
+            takes part in sums; a simulation has none.
+        helped: gives the file in which a local silo keeps the sums that it has helped to open, None for none.
     """
 
+    spec: Specification
     built: nn.Module
     outputs: int
     silos: Sequence[Silo]
-    secure_aggregation: SecureAggregation
-    batch_size: int
     columns: ColumnRules
-    dtype: torch.dtype
-    device: str
-    seed: int
-    rounds: int
-    augment: str = ""
-    session: int = 0
-    insecure: int | None = field(default=None, repr=False)
-    roster: Roster | None = None
-    engine: Engine = field(default_factory=Engine)
-    least_rows: int | None = None
-    figures: Sequence[str] = ()
-    playing: Participation | None = None
-    run: str = ""
-    helped: Callable[[str], HelpedFile] | None = None
-    model_source: str = ""
-    table: str = ""
-    tested: Subjects | None = None
     layout: SampleLayout | None = None
-    classes: int = 0
+    roster: Roster | None = None
+    tested: Subjects | None = None
+    session: int = 0
+    run_id: str = ""
+    helped: Callable[[str], HelpedFile] | None = None
+
+    @property
+    def run(self) -> Run:
+        """Its section."""
+        return self.spec.run
+
+    @property
+    def data(self) -> Data:
+        """Its section."""
+        return self.spec.data
+
+    @property
+    def engine(self) -> Engine:
+        """Where the roles run, or what simulates them."""
+        return self.spec.engine
+
+    @cached_property
+    def secure_aggregation(self) -> SecureAggregation:
+        """How sums are made: see `Specification.summing`."""
+        return self.spec.summing(len(self.silos))
+
+    @cached_property
+    def playing(self) -> Participation:
+        """Who plays which round."""
+        return self.spec.playing([silo.name for silo in self.silos], self.run.seed)
+
+    @property
+    def figures(self) -> Sequence[str]:
+        """Of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score."""
+        asked = self.data.score_at_silos
+        return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
+
+    @property
+    def classes(self) -> int:
+        """How many a look before training counts, 1 where targets are numbers, 0 for no look."""
+        return counted_classes(self.spec.task, self.outputs) if self.data.look else 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model and the silos compute in."""
+        import torch  # a silo's own site may have no PyTorch
+
+        return torch.float64 if self.run.dtype == "float64" else torch.float32
 
     @property
     def here(self) -> Sequence[Silo]:
@@ -191,7 +196,7 @@ class Setting:
 
     def silo_model(self) -> nn.Module:
         """Return a copy of the model on the silos' device."""
-        return copy.deepcopy(self.model).to(self.device)
+        return copy.deepcopy(self.model).to(self.run.device)
 
     def blank_model(self) -> nn.Module:
         """Return the same with all weights 0: a silo that is sent a perturbed model must not hold the true one."""
@@ -208,9 +213,80 @@ class Setting:
 
         members: the silos of the sum, None for all.
         """
-        playing = self.playing if members is None else Participation(tuple(members), len(members), self.seed)
+        playing = self.playing if members is None else Participation(tuple(members), len(members), self.run.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
         return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least)
+
+    def bound(self, schema: str) -> bytes:
+        """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
+
+        It is the same on every engine and in every session of a run: the number of rounds and paths of files are left
+        out, and `own_loss`, which no noise goes with. The layout counts, as by it one and the same packed row may be
+        other inputs of a model. schema: the digest of the model's tensors.
+        """
+        protocol, secure = self.spec.protocol, self.secure_aggregation
+        told = {
+            "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", "own_loss"}),
+            "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
+            "roster": "" if self.roster is None else self.roster.digest,
+            "silos": sorted(silo.name for silo in self.silos),
+            "schema": schema,
+            "batch-size": self.data.batch_size,
+            "augment": self.data.varied,
+            "seed": self.run.seed,
+            **({} if self.layout is None else {"arrays": self.layout.dump()}),
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+
+    def setup(self, silo: Silo, schema: str, statistics: Statistics, scheme: str | None = None) -> SiloSetup:
+        """Return what a silo that is here plays by. Needs no torch.
+
+        Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance. An upload in the clear
+        has all of it.
+
+        Args:
+            schema: the digest of the model's tensors.
+            statistics: the closed list of those that it gives.
+            scheme: of its sums; None is the setting's.
+
+        Raises:
+            moretta.errors.ParameterError: its targets do not fit the loss.
+        """
+        secure, run, protocol = self.secure_aggregation, self.run, self.spec.protocol
+        scored = silo.held_out if self.figures else None
+        scheme = secure.scheme if scheme is None else scheme
+        identity = "" if scheme == "none" else str(secure.identity or "").replace("{silo}", silo.name)
+        return SiloSetup(
+            silo.name,
+            silo.x,
+            self.targets(silo.y, silo.name) if len(silo.y) else np.empty(0, np.float32),
+            schema,
+            self.data.batch_size,
+            run.seed,
+            run.rounds,
+            scheme,
+            secure.ring_bits,
+            self.rules(scheme),
+            self.session,
+            self.run_id,
+            self.spec.table_digest,
+            statistics,
+            protocol.loss,
+            tuple(self.figures),
+            None if scored is None else (scored[0], self.targets(scored[1], silo.name)),
+            silo.subjects,
+            self.data.varied,
+            protocol.privacy,
+            1 if scheme == "none" else self.least(scheme),
+            b"" if protocol.privacy is None else self.bound(schema),
+            str(secure.roster or ""),
+            identity,
+            None if self.helped is None else self.helped(silo.name),
+        )
+
+    def targets(self, y: NDArray[np.generic], silo: str) -> Array:
+        """Return a silo's targets as the loss wants them (`moretta.protocols.common.targets.encode`)."""
+        return encode(y, self.outputs, self.spec.protocol.loss, silo, self.run.dtype)
 
     def least(self, scheme: str) -> int:
         """Return the fewest silos that a round under this scheme may end with."""
@@ -218,11 +294,12 @@ class Setting:
 
     def insecure_root(self, role: str) -> SecretRoot | None:
         """Return the root from which a role's keys follow in tests; None draws them from the operating system."""
-        return None if self.insecure is None else self.root(role)
+        return None if self.run.insecure_secret_seed is None else self.root(role)
 
     def root(self, role: str) -> SecretRoot:
         """Return the role's secret root."""
-        return SecretRoot.fresh() if self.insecure is None else SecretRoot.insecure(self.insecure, role)
+        insecure = self.run.insecure_secret_seed
+        return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, role)
 
 
 LEAST_ROWS_MISSING = (

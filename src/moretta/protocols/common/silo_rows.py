@@ -98,7 +98,7 @@ class Rows:
         x: NDArray[np.generic],
         y: Array,
         batches: Batches | UnionBatches,
-        schema: str,
+        schema: str = "",
         held_out: HeldOut | None = None,
         table: str = "",
         subjects: Subjects | None = None,
@@ -124,17 +124,21 @@ class Rows:
         """Return prepared inputs and targets of some rows."""
         return self.prepared.apply(self.x[index], dtype), self.y[index]
 
-    def answer(self, message: Message, contributor: Contributor) -> Message:
-        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other."""
+    def answer(self, message: Message, contributor: Contributor, statistics: Statistics | None = None) -> Message:
+        """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other.
+
+        statistics: those that are given to the message's group; None for the silo's.
+        """
+        given = self._statistics if statistics is None else statistics
         match message:
             case AskMoments():
-                self._statistics.check(message, self.answers)
+                given.check(message, self.answers)
                 return answer_moments(contributor, message, {message.what: self._matrix(message)})
             case AskHistogram():
-                self._statistics.check(message, self.answers)
+                given.check(message, self.answers)
                 return answer_histogram(contributor, message, {message.what: self.x.reshape(-1, self.x.shape[-1])})
             case AskApart():
-                return compared(message, self._subjects, self.answers)
+                return self.compared(message)
             case Begin():
                 if message.schema != self._schema:
                     raise PeerError("the server's model has other tensors than the silo's; expected the same")
@@ -154,6 +158,10 @@ class Rows:
         if reply is None:
             raise unexpected("a silo", message)
         return reply
+
+    def compared(self, ask: AskApart) -> Message:
+        """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""
+        return compared(ask, self._subjects, self.answers)
 
     def _matrix(self, ask: AskMoments) -> NDArray[np.generic]:
         """Return the matrix that a statistic is of, [entries, columns]."""

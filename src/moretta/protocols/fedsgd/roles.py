@@ -7,18 +7,18 @@ import hashlib
 from moretta.contract.roles import Client as Role
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.releases import Releases
-from moretta.protocols.common.role_parts import (
+from moretta.protocols.common.roles import (
     POOL,
-    bound_to,
-    contributor_of,
+    Left,
+    Roles,
     enrolment_of,
     highest_rate,
-    pooled_rows,
+    pool_of,
     roles_of,
     rows_of,
+    setups_of,
     without_noise,
 )
-from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.stacked import Stacked
 from moretta.protocols.common.training import Training
@@ -31,7 +31,7 @@ from moretta.protocols.fedsgd.server import LoneServer, Server
 
 def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
     """Build FedSGD's server and silos."""
-    return _build(protocol, setting, setting.secure_aggregation.scheme, setting.batch_size)
+    return _build(protocol, setting, setting.secure_aggregation.scheme, setting.data.batch_size)
 
 
 def build_fedavg(protocol: Training, setting: Setting) -> Roles:
@@ -41,32 +41,34 @@ def build_fedavg(protocol: Training, setting: Setting) -> Roles:
 
 def build_centralised(protocol: Training, setting: Setting) -> Roles:
     """Build a server and one party that has all rows."""
-    return _build(protocol, setting, "none", setting.batch_size * len(setting.silos), pooled=True)
+    return _build(protocol, setting, "none", setting.data.batch_size * len(setting.silos), pooled=True)
 
 
 def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *, pooled: bool = False) -> Roles:
     agreed = enrolment_of(setting, scheme, None, setting.columns, batch_size)
-    statistics = agreed.statistics
-    rows = {POOL: pooled_rows(protocol, setting, statistics)} if pooled else rows_of(protocol, setting, statistics)
-    privacy = protocol.privacy if isinstance(protocol, FedSGD) else None
-    # Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance. An upload in the clear has
-    # all of it.
-    sharers = 1 if scheme == "none" else setting.least(scheme)
+    if pooled:
+        played = {POOL: pool_of(setting, agreed.statistics)}
+    else:
+        setups = setups_of(setting, agreed.statistics, scheme)
+        played = {name: (setup, rows_of(setting, setup)) for name, setup in setups.items()}
+    privacy, loss = protocol.privacy if isinstance(protocol, FedSGD) else None, protocol.loss_function
     private, accountant, releases = dict[str, PrivateGradient](), None, None
     if privacy is not None:
-        bound = hashlib.sha256(bound_to(protocol, setting) + setting.model_source.encode()).digest()
-        for name, own in rows.items():
-            root = setting.root(name)
-            private[name] = PrivateGradient(privacy, own, batch_size, protocol.loss_function, root, bound, sharers)
-        accountant = Accountant(privacy, highest_rate(setting, batch_size), sharers, without_noise(setting, statistics))
-        releases = Releases()
-    largest, rounds = setting.secure_aggregation.largest, setting.rounds
+        sharers = 1 if scheme == "none" else setting.least(scheme)
+        for name, (setup, own) in played.items():
+            bound = hashlib.sha256(setup.bound + setting.spec.model_source.encode()).digest()
+            private[name] = PrivateGradient(privacy, own, batch_size, loss, setting.root(name), bound, sharers)
+        left_out = without_noise(setting, agreed.statistics)
+        accountant, releases = Accountant(privacy, highest_rate(setting, batch_size), sharers, left_out), Releases()
+    largest, rounds = setting.secure_aggregation.largest, setting.run.rounds
     server = Server(protocol, setting.model, agreed, largest, rounds, accountant, releases)
     model = setting.silo_model().train()
-    stacked = Stacked(model, protocol.loss_function)
+    stacked = Stacked(model, loss)
     clients = {
-        name: Client(protocol, model, own, contributor_of(setting, scheme, name), rounds, private.get(name), stacked)
-        for name, own in rows.items()
+        name: Client(
+            protocol, model, own, setup.contributor(setting.insecure_root(name)), rounds, private.get(name), stacked
+        )
+        for name, (setup, own) in played.items()
     }
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
 
@@ -75,10 +77,10 @@ def build_local(protocol: Training, setting: Setting) -> Roles:
     """Build silos that train alone."""
     scheme = setting.secure_aggregation.scheme if len(setting.silos) > 1 else "none"
     agreed = enrolment_of(setting, scheme, None, setting.columns)
-    clients = {
-        name: LoneClient(protocol, setting.silo_model(), own, contributor_of(setting, scheme, name), setting.rounds)
-        for name, own in rows_of(protocol, setting, agreed.statistics).items()
-    }
+    rounds, clients = setting.run.rounds, dict[str, Role]()
+    for name, setup in setups_of(setting, agreed.statistics, scheme).items():
+        sums = setup.contributor(setting.insecure_root(name))
+        clients[name] = LoneClient(protocol, setting.silo_model(), rows_of(setting, setup), sums, rounds)
     server = LoneServer(agreed, setting.model)
     return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.role_parts import contributor_of, enrolment_of, roles_of, rows_of
-from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.roles import Roles, enrolment_of, roles_of, rows_of, setups_of
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import MESSAGES
@@ -34,7 +33,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
         setting.root("server"),
         secure.largest,
         tuple(sample.shape[1:]),
-        setting.rounds,
+        setting.run.rounds,
         setting.layout,
     )
     blank = setting.blank_model()
@@ -43,12 +42,12 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
             protocol.loss_function,
             blank,
             plan.head,
-            own,
-            contributor_of(setting, secure.scheme, name),
+            rows_of(setting, setup),
+            setup.contributor(setting.insecure_root(name)),
             protocol.variant,
             setting.root(name) if protocol.exchange == "ratios" else None,
         )
-        for name, own in rows_of(protocol, setting, agreed.statistics).items()
+        for name, setup in setups_of(setting, agreed.statistics).items()
     }
     return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from moretta.errors import ParameterError
-from moretta.protocols.common.role_parts import contributor_of, enrolment_of, roles_of, rows_of
-from moretta.protocols.common.roles import Roles
+from moretta.protocols.common.roles import Roles, enrolment_of, roles_of, rows_of, setups_of
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 
@@ -20,9 +19,16 @@ def build(protocol: Training, setting: Setting) -> Roles:
         raise ParameterError(f"expected the settings of FedSAM, got {type(protocol).__name__}")
     secure = setting.secure_aggregation
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, batch_size=0)
+    rounds = setting.run.rounds
     clients = {
-        name: Client(protocol, setting.silo_model(), rows, contributor_of(setting, secure.scheme, name), setting.rounds)
-        for name, rows in rows_of(protocol, setting, agreed.statistics).items()
+        name: Client(
+            protocol,
+            setting.silo_model(),
+            rows_of(setting, setup),
+            setup.contributor(setting.insecure_root(name)),
+            rounds,
+        )
+        for name, setup in setups_of(setting, agreed.statistics).items()
     }
-    server = Server(setting.model, agreed, secure.largest, setting.rounds)
+    server = Server(setting.model, agreed, secure.largest, rounds)
     return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))

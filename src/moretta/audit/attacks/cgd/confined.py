@@ -28,6 +28,7 @@ from moretta.protocols.cgd.messages import Descend, Join
 from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.silo_rows import Rows
 
 
 def check_whole(truth: Truth) -> None:
@@ -113,8 +114,8 @@ def local(truth: Truth, name: str, number: int) -> Local:
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
     held, batches = truth.rows(name), truth.batches(name, truth.run.rows[name])
-    augment = truth.federation.spec.augment
-    rows = SiloRows(held.x, torch.tensor(held.y), batches, truth.dtype, augment=augment)
+    augment = truth.federation.spec.data.varied
+    rows = SiloRows(Rows(held.x, held.y, batches), truth.dtype, augment=augment)
     weights = participant(truth, name, number).model()
     return whole_gradient(truth.network(), weights, rows, truth.loss, truth.drawn(number), no_phase)
 

@@ -25,19 +25,14 @@ from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError
 from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
-from moretta.protocols.baffle.edge.settings import Settings
 from moretta.protocols.baffle.silo import work
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.estimate import differences, directions_of
 from moretta.protocols.baffle.silo.messages import MESSAGES
-from moretta.protocols.baffle.silo.private import PrivateScalars
-from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.scoring import HeldOut
-from moretta.protocols.common.silo_rows import Rows, schema_of
+from moretta.protocols.baffle.silo.recipe import EdgeSettings
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation.schemes import contributor
-from moretta.secure_aggregation.sums import Contributor
 
 SCHEMA = (*schema_of(MESSAGES), *OF_PROCESS)
 # Arrays as long as the parameters that an estimate holds beside the perturbed ones: the server's, their signs, and a
@@ -56,29 +51,21 @@ class EdgeSilo:
     """A silo's role in this process, and the model that it runs."""
 
     def __init__(self, begin: BeSilo, x: Array, y: Array) -> None:
-        self._settings = settings = Settings.load(begin.settings)
+        self._settings = settings = EdgeSettings.load(begin.settings, x, y)
         if settings.memory_limit_mib is not None:
             cap(settings.memory_limit_mib)
         self._graph = b""  # the digest of the one that was loaded
         self._forward: OnnxForward | OnnxBlocks | None = None
         self._too_large: ParameterError | None = None
-        self._rows, self._batches = _rows_of(settings, x, y)
+        insecure = SecretRoot(begin.insecure) if begin.insecure else None
         self._client = Client(
-            settings.recipe,
-            settings.name,
-            None,
-            self._rows,
-            _contributor(settings, SecretRoot(begin.insecure) if begin.insecure else None),
-            SecretRoot(begin.state["seed/secret_root"]),
-            self._private(begin),
-            load=self._load,
-            runs=settings.precision,
+            settings.setup, settings.recipe, insecure=insecure, load=self._load, runs=settings.precision
         )
         self._client.restore(begin.state)
         self.clock = Clock()
         self._client.phase = self.clock.phase
         self._told: dict[str, bytes] = dict(begin.state)
-        _confine(settings)  # all files are read by now, and no graph is loaded yet
+        _confine(settings.setup)  # all files are read by now, and no graph is loaded yet
 
     def answer(self, message: Message) -> Message:
         """Answer a message, or refuse where the memory limit was passed."""
@@ -112,14 +99,6 @@ class EdgeSilo:
         self._told = state
         return state
 
-    def _private(self, begin: BeSilo) -> PrivateScalars | None:
-        settings = self._settings
-        if settings.privacy is None:
-            return None
-        root = SecretRoot(begin.state["private/secret_root"])
-        rows, bound = len(self._rows.x), bytes.fromhex(settings.bound)
-        return PrivateScalars(settings.privacy, rows, settings.batch_size, root, bound, settings.sharers)
-
     def _load(self, graph: bytes) -> OnnxForward | OnnxBlocks:
         """Return what runs a graph. A graph seen before is not loaded again: two might not fit."""
         digest, settings = hashlib.sha256(graph).digest(), self._settings
@@ -147,7 +126,7 @@ class EdgeSilo:
         Raises ParameterError, with what would be needed, if not even one row at a time fits.
         """
         layout, recipe = forward.layout, self._settings.recipe
-        inputs, targets = self._rows.take(self._batches.of_round(1), layout.dtype)
+        inputs, targets = self._client.first_batch(layout.dtype)
         at = np.full(layout.size, 0.01, layout.dtype)
         seed = b"to be measured".ljust(32)
         if isinstance(forward, OnnxBlocks):
@@ -178,55 +157,22 @@ class EdgeSilo:
 
     def _rows_at_most(self, batch: int) -> int:
         """Return the most rows that an estimate may have at once, given those of a batch."""
-        if self._settings.privacy is None:
+        setup = self._settings.setup
+        if setup.privacy is None:
             return batch
-        lot = self._settings.batch_size or len(self._rows.x)
-        return min(len(self._rows.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
+        lot = setup.batch_size or len(setup.x)
+        return min(len(setup.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
 
 
-def _rows_of(settings: Settings, x: Array, y: Array) -> tuple[Rows, Batches]:
-    """Return a silo's rows, of which some may be held back, and the batches of the others."""
-    kept = len(x) - settings.held_out
-    batches = Batches(kept, settings.batch_size, settings.seed, settings.name, settings.run)
-    answers = settings.helped.opened.answers if settings.helped else Answers()
-    held_out = HeldOut(x[kept:], y[kept:], settings.recipe.loss.name, settings.figures, settings.rounds, answers)
-    held = held_out if settings.held_out else None
-    rows = Rows(
-        x[:kept],
-        y[:kept],
-        batches,
-        settings.schema,
-        held,
-        settings.table,
-        statistics=settings.statistics,
-        answers=answers,
-    )
-    return rows, batches
-
-
-def _contributor(settings: Settings, insecure: SecretRoot | None) -> Contributor:
-    return contributor(
-        settings.scheme,
-        settings.name,
-        settings.ring_bits,
-        settings.rules,
-        credentials=settings.credentials(),
-        insecure=insecure,
-        session=settings.session,
-        helped=settings.helped.opened if settings.helped else None,
-        run=settings.run,
-    )
-
-
-def _confine(settings: Settings) -> None:
+def _confine(setup: SiloSetup) -> None:
     """Take from this process all files but those that it needs to run a graph and to keep what it has helped to open.
 
     Its own folder of /proc says how much memory it takes. It stays open, so that the kernel's rule for it stays too.
     """
     written = [OWN] if OWN.is_dir() else []
-    if settings.helped is not None:
-        settings.helped.begin(begun=settings.helped.begun)
-        written.append(Path(settings.helped.path))
+    if setup.helped is not None:
+        setup.helped.begin(begun=setup.helped.begun)
+        written.append(Path(setup.helped.path))
     if written[:1] == [OWN]:
         os.open(OWN, os.O_RDONLY | os.O_DIRECTORY)
     confine(readable(), written)

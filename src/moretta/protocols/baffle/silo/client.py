@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
@@ -32,10 +32,10 @@ from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.augmentation import cropped
 from moretta.protocols.common.scoring import Score
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import without_noise
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.sums import Contributor, Query, query_of
+from moretta.secure_aggregation.sums import Query, query_of
 
 BUFFER = "buffer/"  # of BatchNorm's statistics in an upload
 
@@ -45,21 +45,23 @@ Estimated = NDArray[np.float64]
 class Client:
     """Answers `Estimate` with the loss differences of its batch, or its estimate, or at the epoch level its steps' sum.
 
-    forward: what runs the model; where None, `load` makes it from the ONNX graph that the server sends at set-up.
-    runs: `RUNS_TORCH`, or the precision of the graph. private: adds noise to the scalars. model: a digest of what
-    `forward` computes apart from its parameters, to which noise is bound; for a graph from the server, the graph's.
-    combine: adds the silo's own directions up, on a device perhaps.
+    Args:
+        setup: what the silo plays by.
+        recipe: of its uploads.
+        forward: what runs the model; where None, `load` makes it from the ONNX graph that the server sends at set-up.
+        insecure: for tests, the root that all secrets follow from; None draws them from the operating system.
+        runs: `RUNS_TORCH`, or the precision of the graph.
+        model: a digest of what `forward` computes apart from its parameters, to which noise is bound; for a graph from
+            the server, the graph's.
+        combine: adds the silo's own directions up, on a device perhaps.
     """
 
     def __init__(
         self,
+        setup: SiloSetup,
         recipe: Recipe,
-        name: str,
-        forward: Forward | None,
-        rows: Rows,
-        contributor: Contributor,
-        root: SecretRoot,
-        private: PrivateScalars | None = None,
+        forward: Forward | None = None,
+        insecure: SecretRoot | None = None,
         *,
         load: Callable[[bytes], Forward] | None = None,
         runs: str = RUNS_TORCH,
@@ -67,8 +69,10 @@ class Client:
         combine: Combine = Directions.combine,
     ) -> None:
         self.phase: Phase = no_phase
-        self._recipe, self._name, self._forward, self._rows = recipe, name, forward, rows
-        self._contributor, self._private, self._load, self._runs = contributor, private, load, runs
+        root, name, noise = insecure or SecretRoot.fresh(), setup.name, insecure or SecretRoot.fresh()
+        self._recipe, self._name, self._forward, self._rows = recipe, name, forward, setup.rows()
+        self._contributor, self._load, self._runs = setup.contributor(insecure), load, runs
+        self._private = PrivateScalars.of(setup, noise)
         self._seed, self._computes, self._combine, self._steps = Seed(name, root), model, combine, recipe.steps()
 
     @InSteps
@@ -84,6 +88,10 @@ class Client:
         if self._private is None:
             return {}
         return self._private.facts(without_noise(self._rows.answers.names(self._private.releases.run)))
+
+    def first_batch(self, dtype: DTypeLike) -> tuple[Array, Array]:
+        """Return inputs and targets of the first round, by which memory is measured."""
+        return self._rows.take(self._rows.batches.of_round(1), dtype)
 
     def _answer(self, message: Message) -> Message:
         match message:

@@ -25,6 +25,7 @@ from moretta.contract.roles import State
 from moretta.protocols.common.accountant import Accountant, Privacy
 from moretta.protocols.common.batches import Lots, Purpose, purpose_of
 from moretta.protocols.common.releases import OwnReleases
+from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.secure_aggregation.keystream import SecretRoot
 
 
@@ -43,6 +44,13 @@ class PrivateScalars:
         self._clip, self._deviation = privacy.clip, privacy.share(sharers)
         self._lots = Lots(rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
+
+    @classmethod
+    def of(cls, setup: SiloSetup, root: SecretRoot) -> PrivateScalars | None:
+        """Return what adds the noise of a silo; None where it adds none."""
+        if setup.privacy is None:
+            return None
+        return cls(setup.privacy, len(setup.x), setup.batch_size, root, setup.bound, setup.sharers)
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
         """Return the purpose for which one upload's lot and noise are drawn. of: see `purpose_of`."""

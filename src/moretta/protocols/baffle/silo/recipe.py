@@ -1,4 +1,4 @@
-"""The settings of a silo, in plain data, as an edge client has no pydantic.
+"""The settings of a silo, in plain data, as an edge client has no pydantic, and those of its process.
 
 **Own steps** at the epoch level (`LocalSteps`) are SGD's, or those of Adam (Kingma and Ba, 2015) with moments of the
 silo's own, without torch::
@@ -12,9 +12,11 @@ difference does not depend on how often it was asked for.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from moretta.contract.roles import State
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, key_of
 from moretta.protocols.baffle.silo.directions import Directions, keys_of
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
+from moretta.protocols.common.silo_setup import SiloSetup, frozen
 from moretta.protocols.common.targets import RowLosses
 
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -147,3 +150,42 @@ class Recipe:
         count = directions_of(self.form, k)
         keys = keys_of(seed, count, *purpose, orthogonal=self.orthogonal, pool=self.seed_pool)
         return Directions(keys, count, size, self.direction, orthogonal=self.orthogonal)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Recipe:
+        """Return the settings that JSON made of some (`dataclasses.asdict`)."""
+        rule = values["rule"]
+        moves = rule and tuple((str(pattern), int(count)) for pattern, count in rule["k"])
+        built = {"loss": RowLosses(**frozen(values["loss"])), "rule": rule and Rule(**rule | {"k": moves})}
+        return cls(**frozen(values) | built)
+
+
+@dataclass(frozen=True)
+class EdgeSettings:
+    """What an edge client's process is sent, but for its rows and secrets, which travel beside it.
+
+    Args:
+        setup: of the silo.
+        recipe: of its uploads.
+        precision: of the graph that it runs.
+        memory_limit_mib: the most memory that it may take.
+        micro_batch: rows that run at a time; None: as many as fit, or without a limit 4.
+    """
+
+    setup: SiloSetup
+    recipe: Recipe
+    precision: str = "float32"
+    memory_limit_mib: float | None = None
+    micro_batch: int | None = None
+
+    def dump(self) -> str:
+        """Return the settings as JSON."""
+        own = {"precision": self.precision, "memory_limit_mib": self.memory_limit_mib, "micro_batch": self.micro_batch}
+        return json.dumps({"setup": self.setup.plain(), "recipe": asdict(self.recipe), **own}, sort_keys=True)
+
+    @classmethod
+    def load(cls, text: str, x: Array, y: Array) -> EdgeSettings:
+        """Return the settings that `dump` wrote, with their rows (`SiloSetup.sent`). Raises as `SiloSetup.of`."""
+        values: dict[str, Any] = json.loads(text)
+        setup, recipe = SiloSetup.of(values.pop("setup"), x, y), Recipe.of(values.pop("recipe"))
+        return cls(setup, recipe, **values)

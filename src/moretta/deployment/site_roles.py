@@ -1,0 +1,168 @@
+"""What a site plays: any protocol's client by PyTorch, or a silo in a process that only runs the model forward.
+
+An edge site (`moretta.edge`) imports no PyTorch and calls no code of the run's model; the server sends its graph, and
+with its hello the digest of its tensors, by which both know that they mean the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moretta.config.run_files import RunFile
+from moretta.config.silo_file import SiloFile
+from moretta.contract.messages import Message
+from moretta.contract.roles import Client
+from moretta.data.silo import check_least, digests_by_silo, layout_of, rules_of_columns
+from moretta.deployment import shared_settings
+from moretta.deployment.site_policy import OwnSide
+from moretta.engines.checkpoint import CheckpointId
+from moretta.engines.child import ChildClient
+from moretta.engines.flare.envelope import Hello
+from moretta.engines.journal import HelpedFile
+from moretta.engines.run_folder import PRIVACY, RunFolder
+from moretta.engines.settings import Engine
+from moretta.protocols.common.entry import load
+from moretta.protocols.common.setting import (
+    TABLES_TOO,
+    Setting,
+    check_look,
+    check_scores,
+    check_tables,
+)
+from moretta.protocols.common.silo_rows import schema_of
+from moretta.protocols.common.silo_setup import SiloSetup
+from moretta.protocols.common.statistics import Statistics, without_noise
+from moretta.protocols.registry import edge_of, entry_of
+from moretta.secure_aggregation.identity import Roster
+
+
+class EdgeRole:
+    """A role as `moretta.deployment.site.Site` wants it. silos: of the run, with the site's own rows.
+
+    run_file: as `moretta.deployment.site_policy.admit` returned it.
+    Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
+    `moretta.errors.MissingExtra` without ONNX Runtime.
+    """
+
+    def __init__(self, run_file: RunFile, file: SiloFile) -> None:
+        self._edge, self._run_file, self._file = edge_of(run_file.protocol), run_file, file
+        self._spec = spec = shared_settings.specification_at(run_file, file)
+        self.silos, _ = shared_settings.silos_at(run_file, file)
+        (self._silo,) = (silo for silo in self.silos if not silo.remote)
+        check_least(self._silo, spec.data.least_rows)
+        if spec.data.score_at_silos:
+            check_scores(spec.protocol, self.silos)
+        if spec.data.look:
+            check_look(spec.protocol, self.silos)
+        secure = spec.secure_aggregation
+        self._roster = None if secure.roster is None else Roster.load(secure.roster)
+        if self._roster is not None:
+            self._roster.check(silo.name for silo in self.silos)
+        self._setup: SiloSetup | None = None
+
+    def own(self, text: str) -> OwnSide:
+        """Return what the site compares with a server's hello; no version of PyTorch matters, and no model is built.
+
+        The process compares the graph's weights with the round's hash. text: of the run.
+        """
+        return OwnSide(text, self._run_file)
+
+    def rows(self) -> Mapping[str, str]:
+        """Return a digest of the site's own rows, by its name."""
+        return digests_by_silo(self.silos)
+
+    def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
+        """Return the role, whose process starts with the first message."""
+        spec, limits, name = self._spec, self._file.limits, self._silo.name
+        if spec.data.score_at_silos == TABLES_TOO:
+            check_tables(spec.secure_aggregation, spec.task, hello.outputs)
+        setting = self._setting(hello, helped)
+        uses_all = not spec.data.batch_size or spec.protocol.steps_at_silos
+        statistics = Statistics.of(
+            setting.columns, setting.layout, classes=setting.classes, counts_rows=uses_all, scales=False
+        )
+        self._setup = setting.setup(self._silo, hello.tensors, statistics)
+        engine = Engine(
+            edge=(name,),
+            edge_precision=limits.edge_precision,
+            memory_limit_mib=limits.memory_limit_mib,
+            micro_batch=limits.micro_batch,
+        )
+        client = self._edge.edge_client(spec.protocol, self._setup, engine, setting.insecure_root(name))
+        return client, schema_of(self._edge.MESSAGES)
+
+    def leave(self, client: Client, folder: RunFolder) -> None:
+        """End the process, and write what noise the silo's own rows have had."""
+        if isinstance(client, ChildClient):
+            if self._setup is not None and self._setup.privacy is not None:
+                left_out = without_noise(self._file.helped.opened.answers.names(folder.path.name))
+                folder.write_json(PRIVACY, self._edge.privacy_of(self._setup, client.state(), left_out))
+            client.close()
+
+    def _setting(self, hello: Hello, helped: HelpedFile) -> Setting:
+        """Return the setting of all roles but for the model, which no edge site builds."""
+        spec, data = self._spec, self._spec.data
+        layout = layout_of(self.silos, data.standardise or False, data.missing)
+        columns = rules_of_columns(
+            self.silos, layout, spec.table, None, standardise=bool(data.standardise), missing=data.missing
+        )
+        return Setting(
+            spec,
+            None,  # type: ignore[arg-type]
+            hello.outputs,
+            self.silos,
+            columns,
+            layout,
+            self._roster,
+            session=hello.session,
+            run_id="" if spec.run.insecure_secret_seed is not None else hello.run,
+            helped=lambda name: helped,
+        )
+
+
+class TorchRole:
+    """A role as `moretta.deployment.site.Site` wants it. Raises `moretta.errors.ParameterError` as `site_side` does."""
+
+    def __init__(self, run_file: RunFile, file: SiloFile) -> None:
+        import torch
+
+        from moretta.protocols.common import modules
+        from moretta.run.loop import SMALL
+
+        self._run_file, self._name = run_file, file.silo.name
+        self._federation = shared_settings.site_side(run_file, file)
+        self._model = shared_settings.model_digest(self._federation, run_file)
+        threads = file.limits.threads
+        if threads is None and modules.size(self._federation.model) < SMALL:
+            threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def own(self, text: str) -> OwnSide:
+        """Return what the site compares with a server's hello. text: of the run."""
+        from moretta.run import record
+
+        return OwnSide(text, self._run_file, record.versions()["torch"], self._model)
+
+    def rows(self) -> Mapping[str, str]:
+        """Return a digest of the site's own rows, by its name."""
+        return digests_by_silo(self._federation.silos)
+
+    def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
+        """Build the role."""
+        run = self._run_file.run
+        place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
+        return self._federation.client(self._name, run.rounds, run.seed, place, helped)
+
+    def leave(self, client: Client, folder: RunFolder) -> None:
+        """Write what the run leaves at the site alone (`moretta.protocols.common.roles.Left`)."""
+        from moretta.protocols.common.roles import Left
+
+        leaves = entry_of(self._run_file.protocol).leaves
+        left = load(leaves)(client) if leaves else Left()
+        if left.privacy:
+            folder.write_json(PRIVACY, left.privacy)
+        if left.model:
+            folder.write_model("confined.safetensors", left.model)
+        if left.scores:
+            folder.write_json("scores.json", left.scores)

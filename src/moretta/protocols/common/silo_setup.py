@@ -1,0 +1,175 @@
+"""What a silo needs to play, as one frozen value: its role is built from it wherever it plays.
+
+Here, in a worker that was forked, at a site, or in a process without PyTorch, which gets it as text and two arrays: a
+plain value, in which nothing is secret. Needs neither torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.lazy_rows import loaded
+from moretta.contract.messages import Array
+from moretta.data.rows import Subjects
+from moretta.engines.journal import HelpedFile
+from moretta.protocols.common.accountant import Privacy
+from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.scoring import HeldOut
+from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
+from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.one_sum import Answers
+from moretta.secure_aggregation.schemes import contributor
+from moretta.secure_aggregation.sums import Contributor
+
+
+@dataclass(frozen=True, eq=False)
+class SiloSetup:
+    """All that a silo needs to play but its model and its secrets.
+
+    Args:
+        name: of the silo.
+        x, y: its rows: inputs, and targets as the loss wants them (`moretta.protocols.common.targets.encode`).
+        schema: the digest of the model's tensors.
+        batch_size, seed: of its batches.
+        rounds: of the run.
+        scheme, ring_bits, rules: of the secure sum.
+        session: how often the run was resumed.
+        run: the id of a run over many machines, of batches and sums; empty for any.
+        table: the digest of the schema of tables.
+        statistics: the closed list of those that it gives.
+        loss, figures: of the score on rows held back.
+        held_out: those rows, where models are scored on them.
+        subjects: whom rows are about, which no other process is told.
+        augment: how images of a batch are varied; empty: not.
+        privacy, sharers, bound: of the noise on its uploads, if any: how many silos share it, and the digest of
+            settings that it is bound to.
+        roster, identity: paths of everybody's public keys and of its own; empty for none.
+        helped: where it keeps which sums it has helped to open, with the floors of its site.
+        unkept: what it has answered that it answers once, where no file keeps it.
+    """
+
+    name: str
+    x: NDArray[np.generic]
+    y: Array
+    schema: str
+    batch_size: int
+    seed: int
+    rounds: int
+    scheme: str = "none"
+    ring_bits: int = 64
+    rules: Rules = field(default_factory=Rules)
+    session: int = 0
+    run: str = ""
+    table: str = ""
+    statistics: Statistics = NOTHING
+    loss: str = "mse"
+    figures: tuple[str, ...] = ()
+    held_out: tuple[Array, Array] | None = None
+    subjects: Subjects = field(default_factory=Subjects)
+    augment: str = ""
+    privacy: Privacy | None = None
+    sharers: int = 1
+    bound: bytes = b""
+    roster: str = ""
+    identity: str = ""
+    helped: HelpedFile | None = None
+    unkept: Answers = field(default_factory=Answers, repr=False)
+
+    @property
+    def answers(self) -> Answers:
+        """What the silo has answered that it answers once, kept with the sums that it has helped to open."""
+        return self.unkept if self.helped is None else self.helped.opened.answers
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """How it proves who it is, where it has an identity. Raises as `Identity.load` and `Roster.check_identity`."""
+        if not self.identity or self.rules.roster is None:
+            return None
+        identity = Identity.load(Path(self.identity))
+        self.rules.roster.check_identity(self.name, identity.public_key)
+        return Credentials(identity, self.rules.roster)
+
+    def rows(self, batches: Batches | UnionBatches | None = None) -> Rows:
+        """Return its rows, which answer the set-up. batches: in the place of its own."""
+        answers, held_out = self.answers, None
+        if self.held_out is not None:
+            held_out = HeldOut(*self.held_out, self.loss, self.figures, self.rounds, answers)
+        own = batches or Batches(len(self.x), self.batch_size, self.seed, self.name, self.run)
+        about, table, given = self.subjects, self.table, self.statistics
+        return Rows(self.x, self.y, own, self.schema, held_out, table, about, given, answers)
+
+    def contributor(
+        self, insecure: SecretRoot | None, rules: Rules | None = None, run: str | None = None
+    ) -> Contributor:
+        """Return its half of the secure sum. rules, run: of a sum of some silos, in the place of everybody's.
+
+        insecure: for tests, the root that keys follow from; None draws them from the operating system.
+        """
+        return contributor(
+            self.scheme,
+            self.name,
+            self.ring_bits,
+            self.rules if rules is None else rules,
+            credentials=self.credentials,
+            insecure=insecure,
+            session=self.session,
+            helped=None if self.helped is None or self.scheme == "none" else self.helped.opened,
+            run=self.run if run is None else run,
+        )
+
+    def sent(self) -> tuple[Array, Array]:
+        """Return the arrays that go to a process of the silo's own: rows, of which those held back are the last."""
+        x = loaded(self.x)
+        if self.held_out is None:
+            return x, self.y
+        return np.concatenate([x, self.held_out[0]]), np.concatenate([self.y, self.held_out[1]])
+
+    def plain(self) -> dict[str, Any]:
+        """Return all but the rows as values that JSON has; `of` reads them."""
+        helped, rules = self.helped, replace(self.rules, roster=None)
+        bare = replace(self, x=np.empty(0), y=np.empty(0), held_out=None, subjects=Subjects(), unkept=Answers())
+        values = asdict(replace(bare, rules=rules)) | {
+            "helped": None if helped is None else asdict(replace(helped, path=_absolute(helped.path))),
+            "held_out": 0 if self.held_out is None else len(self.held_out[0]),
+            "bound": self.bound.hex(),
+            "roster": _absolute(self.roster),
+            "identity": _absolute(self.identity),
+        }
+        return {key: value for key, value in values.items() if key not in ("x", "y", "subjects", "unkept")}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], x: Array, y: Array) -> SiloSetup:
+        """Return what `plain` and `sent` wrote, with the roster read from its file.
+
+        Raises `moretta.errors.ParameterError` for a roster that cannot be read.
+        """
+        playing, kept = values["rules"]["participation"], len(x) - values["held_out"]
+        roster = Roster.load(values["roster"]) if values["roster"] else None
+        rules = {"roster": roster, "participation": playing and Participation(**frozen(playing))}
+        built = {
+            "rules": Rules(**values["rules"] | rules),
+            "statistics": Statistics.read(values["statistics"]),
+            "helped": values["helped"] and HelpedFile(**values["helped"]),
+            "privacy": values["privacy"] and Privacy(**values["privacy"]),
+            "bound": bytes.fromhex(values["bound"]),
+            "held_out": (x[kept:], y[kept:]) if values["held_out"] else None,
+        }
+        return cls(**frozen(values) | built, x=x[:kept], y=y[:kept])
+
+
+def frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that JSON has read, with tuples for its lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _absolute(path: str) -> str:
+    return path and str(Path(path).absolute())

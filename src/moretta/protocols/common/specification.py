@@ -1,0 +1,91 @@
+"""The one specification of a run: the sections of a run file, whole, whoever gave them. Model and rows stand beside it.
+
+`moretta.config.specification` makes it, once, and checks it then: from a run file, or from what Python gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moretta.data.settings import Data
+from moretta.data.tables.schema import Schema
+from moretta.engines.settings import Engine, Run
+from moretta.protocols.common.training import Training
+from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.settings import SecureAggregation
+
+
+@dataclass(frozen=True)
+class Specification:
+    """All settings of a run, section by section, with files and functions found.
+
+    Args:
+        task: "classification" or "regression".
+        table: the schema that tables are read by; None for arrays.
+        metrics: the functions that `run.metrics` names, or those that Python gave.
+        model_source: a digest of what built the model; empty where that is not known.
+        text, digest: the run file as resolved, and its digest; empty for a run from Python.
+        given: the sections as ``result.json`` has them; None gathers them.
+    """
+
+    run: Run
+    data: Data
+    protocol: Training
+    secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    engine: Engine = field(default_factory=Engine)
+    task: str = "classification"
+    table: Schema | None = None
+    metrics: tuple[Callable[..., Any], ...] = ()
+    model_source: str = ""
+    text: str = ""
+    digest: str = ""
+    given: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The sections as ``result.json`` has them, so that a report says how the run was made."""
+        if self.given is not None:
+            return self.given
+        run, data = self.run, self.data
+        return {
+            "run": {
+                "dtype": run.dtype,
+                "device": run.device,
+                "participation": run.participation,
+                "early-stopping": run.early_stopping or 0,
+            },
+            "data": {
+                **{"batch-size": data.batch_size, "standardise": data.standardise, "augment": data.augment},
+                "missing": data.missing,
+                **({"score-at-silos": data.score_at_silos} if data.score_at_silos else {}),
+            },
+            "protocol": self.protocol.model_dump(mode="json", by_alias=True),
+            "secure-aggregation": self.secure_aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+
+    @property
+    def table_digest(self) -> str:
+        """The digest of the schema that tables are read by; empty for arrays."""
+        return "" if self.table is None else self.table.digest
+
+    def lasting(self, rounds: int, seed: int) -> Specification:
+        """Return the same for so many rounds, and with the seed of batches, as `train` is given them."""
+        return replace(self, run=self.run.model_copy(update={"rounds": rounds, "seed": seed}))
+
+    def playing(self, silos: Sequence[str], seed: int) -> Participation:
+        """Return who plays which round, of these silos."""
+        return playing(self.secure_aggregation, self.run.participation, silos, seed)
+
+    def summing(self, silos: int) -> SecureAggregation:
+        """Return how sums of so many silos are made; noise needs at least as many silos as its size assumes."""
+        if self.protocol.privacy is None:
+            return self.secure_aggregation
+        return self.secure_aggregation.sharing_noise(silos, self.run.participation)
+
+
+def playing(secure: SecureAggregation, part: float, silos: Sequence[str], seed: int) -> Participation:
+    """Return who plays which round. part: of the silos that is in a round."""
+    return Participation(tuple(silos), max(secure.least, round(part * len(silos))), seed)
