@@ -57,7 +57,7 @@ def played(protocol: Training, model: nn.Module, device: str) -> tuple[dict[str,
     drawn = [(random.normal(size=(8, *SHAPE)).astype("f4"), random.integers(0, 3, 8)) for _ in range(SILOS)]
     silos = [Silo(f"silo-{number}", x, y) for number, (x, y) in enumerate(drawn)]
     secure, rules = SecureAggregation(scheme="pairwise"), ColumnRules.alike(0)
-    run = Run(rounds=ROUNDS, device=device, insecure_secret_seed=1)
+    run = Run(rounds=ROUNDS, insecure_secret_seed=1).model_copy(update={"device": device})  # no run file has "meta"
     spec = Specification(run, Data(source="python", batch_size=4), protocol, secure)
     with Elsewhere() as mode:
         players = build(Setting(spec, model, 3, silos, rules))
