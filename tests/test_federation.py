@@ -87,7 +87,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(settings: dict[str, Any], m
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"silos": silos()[:1]}, 'one silo needs scheme = "none"'),
+        ({"silos": silos()[:1]}, 'one silo needs scheme="none"'),
         ({"silos": [*silos(), Silo("c", rows(0, 3)[0], np.array([0, 1, 3]))]}, "silo `c`: expected classes 0 to 2"),
         ({"protocol": PBPFL(partitions=4)}, "partitions"),
     ],

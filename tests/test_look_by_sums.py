@@ -141,8 +141,8 @@ def test_targets_that_are_numbers_are_only_counted(tmp_path: Path) -> None:
     [
         (FedSGD(dp_noise=1.0, dp_clip=1.0), {}, "counts would be a release without noise"),
         (CGD(), {"given": "split"}, "here columns are split"),
-        (Centralised(), {}, "here nobody sums"),
-        (CGD(), {"engine": Engine(name="fused")}, "here nobody sums"),
+        (Centralised(), {}, "nobody sums under"),
+        (CGD(), {"engine": Engine(name="fused")}, "nobody sums under"),
     ],
     ids=["noise", "columns", "pool", "simulation"],
 )

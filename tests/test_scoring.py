@@ -307,11 +307,15 @@ def test_a_sum_that_cannot_be_one_of_scores_is_refused() -> None:
     ("name", "changed", "said"),
     [
         ("fedsgd", {"silos": silos()}, "silo `north` holds no rows back, .* score-at-silos.*; give test-fraction"),
-        ("centralised", {}, "score-at-silos sums what silos score, and here nobody sums"),
-        ("cgd", {"engine": Engine(name="fused")}, "score-at-silos sums what silos score, and here nobody sums"),
+        ("centralised", {}, "score_at_silos sums what silos score, and nobody sums under"),
+        ("cgd", {"engine": Engine(name="fused")}, "score_at_silos sums what silos score, and nobody sums under"),
         ("cgd-joint", {"silos": silos_of("cgd-joint")}, "score-at-silos needs silos that hold whole samples"),
-        ("baffle-private", {}, "a score would be a release without noise; remove it or dp-noise"),
-        ("fedsgd", {"aggregation": SecureAggregation(min_survivors=6)}, "a round needs at least 6 silos, got 5"),
+        ("baffle-private", {}, r"a score would be a release without noise; remove it, or BAFFLE\(dp_noise=..\)"),
+        (
+            "fedsgd",
+            {"aggregation": SecureAggregation(min_survivors=6)},
+            "and silos is 5; give at most as many",
+        ),
     ],
 )
 def test_what_is_refused(name: str, changed: Mapping[str, Any], said: str) -> None:

@@ -277,7 +277,7 @@ def test_tables_of_other_rows_than_the_score_are_left_out(
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
-FEW = 'score-at-silos = "classes" tells how many rows of a class .*; give .* min-survivors = 3 and a scheme that masks'
+FEW = 'score_at_silos = "classes" shows how many rows of a class .*; give .*min_survivors.* at least 3, and a scheme'
 
 
 @pytest.mark.parametrize(
@@ -285,10 +285,14 @@ FEW = 'score-at-silos = "classes" tells how many rows of a class .*; give .* min
     [
         ("fedsgd", {"aggregation": SecureAggregation()}, FEW),
         ("fedsgd", {"aggregation": SecureAggregation(scheme="none", min_survivors=3)}, FEW),
-        ("fedsgd", {"silos": holding_back({"north": 20, "south": 33})}, "a round needs at least 3 silos, got 2"),
+        (
+            "fedsgd",
+            {"silos": holding_back({"north": 20, "south": 33})},
+            "and silos is 2; give at most as many",
+        ),
         ("local", {}, "is of one model that all silos score, and local has a model for each; give true"),
         ("cgd", {}, "is of one model that all silos score, and cgd has a model for each; give true"),
-        ("fedsgd", {"score_at_silos": "tables"}, 'score_at_silos = .tables.: expected False, True or "classes"'),
+        ("fedsgd", {"score_at_silos": "tables"}, 'score_at_silos: expected true, false or "classes", got "tables"'),
     ],
 )
 def test_what_is_refused(name: str, changed: Mapping[str, Any], said: str) -> None:
@@ -299,6 +303,6 @@ def test_what_is_refused(name: str, changed: Mapping[str, Any], said: str) -> No
 
 def test_numbers_and_many_classes_are_refused() -> None:
     with pytest.raises(ParameterError, match="targets are numbers here; give true"):
-        check_tables(OF_THREE, "regression", 1)
+        check_tables("regression", 1)
     with pytest.raises(ParameterError, match="counts up to 50 classes, the model has 51; give true"):
-        check_tables(OF_THREE, "classification", 51)
+        check_tables("classification", 51)

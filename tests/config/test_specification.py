@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from moretta import FedSGD
 from moretta.config import run_files
 from moretta.config.run_files import PROTOCOLS
-from moretta.config.specification import check, of_run_file, shared
+from moretta.config.specification import of_run_file, shared
 from moretta.contract.settings import SERVER, SITE, kebab, mark_of
 from moretta.data.settings import Data
 from moretta.engines.settings import Engine, Run
-from moretta.errors import ParameterError
 from moretta.models.catalogue import Model
-from moretta.protocols.common.specification import Specification
 from moretta.secure_aggregation.settings import SecureAggregation
 
 TEXT = """
@@ -85,15 +81,3 @@ def test_a_specification_is_made_once(tmp_path: Path) -> None:
     assert (spec.run, spec.engine) == (run_file.run, run_file.engine)
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.task = "regression"  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"engine": Engine(name="fused")}, 'engine = "fused" simulates cgd alone'),
-        ({"engine": Engine(edge=("north",))}, "edge clients only run models forward"),
-    ],
-)
-def test_what_cannot_be_is_refused_when_it_is_made(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        check(Specification(Run(rounds=1), Data(source="python"), FedSGD(), **wrong))

@@ -126,57 +126,6 @@ def test_a_roster_that_names_another_server_is_refused_at_the_server() -> None:
         check_listed(own, Roster({"a": silo.public_key}, server=(other.public_key,)))
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "sentence"),
-    [
-        (
-            'name = "north"',
-            'name = "north"\nserver-key = "moretta-public-1 x"',
-            r"\[silo\] server-key: expected `moretta",
-        ),
-        ('name = "north"', 'name = "north"\nserver-key = ["a", "b", "c"]', r"\[silo\] server-key: .* got 3; give what"),
-        ('name = "north"', 'name = "north"\nserver-key = 7', r"\[silo\] server-key"),
-        ('name = "north"', 'name = "north"\nserver-key = ""', r"\[silo\] server-key"),
-        ("[data]", "[dat]", r"the section \[dat\] is not known; did you mean \[data\]\?"),
-        ("[data]", "[engine]", r"the section \[engine\] is not known; the sections are \[silo\], \[data\], \[limits\]"),
-        ("[data]", "[Limits]\nx = 1\n[data]", r"the section \[Limits\] is not known"),
-        ('[data]\nsource = "rows.csv"\n', "", r"the section \[data\] is missing; add it, with its key source"),
-        ('[silo]\nname = "north"\n', "", r"the section \[silo\] is missing; add it, with its key name"),
-        ('name = "north"', "", r"\[silo\] name"),
-        ('source = "rows.csv"', "", r"\[data\] source"),
-        ('name = "north"', 'name = ""', r"\[silo\] name"),
-        ('name = "north"', "name = 7", r"\[silo\] name"),
-        ('name = "north"', 'name = "north"\nnmae = 1', r"\[silo\].*nmae"),
-        ('name = "north"', 'name = "north"\nedge = 1', r"\[silo\] edge"),
-        ('name = "north"', 'name = "north"\nmodels = "nets:build"', r"\[silo\] models"),
-        ('name = "north"', 'name = "north"\nout = 3', r"\[silo\] out"),
-        ('name = "north"', 'name = "north"\nout = 2026-01-01', r"\[silo\] out"),
-        ('name = "north"', 'name = "north"\nroster = "r.toml"', "roster and identity belong together"),
-        ('name = "north"', 'name = "north"\nidentity = "k"', "roster and identity belong together"),
-        ('name = "north"', 'name = "north"\ninsecure-secret-seed = -1', r"\[silo\] insecure-secret-seed"),
-        ('source = "rows.csv"', 'source = "rows.csv"\ndecimal = "-"', r"\[data\] decimal"),
-        ('source = "rows.csv"', 'source = "rows.csv"\nsilos = 3', r"\[data\].*silos"),
-        ("[data]", "[limits]\nmemory-limit-mib = 0\n[data]", r"\[limits\] memory-limit-mib"),
-        ("[data]", "[limits]\nmemory-limit-mib = nan\n[data]", r"\[limits\] memory-limit-mib"),
-        ("[data]", "[limits]\nmicro-batch = 1.5\n[data]", r"\[limits\] micro-batch"),
-        ("[data]", "[limits]\nthreads = true\n[data]", r"\[limits\] threads"),
-        ("[data]", '[limits]\ndevice = "tpu"\n[data]', r"\[limits\] device"),
-        ("[data]", "[[limits]]\nthreads = 1\n[data]", r"\[limits\]: expected a section"),
-        ("[silo]", "silo = 3\n[other]", r"\[silo\]: expected a section, got 3|section \[other\] is not known"),
-        ("[silo]", "[silo", "this is not TOML"),
-        ("[silo]", "[silo]\nname = 1\n", "this is not TOML"),
-    ],
-)
-def test_whatever_is_wrong_is_one_sentence_with_the_file(
-    tmp_path: Path, before: str, after: str, sentence: str
-) -> None:
-    assert before in LEAST
-    with pytest.raises(ParameterError, match=sentence) as caught:
-        load(tmp_path, LEAST.replace(before, after, 1))
-    assert str(tmp_path / "silo.toml") in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-
-
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"the silo file .*none\.toml does not exist"):
         silo_file.load(tmp_path / "none.toml")

@@ -160,7 +160,7 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a protocol that the site does not play": (
         refused_text(silo_of(more='[runs]\nprotocols = ["pbpfl"]')), 'name = "fedsgd": .runs. protocols',
     ),
-    "a protocol that an edge client cannot play": (refused_text(silo_of("edge = true")), "requires baffle"),
+    "a protocol that an edge client cannot play": (refused_text(silo_of("edge = true")), "require baffle"),
     "a sigma that an edge client rounds away": (
         refused_text(
             silo_of("edge = true", '[limits]\nedge-precision = "float16"'), protocol=f"{BAFFLE}\nsigma = 1e-5"

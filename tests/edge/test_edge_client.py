@@ -455,7 +455,6 @@ print(rows)
 @pytest.mark.parametrize(
     ("engine", "options", "said"),
     [
-        ({"memory_limit_mib": 5.0}, {}, r"\[engine\] memory-limit-mib = 5: no edge client fits, .* give 80 or more"),
         (
             {"edge_precision": "int8-activations"},
             {"dtype": "float64"},

@@ -11,9 +11,9 @@
     [columns.NAME]        what a table's columns mean, in the place of [data] schema (may be left out)
 
 Keys have dashes in a file and underscores in Python. `load` reads a file, `dump` writes one with every default, and
-`digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError` of one sentence, worded in
-`moretta.config.wording`. The sections stand with what they set: `settings.py` of `data/`, `engines/` and
-`secure_aggregation/`, `moretta.models.catalogue`, and each protocol's `params.py`.
+`digest` is what a checkpoint compares. Whatever is wrong with a file is one `ParameterError` of one sentence. What must
+hold between sections is in `moretta.config.rules`. The sections stand with what they set: `settings.py` of `data/`,
+`engines/` and `secure_aggregation/`, `moretta.models.catalogue`, and each protocol's `params.py`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 import tomli_w
 from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_validator
 
-from moretta.config import wording
-from moretta.config.fitting import check_fit
-from moretta.contract.settings import Section, kebab
-from moretta.contract.wording import either, shown, unfit
+from moretta.config import rules
+from moretta.contract.rules import in_file
+from moretta.contract.settings import HOME, Section, kebab
+from moretta.contract.wording import either, first_error, shown, unfit, unknown_key, unknown_section, wrong_choice
 from moretta.data.references import OWN_CODE
 from moretta.data.settings import Data, FileOfRows
 from moretta.data.tables import schema
@@ -109,29 +109,30 @@ class RunFile(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        check_fit(self.run, self.data, self.protocol, self.secure_aggregation, self.engine, self.table)
+        rules.check(self, in_file)
+        rules.check_playing(self, in_file)
         return self
 
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
-def _keys(section: type[BaseModel]) -> list[str]:
+def keys_of(section: type[BaseModel]) -> list[str]:
     return [kebab(name) for name in section.model_fields]
 
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
-    "run": [*_keys(Run), "base"],
-    "data": [*_keys(Data), "schema"],
+    "run": [*keys_of(Run), "base"],
+    "data": [*keys_of(Data), "schema"],
     "model": ["source"],
     "protocol": ["name"],
-    "secure-aggregation": _keys(SecureAggregation),
-    "engine": _keys(Engine),
+    "secure-aggregation": keys_of(SecureAggregation),
+    "engine": keys_of(Engine),
 }
 _KNOWN: Mapping[str, Sequence[str]] = {
     **_SECTIONS,
-    "engine.faults": _keys(Faults),
-    **{name: _keys(params) for name, params in PROTOCOLS.items()},
+    "engine.faults": keys_of(Faults),
+    **{name: keys_of(params) for name, params in PROTOCOLS.items()},
 }
 
 
@@ -238,9 +239,9 @@ def as_sections(run_file: RunFile) -> dict[str, dict[str, Any]]:
 def _run_file(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> RunFile:
     for name, value in tables.items():
         if name not in (*_SECTIONS, "columns"):
-            raise ParameterError(wording.unknown_section(name, value, _SECTIONS))
+            raise ParameterError(unknown_section(name, value, _SECTIONS))
         if name != "columns":
-            _check_table(name, value)
+            check_table(name, value)
     for name, key in (("run", "rounds"), ("data", "source"), ("model", "source"), ("protocol", "name")):
         if name not in tables:
             raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
@@ -253,7 +254,7 @@ def _run_file(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> 
     if protocol is None:
         raise ParameterError(f"[protocol] name is missing; choose {either(PROTOCOLS)}")
     if not isinstance(protocol, str) or protocol not in PROTOCOLS:
-        raise ParameterError(wording.wrong_choice("protocol", "name", protocol, PROTOCOLS))
+        raise ParameterError(wrong_choice("protocol", "name", protocol, PROTOCOLS))
     data, sites = tables["data"], tables.get("engine", {}).get("sites")
     files = _files(data)
     data, named = {**data, **({"files": files} if files else {})}, files or sites
@@ -312,25 +313,25 @@ def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: {"source": given, **written} if isinstance(given, str) else given for name, given in files.items()}
 
 
-def _check_table(name: str, table: object) -> None:
+def check_table(name: str, table: object) -> None:
     """Raise ParameterError unless this is a section whose values a key can take."""
     if not isinstance(table, dict):
         raise ParameterError(f"[{name}]: expected a section, got {shown(table)}")
     for key, entry in table.items():
         if f"{name}.{key}" in _KNOWN:
-            _check_table(f"{name}.{key}", entry)
+            check_table(f"{name}.{key}", entry)
         elif expected := unfit(entry):
             raise ParameterError(f"[{name}] {key}: expected {expected}, got {shown(entry)}")
 
 
 def _engine(table: Mapping[str, Any]) -> Engine:
     """Validate [engine] and, separately, [engine.faults], so that a mistake names its section."""
-    rest = {key: value for key, value in table.items() if key != "faults"}
-    engine = section("engine", Engine, rest)
-    return engine.model_copy(update={"faults": _faults(table["faults"])}) if "faults" in table else engine
+    if "faults" in table:
+        _check_faults(table["faults"])
+    return section("engine", Engine, table)
 
 
-def _faults(table: Mapping[str, Any]) -> Faults:
+def _check_faults(table: Mapping[str, Any]) -> None:
     rows: Mapping[str, type[Fault]] = {"drop": Fault, "delay": Delay, "corrupt": Fault}
     for key, row in rows.items():
         given = table.get(key, [])
@@ -342,7 +343,7 @@ def _faults(table: Mapping[str, Any]) -> Faults:
             )
         for one in given:
             section(f"engine.faults.{key}", row, one)  # as TOML would call it, a table of an array
-    return section("engine.faults", Faults, table)
+    section("engine.faults", Faults, table)
 
 
 def _model(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -359,16 +360,16 @@ def _model(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protocol: str = "") -> AnySection:
     """Validate one section strictly, so that "3" is no number and 1 is not true."""
-    known = _keys(kind)
+    known = keys_of(kind)
     for key in table:
         if key not in known:
             sections = {**_KNOWN, name: known} if name in _KNOWN else {name: known}
-            raise ParameterError(wording.unknown_key(name, key, sections, protocol))
+            raise ParameterError(unknown_key(name, key, sections, PROTOCOLS, protocol))
     try:
         # Through JSON, whose strict reading takes lists as tuples and strings as paths, as a TOML file has them.
-        return kind.model_validate_json(json.dumps(table), strict=True)
+        return kind.model_validate_json(json.dumps(table), strict=True, context={HOME: name})
     except ValidationError as error:
-        raise ParameterError(wording.first_error(name, error)) from None
+        raise ParameterError(first_error(name, error, kind)) from None
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from moretta.config import run_files
 from moretta.config.run_files import read_toml
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
-from moretta.contract.wording import nearest, shown, unfit
+from moretta.contract.wording import unknown_section
 from moretta.data.tables.files import Format, Separator
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Precision
@@ -228,34 +228,25 @@ def load(path: str | Path) -> SiloFile:
     """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
     path = Path(path)
     tables = read_toml(path, "the silo file")
-    kinds = {"silo": SiloSection, "data": RowsSection, "limits": Limits, "runs": Runs, "privacy": Floors}
+    kinds: dict[str, type[Section]] = {
+        "silo": SiloSection,
+        "data": RowsSection,
+        "limits": Limits,
+        "runs": Runs,
+        "privacy": Floors,
+    }
     try:
         for name, table in tables.items():
             if name not in kinds:
-                close = nearest(name, kinds)
-                hint = (
-                    f"did you mean [{close}]?"
-                    if close
-                    else f"the sections are {', '.join(f'[{one}]' for one in kinds)}"
-                )
-                raise ParameterError(f"the section [{name}] is not known; {hint}")
-            if not isinstance(table, dict):
-                raise ParameterError(f"[{name}]: expected a section, got {shown(table)}")
-            for key, value in table.items():
-                if expected := unfit(value):
-                    raise ParameterError(f"[{name}] {key}: expected {expected}, got {shown(value)}")
+                known = {one: run_files.keys_of(kind) for one, kind in kinds.items()}
+                raise ParameterError(unknown_section(name, table, known))
+            run_files.check_table(name, table)
         if "engine-name" in tables.get("silo", {}):
             raise ParameterError("[silo] engine-name belongs in the roster, beside the silo's key; move it there")
         for name, key in (("silo", "name"), ("data", "source")):
             if name not in tables:
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
-        return SiloFile(
-            silo=run_files.section("silo", SiloSection, tables["silo"]),
-            data=run_files.section("data", RowsSection, tables["data"]),
-            limits=run_files.section("limits", Limits, tables.get("limits", {})),
-            runs=run_files.section("runs", Runs, tables.get("runs", {})),
-            privacy=run_files.section("privacy", Floors, tables.get("privacy", {})),
-            base=path.absolute().parent,
-        )
+        sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in kinds.items()}
+        return SiloFile(**sections, base=path.absolute().parent)
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None

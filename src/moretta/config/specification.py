@@ -1,4 +1,4 @@
-"""Makes the specification of a run (`moretta.protocols.common.specification`), and checks it, once.
+"""Makes the specification of a run (`moretta.protocols.common.specification`).
 
 It is made from a run file (`of_run_file`) or from what Python gave (`moretta.run.python_arguments`). A mark on each key
 of a run file says whose it is: the server's own (`SERVER`), each site's own (`SITE`), or else shared with all sites
@@ -15,52 +15,10 @@ from moretta.config.run_files import RunFile
 from moretta.contract.settings import SERVER, SITE, Section, mark_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.settings import Run
-from moretta.errors import ParameterError
 from moretta.protocols.common.own_loss import found
-from moretta.protocols.common.setting import TABLES_TOO
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import entry_of
 from moretta.secure_aggregation.settings import SecureAggregation
-
-
-def check(spec: Specification) -> None:
-    """Raise `moretta.errors.ParameterError` where settings do not fit each other."""
-    entry, name, run, data = entry_of(spec.protocol), spec.engine.name, spec.run, spec.data
-    if spec.engine.edge and not entry.edge:
-        raise ParameterError(
-            f"edge: edge clients only run models forward, as baffle has it, and {entry.name} has not; remove it"
-        )
-    if spec.engine.edge and spec.protocol.own_loss is not None:
-        raise ParameterError(
-            "edge: edge clients compute the built-in losses alone, without PyTorch; remove it, or own-loss"
-        )
-    if run.participation < 1 and entry.takes_all:
-        raise ParameterError(
-            f"participation = {run.participation:g}: under {entry.name} everybody takes every step; leave it at 1"
-        )
-    if spec.engine.simulates and name not in entry.simulations:
-        raise ParameterError(f'engine = "{name}" simulates cgd alone; {entry.name} needs "in-process"')
-    if spec.engine.simulates and (spec.engine.faults is not None or run.record_views):
-        raise ParameterError(
-            f'engine = "{name}" passes no messages, so there are none to record or to lose; remove record-views '
-            "and [engine.faults]"
-        )
-    if data.look and (entry.pooled or spec.engine.simulates):
-        raise ParameterError(
-            f"[data] look counts by a secure sum, and here nobody sums: {entry.name} under engine = "
-            f'"{name}" has all rows in one place; remove it, and see moretta look'
-        )
-    if data.score_at_silos and (entry.pooled or spec.engine.simulates):
-        raise ParameterError(
-            f"[data] score-at-silos sums what silos score, and here nobody sums: {entry.name} under engine = "
-            f'"{name}" has all rows in one place; remove it, and give test rows'
-        )
-    if data.score_at_silos == TABLES_TOO and not (entry.common_model and entry.summed):
-        raise ParameterError(
-            f'[data] score-at-silos = "classes" is of one model that all silos score, and {entry.name} has a model '
-            "for each; give true"
-        )
 
 
 def of_run_file(
@@ -82,12 +40,9 @@ def of_run_file(
         table: the schema of the rows.
         aggregation: a site's own, in the place of the run file's.
         imports: whether what the run file names of code is imported; an edge site imports none.
-
-    Raises:
-        moretta.errors.ParameterError: settings do not fit each other.
     """
     data, text = run_file.data, run_files.dump(run_file)
-    spec = Specification(
+    return Specification(
         run,
         data if data.standardise is not None else data.model_copy(update={"standardise": standardise}),
         _found_start(run_file) if imports else run_file.protocol,
@@ -101,8 +56,6 @@ def of_run_file(
         digest=run_files.digest(run_file),
         given=tomllib.loads(text),
     )
-    check(spec)
-    return spec
 
 
 def _found_start(run_file: RunFile) -> Training:

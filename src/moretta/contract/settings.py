@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 
-from moretta.contract.wording import enumerated, first_error_in_python, shown
+from moretta.contract import rules
+from moretta.contract.rules import Rule, in_file, in_python
+from moretta.contract.wording import enumerated, first_error_in_python, shown, words_of
 from moretta.errors import ParameterError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -105,24 +106,26 @@ def _refuse_truth(kind: type[BaseModel], given: Mapping[str, object]) -> None:
 
 
 def _asks_for_keywords(kind: type[BaseModel], value: object) -> str:
-    """Say that settings are given by keyword; the example is of the first key that takes this value."""
-    keys, own = list(kind.model_fields), kind.__name__
-    example = f"{own}({keys[0]}=..)"
-    for key in keys:
-        with suppress(ParameterError):
-            kind(**{key: value})
-            text = shown(value) if isinstance(value, str) else repr(value) if isinstance(value, int | float) else ".."
-            example = f"{own}({key}={text})"
-            break
+    """Say that settings are given by keyword; the example is of the first key that may be such a word or number."""
+    known, own = kind.model_fields, kind.__name__
+
+    def may_be(one: FieldInfo) -> bool:
+        number = type(value) in (int, float) and type(value) in _kinds(one.annotation) and one.default != 0
+        return number or (isinstance(value, str) and value in words_of(one.annotation))
+
+    key = next((name for name, one in known.items() if may_be(one)), "")
+    example = f"{own}({key}={shown(value)})" if key else f"{own}({next(iter(known))}=..)"
     return f"{own} takes its settings by keyword, for example {example}"
 
 
 class Section(BaseModel):
     """A section of a run file, or the same settings given from Python.
 
-    Raises `moretta.errors.ParameterError`, which names the key, for settings from Python that cannot be.
+    RULES: what must hold between its keys. Raises `moretta.errors.ParameterError`, which names the key, for settings
+    from Python that cannot be.
     """
 
+    RULES: ClassVar[tuple[Rule, ...]] = ()
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
 
     if not TYPE_CHECKING:  # where pydantic's plugin knows each section's own keys
@@ -140,8 +143,17 @@ class Section(BaseModel):
                 if owners := _owners(kind, key):
                     others, own = enumerated(owners), kind.__name__
                     raise ParameterError(f"{own}: {key} is a keyword of {others}, not of {own}; remove it") from None
-                raise ParameterError(first_error_in_python(kind.__name__, error, list(kind.model_fields))) from None
+                raise ParameterError(first_error_in_python(kind, error)) from None
 
         # A run file is read by `model_validate_json`, whose caller words mistakes as the file has them: not by this.
         __init__.__pydantic_base_init__ = True
         __init__.__signature__ = signature(lambda self, **given: None)  # help() and the site show keywords alone
+
+    @model_validator(mode="after")
+    def _obeys(self, info: ValidationInfo) -> Self:
+        home = (info.context or {}).get(HOME, "")
+        rules.check(self.RULES, self, in_file if home else in_python, home)
+        return self
+
+
+HOME = "home"  # in the context of a validation: the section's name in a file

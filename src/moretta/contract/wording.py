@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError  # at run time it would cost an edge client 12 MiB
+    from pydantic import BaseModel, ValidationError  # at run time it would cost an edge client 12 MiB
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -127,17 +126,23 @@ def _not_among(value: object, choices: Sequence[str]) -> str:
     return f"expected {either(map(_quoted, choices))}, got {shown(value)}{hint}"
 
 
-def first_error(section: str, error: ValidationError) -> str:
-    """Return the sentence for the first thing that pydantic found wrong in a section of a run file."""
-    return _sentence(f"[{section}] ", error, lambda key: key)
+def first_error(section: str, error: ValidationError, kind: type[BaseModel]) -> str:
+    """Return the sentence for the first thing that pydantic found wrong in a section of a run file. kind: its class."""
+    return _sentence(f"[{section}] ", error, kind, lambda key: key)
 
 
-def first_error_in_python(name: str, error: ValidationError, known: Sequence[str]) -> str:
-    """Return the same for settings given from Python. name: of their class; known: its keys, with underscores."""
+def first_error_in_python(kind: type[BaseModel], error: ValidationError) -> str:
+    """Return the same for settings given from Python, whose keys have underscores."""
     found = error.errors(include_url=False)[0]
     if found["type"] == "extra_forbidden":
-        return f"{name}: {unknown_word(str(found['loc'][0]), known)}"
-    return _sentence(f"{name}: ", error, lambda key: key.replace("-", "_"))
+        return f"{kind.__name__}: {unknown_word(str(found['loc'][0]), list(kind.model_fields))}"
+    return _sentence(f"{kind.__name__}: ", error, kind, lambda key: key.replace("-", "_"))
+
+
+def words_of(annotation: object) -> list[object]:
+    """Return the words and numbers that a key may be, of a literal anywhere in its type."""
+    parts = get_args(annotation)
+    return list(parts) if get_origin(annotation) is Literal else [word for part in parts for word in words_of(part)]
 
 
 def unknown_word(word: str, known: Sequence[str]) -> str:
@@ -147,7 +152,7 @@ def unknown_word(word: str, known: Sequence[str]) -> str:
     return f"{word} is not known; {hint}"
 
 
-def _sentence(opening: str, error: ValidationError, written: Callable[[str], str]) -> str:
+def _sentence(opening: str, error: ValidationError, model: type[BaseModel], written: Callable[[str], str]) -> str:
     found: Any = error.errors(include_url=False)[0]
     kind, ctx, place = found["type"], found.get("ctx", {}), found["loc"]
     key = written(str(place[0])) if place else ""
@@ -155,8 +160,8 @@ def _sentence(opening: str, error: ValidationError, written: Callable[[str], str
     if kind == "missing":
         return f"{where} is missing; add it"
     if kind == "literal_error":
-        choices = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", ctx["expected"])]
-        return f"{where}: {_not_among(found['input'], choices)}"
+        choices = words_of(model.model_fields[str(place[0]).replace("-", "_")].annotation)
+        return f"{where}: {_not_among(found['input'], list(map(str, choices)))}"
     if kind == "value_error":
         expected = str(ctx["error"])
     elif kind == "greater_than" and type(ctx["gt"]) is int:
@@ -166,3 +171,40 @@ def _sentence(opening: str, error: ValidationError, written: Callable[[str], str
     else:
         return f"{where}: {found['msg'][:1].lower()}{found['msg'][1:]}, got {shown(found['input'])}"
     return f"{where}: expected {expected}, got {shown(found['input'])}"
+
+
+def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[str]]) -> str:
+    """Say that the top of the file has a section or a bare key that is not known."""
+    if not isinstance(value, dict):
+        home = next((section for section, keys in sections.items() if name in keys), None)
+        hint = f"put it under [{home}]" if home else f"put it under one of {_headers(sections)}"
+        return f"the key {name} stands before any section; {hint}"
+    close = nearest(name, sections)
+    return f"the section [{name}] is not known; " + (
+        f"did you mean [{close}]?" if close else f"the sections are {_headers(sections)}"
+    )
+
+
+def unknown_key(
+    section: str, key: str, sections: Mapping[str, Iterable[str]], protocols: Container[str], protocol: str = ""
+) -> str:
+    """Say that a section has no such key, and what was probably meant.
+
+    sections: the known keys of each section and, beside them, of each protocol by its name.
+    protocols: their names. protocol: the name of the run's protocol if the section is [protocol].
+    """
+    mine = list(sections[protocol or section])
+    if protocol:
+        homes = [name for name in sections if name in protocols and key.replace("_", "-") in sections[name]]
+        if homes and protocol not in homes:
+            return f"[{section}] {key} is a key of {enumerated(homes)}, not of {protocol}; remove it"
+    close = nearest(key, mine)
+    home = next((name for name in sections if name != section and key in sections[name]), None)
+    if home and close != key.replace("_", "-"):
+        return f"[{section}] {key} is not known; it is a key of [{'protocol' if home in protocols else home}]"
+    hint = f"did you mean {close}?" if close else f"the keys here are {', '.join(mine)}"
+    return f"[{section}] {key} is not known; {hint}"
+
+
+def _headers(sections: Iterable[str]) -> str:
+    return ", ".join(f"[{name}]" for name in sections)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moretta import __version__
-from moretta.config import run_files
+from moretta.config import rules, run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import shared
@@ -115,20 +115,14 @@ def allowed_protocol(run: RunFile, site: SiloFile) -> None:
         raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')
     if not site.silo.edge:
         return
-    edge = edge_of(run.protocol)
-    if edge is None:
-        raise PolicyError(
-            f'[protocol] name = "{name}": this site takes part as an edge client, which requires baffle; join without '
-            "--edge, and without edge in silo.toml"
-        )
+    limits = site.limits
+    own = {"edge": (site.silo.name,), "edge_precision": limits.edge_precision}
+    engine = run.engine.model_copy(update=own | {"memory_limit_mib": limits.memory_limit_mib})
     with _refusing():
-        edge.check_site(
-            run.protocol,
-            run.secure_aggregation,
-            site.limits.memory_limit_mib,
-            site.limits.edge_precision,
-            run.data.layout,
-        )
+        rules.check(run.model_copy(update={"engine": engine}), rules.at_edge_site)
+        edge = edge_of(run.protocol)
+        edge.check_packages(edge.RUNS)
+        edge.check_tokens(run.data.layout, limits.edge_precision)
 
 
 def length(run: RunFile, site: SiloFile) -> None:

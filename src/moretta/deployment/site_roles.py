@@ -51,9 +51,9 @@ class EdgeRole:
         (self._silo,) = (silo for silo in self.silos if not silo.remote)
         check_least(self._silo, spec.data.least_rows)
         if spec.data.score_at_silos:
-            check_scores(spec.protocol, self.silos)
+            check_scores(self.silos)
         if spec.data.look:
-            check_look(spec.protocol, self.silos)
+            check_look(self.silos)
         secure = spec.secure_aggregation
         self._roster = None if secure.roster is None else Roster.load(secure.roster)
         if self._roster is not None:
@@ -75,7 +75,7 @@ class EdgeRole:
         """Return the role, whose process starts with the first message."""
         spec, limits, name = self._spec, self._file.limits, self._silo.name
         if spec.data.score_at_silos == TABLES_TOO:
-            check_tables(spec.secure_aggregation, spec.task, hello.outputs)
+            check_tables(spec.task, hello.outputs)
         setting = self._setting(hello, helped)
         uses_all = not spec.data.batch_size or spec.protocol.steps_at_silos
         statistics = Statistics.of(

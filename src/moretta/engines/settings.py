@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator
 
-from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Spelled, Unit, Words, kebab
+from moretta.contract.rules import Rule
+from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Spelled, Unit, Words
 from moretta.contract.wording import shown
-from moretta.errors import ParameterError
 
 ROUNDS = Unit("rounds")
 
@@ -117,6 +118,18 @@ EngineName = Literal["in-process", "flare", "fused", "exact-ring"]
 Precision = Literal["float32", "float16", "int8-activations"]
 
 
+def _is_set(engine: Engine, *keys: str) -> bool:
+    """Return whether one of these keys has another value than its default."""
+    return any(getattr(engine, key) != type(engine).model_fields[key].default for key in keys)
+
+
+def _unfit_site(engine: Engine) -> object:
+    """Return the first name that no site can have, as the field that the sentence has for it."""
+    fit = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+    wrong = (site for site in engine.sites if not fit.fullmatch(site) or site in ("server", "admin"))
+    return next(({"site": shown(site)} for site in wrong), None)
+
+
 class Engine(Section):
     """Where the silos live.
 
@@ -145,6 +158,50 @@ class Engine(Section):
     faults: faults to inject; None: none. They happen to silos, so centralised training has none.
     """
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda e: e.name != "in-process" and e.workers is not None,
+            '{workers} is for {name:="in-process"}, not "{name:v}"; remove it',
+        ),
+        *(
+            Rule(
+                partial(lambda key, e: e.name != "flare" and _is_set(e, key), key),
+                f'{{{key}}} is for {{name:="flare"}}, not "{{name:v}}"; remove it',
+            )
+            for key in ("sites", "torch_versions", "message_mib")
+        ),
+        Rule(
+            lambda e: e.name == "flare" and not e.sites,
+            '{sites} is missing; {name:="flare"} needs the names of the silos, for example {sites:=["north", "south"]}',
+        ),
+        Rule(
+            _unfit_site,
+            "{sites}: {site} cannot be the name of a site; expected 1 to 63 letters, digits, dashes and underscores, "
+            'and not "server" or "admin"',
+        ),
+        Rule(lambda e: len(set(e.sites)) < len(e.sites), "{sites} has a name twice; give each site its own"),
+        Rule(
+            lambda e: len({site.casefold() for site in e.sites}) < len(e.sites),
+            "{sites}: two names differ by capitals alone; give each site its own",
+        ),
+        Rule(
+            lambda e: e.name == "flare" and e.faults is not None,
+            '{faults} are injected in-process; with {name:="flare"} remove them',
+        ),
+        Rule(
+            lambda e: e.name == "flare" and e.edge,
+            '{edge}: with {name:="flare"} a site says so itself, by moretta join --edge',
+        ),
+        *(
+            Rule(
+                partial(lambda key, e: not e.edge and _is_set(e, key), key),
+                f"{{{key}}} is for edge clients, and there are none; name some, for example "
+                '{edge:=["silo-1"]}, or remove it',
+            )
+            for key in ("edge_precision", "memory_limit_mib", "micro_batch")
+        ),
+    )
+
     name: EngineName = "in-process"
     sites: tuple[Words, ...] = ()
     torch_versions: tuple[Words, ...] = ()
@@ -162,42 +219,3 @@ class Engine(Section):
     def simulates(self) -> bool:
         """Whether one process plays all silos without messages."""
         return self.name in ("fused", "exact-ring")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        self._check_sites()
-        for key in ("edge_precision", "memory_limit_mib", "micro_batch"):
-            if not self.edge and getattr(self, key) != type(self).model_fields[key].default:
-                raise ParameterError(
-                    f"[engine] {kebab(key)} is for edge clients, and there are none; name some, for example "
-                    'edge = ["silo-1"], or remove it'
-                )
-        return self
-
-    def _check_sites(self) -> None:
-        if self.name != "in-process" and self.workers is not None:
-            raise ParameterError(f'[engine] workers is for name = "in-process", not "{self.name}"; remove it')
-        if self.name != "flare":
-            for key in ("sites", "torch_versions", "message_mib"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ParameterError(f'[engine] {kebab(key)} is for name = "flare", not "{self.name}"; remove it')
-            return
-        if not self.sites:
-            raise ParameterError(
-                '[engine] sites is missing; name = "flare" needs the names of the silos, for example '
-                'sites = ["north", "south"]'
-            )
-        for site in self.sites:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", site) or site in ("server", "admin"):
-                raise ParameterError(
-                    f"[engine] sites: {shown(site)} cannot be the name of a site; expected 1 to 63 "
-                    'letters, digits, dashes and underscores, and not "server" or "admin"'
-                )
-        if len(set(self.sites)) < len(self.sites):
-            raise ParameterError("[engine] sites has a name twice; give each site its own")
-        if len({site.casefold() for site in self.sites}) < len(self.sites):
-            raise ParameterError("[engine] sites: two names differ by capitals alone; give each site its own")
-        if self.faults is not None:
-            raise ParameterError('[engine.faults] are injected in-process; with name = "flare" remove them')
-        if self.edge:
-            raise ParameterError('[engine] edge: with name = "flare" a site says so itself, by moretta join --edge')

@@ -15,7 +15,7 @@ from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
-from moretta.protocols.common.augmentation import CROPS, PADDING
+from moretta.protocols.common.augmentation import PADDING
 from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
@@ -104,15 +104,6 @@ def check_class_names(names: Sequence[str], outputs: int) -> None:
         raise ParameterError(f"class_names: expected {classes} different names, one for each class; got {told:.200}")
 
 
-def check_recorded(record_views: bool | tuple[int, ...], rounds: int) -> None:
-    """Check that views are recorded in some round of the run, where rounds are named."""
-    if not isinstance(record_views, bool) and min(record_views, default=1) > rounds:
-        raise ParameterError(
-            f"views are to be recorded from round {min(record_views)} on, and this run has {rounds}; name rounds from "
-            f"1 to {rounds}"
-        )
-
-
 def check_training(
     spec: Specification, silos: Sequence[Silo], outputs: int, dtype: torch.dtype, *, validated: bool
 ) -> None:
@@ -134,5 +125,3 @@ def check_training(
         raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
     if spec.data.varied == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
         raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
-    if spec.data.varied not in ("", *CROPS, "turn"):
-        raise ParameterError(f"augment = {spec.data.varied!r} is unknown; use one of {', '.join((*CROPS, 'turn'))}")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moretta.config import run_files, wording
+from moretta.config import run_files
 from moretta.config.run_files import PROTOCOLS, RunFile
-from moretta.contract.wording import shown
+from moretta.contract.wording import shown, wrong_choice
 from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.run_folder import read_model
 from moretta.errors import ParameterError
@@ -74,7 +74,7 @@ def _variant(run_file: RunFile, text: str) -> tuple[str, RunFile]:
     except ValueError:
         raise ParameterError("expected PROTOCOL KEY=VALUE ..., for example pbpfl partitions=2") from None
     if name not in PROTOCOLS:
-        raise ParameterError(wording.wrong_choice("protocol", "name", name, PROTOCOLS))
+        raise ParameterError(wrong_choice("protocol", "name", name, PROTOCOLS))
     given: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -21,11 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config import specification
+from moretta.config import rules
 from moretta.contract.keywords import names_keywords, says_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
+from moretta.contract.rules import in_python
 from moretta.contract.wording import check_choice
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
@@ -138,7 +139,6 @@ class Federation:
         python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
         if isinstance(own_loss := getattr(protocol, "own_loss", None), str):
             protocol = protocol.model_copy(update={"own_loss": found(own_loss, Path(), OWN_CODE)})
-        check_choice("missing", missing, ("error", "mean"))
         run = python_arguments.section(
             Run,
             rounds=1,  # `train` says how many, and the seed
@@ -152,9 +152,13 @@ class Federation:
             participation=participation,
             insecure_secret_seed=insecure_secret_seed,
         )
+        silos, feature_names = python_arguments.columns_agreed(
+            python_arguments.listed(silos), python_arguments.names_in("feature_names", feature_names)
+        )
         data = python_arguments.section(
             Data,
             source=PYTHON,
+            silos=len(silos),
             batch_size=batch_size,
             missing=missing,
             standardise=python_arguments.standardised(standardise),
@@ -164,8 +168,6 @@ class Federation:
             look=look,
         )
         class_names = python_arguments.names_in("class_names", class_names)
-        feature_names = python_arguments.names_in("feature_names", feature_names)
-        silos, feature_names = python_arguments.columns_agreed(python_arguments.listed(silos), feature_names)
         if task:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:
@@ -185,7 +187,7 @@ class Federation:
             digest=run_file[1] if run_file else "",
             given=settings,
         )
-        specification.check(spec)
+        rules.check(spec, in_python)
         test, validation = (
             python_arguments.rows_of(part, rows, feature_names)
             for part, rows in (("test", test), ("validation", validation))
@@ -235,9 +237,9 @@ class Federation:
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]
         if data.score_at_silos:
-            check_scores(spec.protocol, silos)
+            check_scores(silos)
             if data.score_at_silos == TABLES_TOO:
-                check_tables(spec.secure_aggregation, spec.task, self.outputs)
+                check_tables(spec.task, self.outputs)
             labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
         for part, own in labelled:
             if own is not None:
@@ -245,7 +247,7 @@ class Federation:
                 targets(own[1], self.outputs, loss, part, dtype)
         checks.check_training(spec, silos, self.outputs, dtype, validated=self.validation is not None)
         if data.look:
-            check_look(spec.protocol, silos)
+            check_look(silos)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
@@ -291,7 +293,8 @@ class Federation:
         """
         rounds, seed = python_arguments.whole("rounds", rounds, 1), python_arguments.whole("seed", seed, 0)
         python_arguments.check_watchers(progress, on_round)
-        checks.check_recorded(self.spec.run.record_views, rounds)
+        if not self.spec.text:  # a run file's are checked when it is read
+            rules.check_playing(self.spec.lasting(rounds, seed), in_python)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
             with self._speaking():

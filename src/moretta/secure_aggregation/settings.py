@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
+from moretta.contract.rules import Rule
 from moretta.contract.settings import SITE, Fraction, Positive, Section, Words
-from moretta.errors import ParameterError
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
 from moretta.secure_aggregation.identity import Identity, Roster
-
-ROSTER_AND_IDENTITY = (
-    "[secure-aggregation] roster and identity belong together: who the silos are, and where each one's own key is, for "
-    'example identity = "keys/{silo}"; give both or none'
-)
 
 
 class SecureAggregation(Section):
@@ -43,6 +38,30 @@ class SecureAggregation(Section):
     >>> SecureAggregation(scheme="pairwise", threshold=2).largest
     65536.0
     """
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: s.threshold is not None and s.scheme != "pairwise",
+            '{threshold} belongs to {scheme:="pairwise"}, not to "{scheme:v}"; remove it',
+        ),
+        Rule(
+            lambda s: s.degree is not None and s.scheme != "pairwise",
+            '{degree} belongs to {scheme:="pairwise"}, not to "{scheme:v}"; remove it',
+        ),
+        Rule(
+            lambda s: s.identity is not None and s.roster is None,
+            "{roster} and {identity} belong together: who the silos are, and where each one's own key is; give both "
+            "or none",
+        ),
+        Rule(
+            lambda s: s.roster is not None and s.scheme == "none",
+            "{roster} has nothing to protect under {scheme:=}; remove it and {identity}",
+        ),
+        Rule(
+            lambda s: s.scheme != "none" and s.min_survivors == 1,
+            "{min_survivors:=} with {scheme:=}: the sum of one silo is its own data; give at least 2",
+        ),
+    )
 
     scheme: Literal["pairwise", "additive-shares", "none"] = "pairwise"
     ring_bits: Literal[64, 32] = 64
@@ -109,23 +128,3 @@ class SecureAggregation(Section):
         identity = Identity.load(self.identity.replace("{silo}", name))
         roster.check_identity(name, identity.public_key)
         return Credentials(identity, roster)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        for key, value in (("threshold", self.threshold), ("degree", self.degree)):
-            if value is not None and self.scheme != "pairwise":
-                raise ParameterError(
-                    f'[secure-aggregation] {key} belongs to scheme = "pairwise", not to "{self.scheme}"; remove it'
-                )
-        if self.roster is None and self.identity is not None:
-            raise ParameterError(ROSTER_AND_IDENTITY)
-        if self.roster is not None and self.scheme == "none":
-            raise ParameterError(
-                '[secure-aggregation] roster has nothing to protect under scheme = "none"; remove it and identity'
-            )
-        if self.scheme != "none" and self.min_survivors == 1:
-            raise ParameterError(
-                f'[secure-aggregation] min-survivors = 1 with scheme = "{self.scheme}": the sum of one silo is its own '
-                "data; give at least 2"
-            )
-        return self

@@ -58,53 +58,6 @@ def _quiet() -> Iterator[None]:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"orthogonal": True, "direction": "gaussian"}, 'Rademacher ones; use direction = "rademacher"'),
-        ({"orthogonal": True, "seed_pool": 128}, "orthogonal directions are fresh .* and no seed-pool"),
-        ({"ema_each": "epoch", "ema": 0.0}, 'ema-each = "epoch" says when the average follows, and ema = 0 is none'),
-        ({"seed_pool": 100}, "seed-pool = 100: expected a multiple of 8"),
-        ({"seed_pool": 64}, "seed-pool = 64: expected .* at least the 100 directions of a round"),
-        ({"seed_pool": 104, "k_last": 120}, "at least the 120 directions"),
-        ({"seed_pool": 104, "form": "twice-forward"}, "at least the 200 directions"),
-        ({"batch_statistics": True, "local_epochs": 1}, "of one batch a round.*remove it, or local-epochs"),
-        ({"batch_statistics": True, "dp_noise": 1.0, "dp_clip": 1.0}, "batch-statistics .* no losses of their own"),
-        ({"local_epochs": 1, **SGD, "momentum": 0.5}, "silos step by themselves.*remove momentum"),
-        ({"directions": "own", "dp_noise": 1.0, "dp_clip": 1.0}, 'directions that all silos share.*remove directions'),
-        (
-            {"local_epochs": 1, **SGD, "dp_noise": 1.0, "dp_clip": 1.0},
-            "dp-noise goes on the scalars of the batch level; remove local-epochs"
-        ),
-        ({"clip_entry": 0.3, "dp_noise": 1.0, "dp_clip": 1.0}, "remove clip-entry, or dp-noise and dp-clip"),
-        ({"dp_noise": 1.0}, "dp-noise is given and dp-clip is not"),
-        (
-            {"dp_noise": 1.0, "dp_clip": 1.0, "loss": "cross-entropy", "class_weights": (1.0, 2.0)},
-            "class-weights do not go with dp-noise"
-        ),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        BAFFLE(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"k": 1}, {"k": 0}, {"k": 2**14 + 1}, {"k_last": 1}, {"k_last": 2**15}, {"sigma": 0.0}, {"sigma": -1e-3},
-        {"sigma": float("inf")}, {"ema": 1.0}, {"ema": -0.1}, {"ema_each": "step"}, {"clip_entry": 0.0},
-        {"form": "forward"}, {"direction": "cauchy"},
-        {"local_epochs": 0}, {"seed_pool": 0}, {"seed_pool": -8}, {"beta": 1},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_settings_out_of_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError, match=next(iter(settings))):
-        BAFFLE(**settings)
-
-
 RUN_FILE = """
 [run]
 rounds = 1
@@ -124,22 +77,6 @@ def test_a_run_file_takes_the_settings_and_keeps_them(tmp_path: Path) -> None:
     assert found == BAFFLE(k=20, k_last=40, form="central", seed_pool=48, ema=0.9, trainable=("2",))
     path.write_text(run_files.dump(run_files.load(path)))
     assert run_files.load(path).protocol == found
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("k = 1", r"\[protocol\] k: expected .*2.*got 1"),
-        ("seed-pool = 12", "seed-pool = 12: expected a multiple of 8"),
-        ('from = "mean"', "from"),
-        ('form = "meen"', r"\[protocol\] form"),
-    ],
-)
-def test_a_run_file_with_a_mistake_says_where(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(RUN_FILE + line)
-    with pytest.raises(ParameterError, match=said):
-        run_files.load(path)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +107,7 @@ def test_augmented_rows_are_refused(augment: str, settings: dict[str, Any]) -> N
     x = np.zeros((12, 1, 4, 4), np.float32)
     parts = [Silo(name, x, np.zeros(12, np.int64)) for name in "ab"]
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
-    with pytest.raises(ParameterError, match="under baffle it is crop-flip or reflect-crop-flip, and without dp-noise"):
+    with pytest.raises(ParameterError, match=r"under baffle it is crop-flip or reflect-crop-flip, without .*dp_noise"):
         make(learning(**settings), silos=parts, model=model, augment=augment, aggregation=CLEAR).train(1, SEED)
 
 

@@ -180,46 +180,10 @@ def test_a_row_that_no_longer_matches_later_sits_out() -> None:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), (0.0, 0.1), (-1.0, 1.0), {"silo-0": 0.0}])
-def test_a_delta_that_is_not_positive(delta: Any) -> None:
-    with pytest.raises(ParameterError, match="delta"):
-        CGD(delta=delta)
-
-
-def test_a_range_of_deltas_that_is_upside_down() -> None:
-    with pytest.raises(ParameterError, match=r"delta = \[0.2, 0.1\]: expected the lower number first"):
-        CGD(delta=(0.2, 0.1))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_mapping_of_deltas_that_lacks_somebody(engine: str) -> None:
     with pytest.raises(ParameterError, match="delta: expected a number for participant `silo-0-1`"):
         run(JOINT, 1, CGD(delta={"silo-0-0": 0.1}), engine)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"optimizer": "adam"},
-        {"momentum": 0.9},
-        {"clip_norm": 1.0},
-        {"lr_schedule": "cosine"},
-        {"epoch_rounds": 2},
-        {"first_rate": 0.1},
-        {"class_weights": (1.0, 2.0)},
-        {"mu": 0.5},
-        {"decay_from": 3},
-        {"warm_start": "weights.pt"},
-    ],
-)
-def test_settings_that_cgd_has_not(settings: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError, match=r"remove|around"):
-        CGD.model_validate(settings)
-
-
-def test_blind_needs_something_to_hide_in() -> None:
-    with pytest.raises(ParameterError, match="blind = true has nothing to hide sums in"):
-        run(JOINT, 1, CGD(delta=0.1, blind=True), scheme="none")
 
 
 # -- two participants --------------------------------------------------------------------------------------------------
@@ -238,7 +202,7 @@ def test_three_are_not_warned(silos: list[Silo]) -> None:
 
 
 def test_one_alone_has_nobody_to_sum_with() -> None:
-    with pytest.raises(ParameterError, match="at least 2 silos, got 1"):
+    with pytest.raises(ParameterError, match="needs two silos or more, and silos is 1"):
         run(grid([6], [5]), 1, CGD(delta=0.1))
 
 
@@ -341,13 +305,6 @@ def test_batchnorm_without_statistics_of_its_own_is_no_exception_to_what_is_comp
             np.testing.assert_allclose(end[FIRST], ends[0][FIRST], rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["fused", "exact-ring"])
-def test_only_cgd_is_simulated(engine: str) -> None:
-    by = Engine.model_validate({"name": engine})
-    with pytest.raises(ParameterError, match=engine):
-        Federation(network(5), grid([6, 4], [5]), FedSGD(), engine=by).train(1)
-
-
 # -- found in review ---------------------------------------------------------------------------------------------------
 
 
@@ -364,9 +321,8 @@ def test_a_simulation_refuses_images_that_vary(engine: str) -> None:
     rng = np.random.default_rng(0)
     silos = [Silo(name, rng.random((6, 1, 4, 4)), rng.integers(0, 2, 6)) for name in "abc"]
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    made = Federation(model, silos, CGD(delta=0.1), engine=Engine(name=engine), augment="crop-flip")
     with pytest.raises(ParameterError, match='augment = "crop-flip": a simulation does not vary images'):
-        made.train(1)
+        Federation(model, silos, CGD(delta=0.1), engine=Engine(name=engine), augment="crop-flip")
 
 
 def test_independent_participants_each_need_labels() -> None:

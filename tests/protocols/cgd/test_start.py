@@ -263,7 +263,7 @@ def test_settings_that_would_change_nothing_are_refused(engine: str) -> None:
     linear = nn.Sequential(nn.Linear(4, 2))
     for settings, sentence in (
         ({"hidden_bias": "shared"}, "is for hidden layers with biases that train, and the model has none"),
-        ({"batches": "in-order"}, r"is for \[data\] batch-size above 0"),
+        ({"batches": "in-order"}, "is for batch_size above 0"),
     ):
         federation = Federation(linear, silos, CGD(**settings), batch_size=0, engine=Engine(name=engine))
         with pytest.raises(ParameterError, match=sentence):

@@ -29,13 +29,7 @@ from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.settings import SecureAggregation
 
-# A process that has imported what it needs has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well
-# below that has room for no model, on any machine or version.
-FLOOR_MIB = 48.0
-# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
-LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
 COMMAND = (sys.executable, "-P", "-m", "moretta.protocols.baffle.edge")
 PACKAGES = {"onnxruntime": "edge", "onnx": "onnx", "onnxscript": "onnx"}  # each with its extra
 RUNS = ("onnxruntime",)  # those that an edge client itself needs; the others export its graph
@@ -53,16 +47,6 @@ def check_packages(needed: Iterable[str]) -> None:
             raise MissingExtra(f"edge clients need {package}, which is not there; run: pip install 'moretta[{extra}]'")
 
 
-def check_sigma(sigma: float, precision: str) -> None:
-    """Raise ParameterError where sigma is so small that losses do not differ in this precision."""
-    least = LEAST_SIGMA[precision]
-    if sigma < least:
-        raise ParameterError(
-            f'sigma = {sigma:g} is lost in what edge-precision = "{precision}" rounds to, where sigma = {least:g} '
-            "works; raise it"
-        )
-
-
 def check_tokens(layout: SampleLayout | None, precision: str) -> None:
     """Raise ParameterError where token ids lie beside numbers and would be rounded as those are."""
     if layout is not None and layout.has_integers and precision == "float16":
@@ -71,40 +55,6 @@ def check_tokens(layout: SampleLayout | None, precision: str) -> None:
             f'edge-precision = "float16" would round the token ids of {tokens}, which lie beside numbers in a row; use '
             '"float32" or "int8-activations"'
         )
-
-
-def check_memory(limit: float | None, where: str) -> None:
-    """Raise ParameterError where no edge client has room. limit: MiB; where: the section of its key."""
-    if limit is not None and limit < FLOOR_MIB:
-        raise ParameterError(
-            f"[{where}] memory-limit-mib = {limit:g}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; "
-            "give 80 or more, or remove it"
-        )
-
-
-def check_site(
-    protocol: BAFFLE, secure: SecureAggregation, limit: float | None, precision: str, layout: SampleLayout | None
-) -> None:
-    """Raise an error where a site cannot play a silo.
-
-    limit: of memory, MiB. precision: of the graph that it runs. layout: of samples of several arrays.
-    """
-    if secure.scheme != "none":
-        protocol.check_limit(secure.largest)
-    if protocol.own_loss is not None:
-        raise ParameterError(
-            "an edge client computes the built-in losses alone, without PyTorch; have the run leave out own-loss, or "
-            "join without --edge"
-        )
-    if protocol.batch_statistics:
-        raise ParameterError(
-            "an edge client runs a few rows at a time, and so has no statistics of a batch; remove batch-statistics, "
-            "or join without --edge"
-        )
-    check_packages(RUNS)
-    check_memory(limit, "limits")
-    check_sigma(protocol.sigma, precision)
-    check_tokens(layout, precision)
 
 
 def privacy_of(setup: SiloSetup, state: State, left_out: str) -> Mapping[str, float | str]:
@@ -164,7 +114,6 @@ def check_graph(
     precision = engine.edge_precision
     if not engine.edge:
         return
-    check_memory(engine.memory_limit_mib, "engine")
     # Roles may be built several times. Only the success is cached, not the graph; at worst a failure is found later.
     model = (
         str(setting.model),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from moretta.contract.rules import Rule
 from moretta.contract.settings import Positive, Spelled
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.silo.blocks import Rule
+from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST
 from moretta.protocols.baffle.silo.estimate import Form, directions_of
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.common.augmentation import CROPS
 from moretta.protocols.common.own_loss import found, of_arrays
 from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.common.training import PrivateTraining
@@ -20,6 +23,26 @@ Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
 ALL = 100  # directions of a round that moves all parameters at once
 # A lot's sum, and its noise, pass so many times the clip norm with a chance below 1e-9. A refusal for size would tell.
 SURE_LOT, SURE_NOISE = 12, 10
+# A process that has imported what it needs has 64 MiB resident at its peak (x86-64 Linux, Python 3.11). A limit well
+# below that has room for no model, on any machine or version.
+FLOOR_MIB = 48.0
+# At these the loss differences of the edge client correlate with exact ones to 0.95 or more (docs/baffle.md).
+LEAST_SIGMA = {"float32": 0.0, "float16": 1e-4, "int8-activations": 1e-3}
+
+
+def _too_small(s: Any) -> Mapping[str, str] | None:
+    """Return the least sigma of edge clients' precision where a run's is below it."""
+    least = LEAST_SIGMA[s.engine.edge_precision]
+    return {"least": f"{least:g}"} if s.engine.edge and s.protocol.sigma < least else None
+
+
+def _too_large(s: Any) -> Mapping[str, str] | None:
+    """Return how large noised scalars may get where that is above what sums allow."""
+    noise, secure = s.protocol.privacy, s.secure_aggregation
+    if noise is None or secure.scheme == "none":
+        return None
+    most = noise.clip * (SURE_LOT + SURE_NOISE * noise.noise)
+    return {"most": f"{most:.3g}", "largest": f"{secure.largest:g}"} if most > secure.largest else None
 
 
 class BAFFLE(PrivateTraining):
@@ -59,6 +82,38 @@ class BAFFLE(PrivateTraining):
         that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
     """
+
+    BETWEEN: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: s.data.augment not in ("none", *CROPS) or (s.data.augment != "none" and s.protocol.privacy),
+            f"{{data.augment:=}}: under baffle it is {' or '.join(CROPS)}, without {{protocol.dp_noise}}; remove it",
+        ),
+        Rule(
+            lambda s: s.engine.edge and s.protocol.batch_statistics,
+            "{engine.edge}: edge clients run a few rows at a time, and so have no statistics of a batch; remove it, or "
+            "{protocol.batch_statistics}",
+        ),
+        Rule(
+            lambda s: s.data.score_at_silos and s.protocol.batch_statistics,
+            "{protocol.batch_statistics}: silos are not sent BatchNorm's running statistics, by which a model is "
+            "scored; remove it, or {data.score_at_silos}",
+        ),
+        Rule(
+            _too_large,
+            "{protocol.dp_clip:=} with its noise may come to {most}, and {secure_aggregation.limit} is {largest}; "
+            "lower dp-clip or raise the limit",
+        ),
+        Rule(
+            lambda s: s.engine.edge and s.engine.memory_limit_mib is not None and s.engine.memory_limit_mib < FLOOR_MIB,
+            "{engine.memory_limit_mib:=}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; give 80 or "
+            "more, or remove it",
+        ),
+        Rule(
+            _too_small,
+            "{protocol.sigma:=} is lost in what {engine.edge_precision:=} rounds to, where sigma = {least} works; "
+            "raise it",
+        ),
+    )
 
     name: Literal["baffle"] = "baffle"
     optimizer: Literal["sgd", "adam"] = "adam"
@@ -106,17 +161,6 @@ class BAFFLE(PrivateTraining):
     def rate_depends_on_rounds(self) -> bool:
         """Whether a round's rate or its K depends on how many rounds there are in all."""
         return super().rate_depends_on_rounds or self.k_last is not None
-
-    def check_limit(self, largest: float) -> None:
-        """Raise `moretta.errors.ParameterError` where noised scalars may pass what sums allow."""
-        if self.privacy is None:
-            return
-        most = self.privacy.clip * (SURE_LOT + SURE_NOISE * self.privacy.noise)
-        if most > largest:
-            raise ParameterError(
-                f"dp-clip = {self.privacy.clip:g} with its noise may come to {most:.3g}, and [secure-aggregation] "
-                f"limit is {largest:g}; lower dp-clip or raise the limit"
-            )
 
     @model_validator(mode="after")
     def _fits_blocks(self) -> Self:
@@ -195,12 +239,12 @@ class BAFFLE(PrivateTraining):
             )
         return self
 
-    def rule(self) -> Rule | None:
+    def rule(self) -> blocks.Rule | None:
         """Return how blocks move, if the model is moved by blocks."""
         if self.perturb == "all":
             return None
         table = self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
-        return Rule(tuple(table.items()), self.linear)
+        return blocks.Rule(tuple(table.items()), self.linear)
 
     def recipe(self, rounds: int, augment: str = "") -> Recipe:
         """Return the settings of a silo in a run of so many rounds. augment: how images of a batch are varied."""

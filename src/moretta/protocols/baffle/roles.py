@@ -21,7 +21,6 @@ from moretta.protocols.baffle.edge_client import (
     PACKAGES,
     check_graph,
     check_packages,
-    check_sigma,
     check_tokens,
     edge_client,
     exporter,
@@ -37,7 +36,6 @@ from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, check_rows, layout_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant
-from moretta.protocols.common.augmentation import CROPS
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import (
     Left,
@@ -54,11 +52,6 @@ from moretta.protocols.common.setting import Setting
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
-    if setting.data.varied and (protocol.privacy is not None or setting.data.varied not in CROPS):
-        raise ParameterError(
-            f'augment = "{setting.data.varied}": under baffle it is {" or ".join(CROPS)}, and without dp-noise; remove '
-            "it"
-        )
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
     agreed = enrolment_of(
@@ -68,7 +61,6 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         setting.columns,
         0 if protocol.local_epochs else setting.data.batch_size,  # an epoch uses all of a silo's rows
     )
-    _check_batch_statistics(protocol, setting)
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
     forward, recipe = _forward(protocol, setting, layout)
     device = torch.device(setting.run.device)
@@ -131,8 +123,6 @@ def _accountant(protocol: BAFFLE, setting: Setting, left_out: str) -> Accountant
     if protocol.privacy is None:
         return None
     scheme, rate = setting.secure_aggregation.scheme, highest_rate(setting, setting.data.batch_size)
-    if scheme != "none":
-        protocol.check_limit(setting.secure_aggregation.largest)
     return Accountant(protocol.privacy, rate, 1 if scheme == "none" else setting.least(scheme), left_out)
 
 
@@ -145,7 +135,6 @@ def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
             "lower k or remove orthogonal"
         )
     if setting.engine.edge:
-        check_sigma(protocol.sigma, setting.engine.edge_precision)
         check_tokens(setting.layout, setting.engine.edge_precision)
 
 
@@ -167,22 +156,6 @@ def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in chosen)
     return model
-
-
-def _check_batch_statistics(protocol: BAFFLE, setting: Setting) -> None:
-    """Raise ParameterError where BatchNorm's statistics of a batch do not go with how silos take part."""
-    if not protocol.batch_statistics:
-        return
-    if setting.engine.edge:
-        raise ParameterError(
-            "edge clients run a few rows at a time, and so have no statistics of a batch; remove batch-statistics, or "
-            "edge from [engine]"
-        )
-    if setting.figures:
-        raise ParameterError(
-            "silos are not sent BatchNorm's running statistics, by which a model is scored; remove score-at-silos or "
-            "batch-statistics"
-        )
 
 
 def _check_rows(setting: Setting, forward: TorchForward, *, apart: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from moretta.contract.rules import Rule
 from moretta.contract.settings import NonNegative, Positive, Spelled
 from moretta.data.alignment.ids import IdRules
 from moretta.errors import ParameterError
@@ -42,6 +43,21 @@ class CGD(Training):
     the first round (`moretta.data.alignment`). align_ids: how ids are made comparable, by names of
     `moretta.data.alignment.ids.IdRules`. align_pad_to: the length that each list of ids is filled up to.
     """
+
+    BETWEEN: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: s.protocol.blind and s.secure_aggregation.scheme == "none" and not s.engine.simulates,
+            "{protocol.blind:=} has nothing to hide sums in under {secure_aggregation.scheme:=}; remove one of them",
+        ),
+        Rule(
+            lambda s: s.protocol.batches == "in-order" and not s.data.batch_size,
+            "{protocol.batches:=} is for {data.batch_size} above 0: with 0 each round has all rows; remove one of them",
+        ),
+        Rule(
+            lambda s: s.engine.simulates and s.data.augment != "none",
+            '{data.augment:=}: a simulation does not vary images; remove it, or use {engine.name:="in-process"}',
+        ),
+    )
 
     name: Literal["cgd"] = "cgd"
     loss: Literal["mse", "cross-entropy"] = "cross-entropy"

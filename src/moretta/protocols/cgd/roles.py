@@ -55,10 +55,6 @@ def build(protocol: CGD, setting: Setting) -> Roles:
         raise ParameterError(
             'hidden-bias = "shared" is for hidden layers with biases that train, and the model has none; remove it'
         )
-    if protocol.batches == "in-order" and not setting.data.batch_size:
-        raise ParameterError(
-            'batches = "in-order" is for [data] batch-size above 0: with 0 each round has all rows; remove one of them'
-        )
     return _simulation(protocol, setting) if setting.engine.simulates else _participants(protocol, setting)
 
 
@@ -71,8 +67,6 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     """Build an aggregator without a model, and the participants."""
     grid, secure, model = grid_of(setting.silos), setting.secure_aggregation, setting.model
     blind = secure.scheme != "none" if protocol.blind is None else protocol.blind
-    if blind and secure.scheme == "none":
-        raise ParameterError('blind = true has nothing to hide sums in under scheme = "none"; remove one of them')
     split = any(silo.columns for silo in setting.silos)
     joint = split and protocol.vertical == "joint"
     _check_loss(protocol, joint=joint)
@@ -266,11 +260,6 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
     grid, secure = grid_of(setting.silos), setting.secure_aggregation
     _check_loss(protocol, joint=any(silo.columns for silo in setting.silos) and protocol.vertical == "joint")
-    if setting.data.varied:
-        raise ParameterError(
-            f'augment = "{setting.data.varied}": a simulation does not vary images; remove it, or use engine = '
-            '"in-process"'
-        )
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = whole_rows(setting)

@@ -23,17 +23,15 @@ from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.row_counts import counted_classes
-from moretta.protocols.common.scoring import LEAST_SILOS, figures_of
+from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.targets import CONFUSION_UP_TO, encode
-from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.settings import SecureAggregation
-from moretta.secure_aggregation.statistics import MOST_SILOS
 
 if TYPE_CHECKING:
     import torch
@@ -43,17 +41,13 @@ if TYPE_CHECKING:
 TABLES_TOO = "classes"  # of score-at-silos
 
 
-def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where a score would reveal rows, or a local silo has none to score on."""
+def check_scores(silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where a local silo has no rows to score on, or no whole ones."""
     key = "[data] score-at-silos"
-    if getattr(protocol, "dp_noise", None):
-        raise ParameterError(f"{key}: a score would be a release without noise; remove it or dp-noise")
     if any(silo.columns for silo in silos):
         raise ParameterError(
             f"{key} needs silos that hold whole samples; where columns are split, no silo scores a model by itself"
         )
-    if len(silos) > MOST_SILOS:
-        raise ParameterError(f"{key} sums the scores of {MOST_SILOS} silos at most; got {len(silos)}")
     for silo in silos:
         if silo.remote:
             continue
@@ -69,25 +63,18 @@ def check_scores(protocol: Training, silos: Sequence[Silo]) -> None:
             )
 
 
-def check_tables(secure: SecureAggregation, task: str | None, outputs: int) -> None:
-    """Raise `moretta.errors.ParameterError` where tables of classes would be of few silos, or cannot be had."""
+def check_tables(task: str | None, outputs: int) -> None:
+    """Raise `moretta.errors.ParameterError` where a model has no tables of classes."""
     key = f'[data] score-at-silos = "{TABLES_TOO}"'
     if task != "classification":
         raise ParameterError(f"{key} counts rows by class, and targets are numbers here; give true")
-    if secure.scheme == "none" or secure.least < LEAST_SILOS:
-        raise ParameterError(
-            f"{key} tells how many rows of a class silos hold back, of two each the other's; give "
-            f"[secure-aggregation] min-survivors = {LEAST_SILOS} and a scheme that masks"
-        )
     if outputs > CONFUSION_UP_TO:
         raise ParameterError(f"{key} counts up to {CONFUSION_UP_TO} classes, the model has {outputs}; give true")
 
 
-def check_look(protocol: Training, silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where a look before training would reveal rows, or cannot be had."""
+def check_look(silos: Sequence[Silo]) -> None:
+    """Raise `moretta.errors.ParameterError` where silos do not hold whole samples to look at."""
     key = "[data] look"
-    if getattr(protocol, "dp_noise", None):
-        raise ParameterError(f"{key}: counts would be a release without noise; remove it or dp-noise")
     if any(silo.columns for silo in silos):
         raise ParameterError(f"{key} counts at silos that hold whole samples, and here columns are split; remove it")
 

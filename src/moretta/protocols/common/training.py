@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from moretta.contract.rules import Rule
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Privacy
@@ -52,6 +53,8 @@ class Training(Section):
 
     if TYPE_CHECKING:
         name: str  # each protocol has its own, as a literal
+
+    BETWEEN: ClassVar[tuple[Rule, ...]] = ()  # what must hold between these settings and a run's other sections
 
     loss: Literal["mse", "cross-entropy"] = "mse"
     own_loss: OwnFunction = None

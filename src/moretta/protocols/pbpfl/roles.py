@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from moretta.errors import ParameterError
 from moretta.protocols.common.roles import Roles, enrolment_of, roles_of, rows_of, setups_of
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.pbpfl.client import Client
@@ -17,10 +16,6 @@ from moretta.protocols.pbpfl.server import Server
 def build(protocol: PBPFL, setting: Setting) -> Roles:
     """Build PBPFL's server and silos."""
     secure = setting.secure_aggregation
-    if secure.scheme != "none" and secure.ring_bits < 64:
-        raise ParameterError(
-            f"ring-bits = {secure.ring_bits}: PBPFL's corrections multiply the ring's rounding; use ring-bits = 64"
-        )
     sample = _sample(setting)
     plan = ScalePlan.of(setting.model, (sample,))
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)

@@ -240,7 +240,7 @@ class Client:
         else:
             derivatives = np.zeros((self._recipe.scalars or directions_of(self._recipe.form, ask.k), 0))
         scalars = private.noised_mean(derivatives, *drawn)
-        with self.phase("aggregation"):  # never out of range (`BAFFLE.check_limit`)
+        with self.phase("aggregation"):  # never out of range (`BAFFLE.BETWEEN`)
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
 
     def _follows_from(self, ask: Estimate, seed: bytes) -> tuple[int | bytes, ...]:

@@ -1,0 +1,284 @@
+"""What must hold between the sections of a run, whoever made them: a run file, Python, a server's text at a site.
+
+Each rule stands once, here or, where it is about one protocol, in that protocol's settings
+(`moretta.protocols.common.training.Training.BETWEEN`). Rules of one section by itself stand with its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moretta.contract import rules
+from moretta.contract.rules import Key, Reader, Rule, in_file
+from moretta.contract.wording import either
+from moretta.data.settings import PYTHON, Data
+from moretta.protocols.common.entry import Entry
+from moretta.protocols.common.scoring import LEAST_SILOS
+from moretta.protocols.common.setting import TABLES_TOO
+from moretta.protocols.registry import ENTRIES, entry_of
+from moretta.secure_aggregation.statistics import MOST_SILOS
+
+Sections = Any
+"""Of a run: `run`, `data`, `protocol`, `secure_aggregation`, `engine`, and `table`, what columns mean, or None."""
+
+
+def check(sections: Sections, reader: Reader) -> None:
+    """Raise `moretta.errors.ParameterError` for the first rule that does not hold. reader: of the sentence."""
+    rules.check(RULES, sections, reader)
+    rules.check(sections.protocol.BETWEEN, sections, reader)
+
+
+def check_playing(sections: Sections, reader: Reader) -> None:
+    """Do the same for rules about how a run is played, which Python says last: how many rounds, by these silos."""
+    rules.check(OF_PLAYING, sections, reader)
+
+
+AT_SITE = {
+    "edge": "[silo] edge (join --edge)",
+    "edge_precision": "[limits] edge-precision",
+    "memory_limit_mib": "[limits] memory-limit-mib",
+}
+
+
+def at_edge_site(key: Key, value: str) -> str:
+    """Write a key as a site has it that takes part as an edge client: its silo.toml says so, and how."""
+    place = AT_SITE.get(key.name) if key.home == "engine" else None
+    return in_file(key, value) if place is None else f"{place}{f' = {value}' if value else ''}"
+
+
+def _entry(s: Sections) -> Entry:
+    return entry_of(s.protocol)
+
+
+def _in_one_place(s: Sections) -> bool:
+    """Return whether one party has all rows, so that nobody sums."""
+    return bool(_entry(s).pooled or s.engine.simulates)
+
+
+def _sums(s: Sections) -> bool:
+    """Return whether uploads are summed in secret."""
+    return _entry(s).summed and s.secure_aggregation.scheme != "none" and not s.engine.simulates
+
+
+def _noise(s: Sections) -> bool:
+    return bool(getattr(s.protocol, "dp_noise", None))
+
+
+def _flare(s: Sections) -> bool:
+    return bool(s.engine.name == "flare")
+
+
+def _of_many_machines() -> str:
+    return either(name for name, entry in ENTRIES.items() if entry.many_machines)
+
+
+def _has_validation(data: Data) -> bool:
+    """Return whether early stopping has rows to judge by; bank-marketing brings its own, and Python gives them."""
+    own = data.source == "bank-marketing" and data.validation_fraction is None
+    return bool(data.validation_fraction) or own or data.source == PYTHON
+
+
+def _image(s: Sections) -> bool:
+    """Return whether rows at sites are images, which the schema names in a column of files."""
+    return s.table is not None and s.table.name_of("file") is not None and s.data.at_sites
+
+
+def _shown_as_image(name: str) -> Callable[[Sections], bool]:
+    """Return whether rows at sites that are no images have a key of images."""
+    return lambda s: s.data.at_sites and not _image(s) and getattr(s.data, name) is not None
+
+
+def _is_square(data: Data) -> bool:
+    shape = () if data.inputs is None or isinstance(data.inputs, dict) else data.inputs
+    return len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]
+
+
+def _says_shape(data: Data) -> bool:
+    """Return whether [data] says what the schema of a table says."""
+    return bool(data.classes or data.outputs or data.missing != "error")
+
+
+def _late(s: Sections) -> object:
+    """Return the number of a round with a fault that never comes, as the field that the sentence has for it."""
+    faults = s.engine.faults
+    injected = () if faults is None else (*faults.drop, *faults.delay, *faults.corrupt)
+    return next(({"late": one.round} for one in injected if one.round > s.run.rounds + 1), None)
+
+
+def _late_view(s: Sections) -> bool:
+    recorded = s.run.record_views
+    return not isinstance(recorded, bool) and min(recorded, default=1) > s.run.rounds
+
+
+_NAMES_FILES = " names in a column of files; remove it"
+RULES: tuple[Rule, ...] = (
+    # Who plays, and where.
+    Rule(
+        lambda s: s.engine.simulates and s.engine.name not in _entry(s).simulations,
+        '{engine.name:=} does not simulate {protocol.name:v}; choose {engine.name:="in-process"}',
+    ),
+    Rule(
+        lambda s: s.engine.simulates and (s.engine.faults is not None or s.run.record_views),
+        "{engine.name:=} passes no messages, so that none can be recorded or lost; remove {run.record_views} and "
+        "{engine.faults}",
+    ),
+    Rule(
+        lambda s: s.engine.edge and not _entry(s).edge,
+        "{engine.edge}: edge clients require baffle; {protocol.name:=}; remove it",
+    ),
+    Rule(
+        lambda s: s.engine.edge and s.protocol.own_loss is not None,
+        "{engine.edge}: edge clients compute the built-in losses alone, without PyTorch; remove it, or "
+        "{protocol.own_loss}",
+    ),
+    Rule(
+        lambda s: s.run.participation < 1 and _entry(s).takes_all,
+        "{run.participation:=}: under {protocol.name:v} every silo takes every step; leave it at 1",
+    ),
+    # Machines of their own.
+    Rule(
+        lambda s: _flare(s) != s.data.at_sites,
+        '{engine.name:="flare"} and {data.source:="sites"} belong together: where silos are on machines of their '
+        "own, each one's silo.toml names its rows, and a run file never does; got {engine.name:=} and {data.source:=}",
+    ),
+    Rule(
+        lambda s: _flare(s) and s.secure_aggregation.identity is not None,
+        "{secure_aggregation.identity} is each site's own, in its silo.toml; remove it here",
+    ),
+    Rule(
+        lambda s: (
+            not _flare(s)
+            and s.secure_aggregation.roster is not None
+            and s.secure_aggregation.identity is None
+            and {"keys": '"keys/{silo}"'}
+        ),
+        "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where "
+        "each one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
+    ),
+    Rule(
+        lambda s: _flare(s) and not _entry(s).many_machines and {"others": _of_many_machines()},
+        "{protocol.name:=} is a baseline for one machine; over many, choose {others}",
+    ),
+    Rule(
+        lambda s: _flare(s) and s.run.early_stopping is not None,
+        "{run.early_stopping} goes back to the best round, which sites do not keep; remove it",
+    ),
+    Rule(
+        lambda s: _flare(s) and len(s.engine.sites) != s.data.silos and {"count": len(s.engine.sites)},
+        "{engine.sites} names {count} silos and {data.silos} is {data.silos:v}; make them alike",
+    ),
+    # What rows are like is said once: by a schema, or by shapes.
+    Rule(
+        lambda s: _image(s) and not _is_square(s.data),
+        "{data.inputs}: expected the shape that images become, [1 or 3, size, size], as the schema names files of "
+        "images; for example {data.inputs:=[1, 224, 224]}",
+    ),
+    Rule(
+        lambda s: _image(s) and (_says_shape(s.data) or s.data.tokens or s.data.partition != "iid"),
+        "{data.classes}, {data.outputs}, {data.tokens}, {data.missing} and {data.partition} are not for images whose "
+        "classes the schema lists; remove them",
+    ),
+    Rule(_shown_as_image("window"), "{data.window} is for images, which a schema" + _NAMES_FILES),
+    Rule(_shown_as_image("spacing"), "{data.spacing} is for images, which a schema" + _NAMES_FILES),
+    Rule(_shown_as_image("channel_mean"), "{data.channel_mean} is for images, which a schema" + _NAMES_FILES),
+    Rule(
+        lambda s: s.table is not None and not _image(s) and (s.data.inputs or _says_shape(s.data)),
+        "{data.inputs}, {data.classes}, {data.outputs} and {data.missing} follow from the schema of the table; remove "
+        "them",
+    ),
+    Rule(
+        lambda s: s.table is None and s.data.in_files,
+        "{data.source:=} needs schema, which says what the columns of all files mean (moretta schema init FILE "
+        "proposes one)",
+    ),
+    Rule(
+        lambda s: (
+            s.table is None
+            and s.data.at_sites
+            and (s.data.inputs is None or (s.data.classes is None) == (s.data.outputs is None))
+        ),
+        "{data.source:=} needs schema, which says what a table's columns mean, or for arrays {data.inputs}, the "
+        "shape of a sample, and either {data.classes} or {data.outputs}, for example {data.inputs:=[30]} and "
+        "{data.classes:=2}",
+    ),
+    Rule(
+        lambda s: (
+            s.table is None and (s.data.at_sites or s.data.source == PYTHON) and s.data.missing not in ("error", "mean")
+        ),
+        '{data.missing:=} needs a schema here, which says of which columns; give one, or {data.missing:="mean"}',
+    ),
+    # What is summed, and over how many silos.
+    Rule(
+        lambda s: s.data.partition == "same-rows" and s.protocol.privacy is not None,
+        "{data.partition:=} gives every silo the same rows, and epsilon is of rows that one silo has; remove it, or "
+        "{protocol.dp_noise} and {protocol.dp_clip}",
+    ),
+    Rule(
+        lambda s: _sums(s) and s.secure_aggregation.ring_bits < _entry(s).ring_bits and {"bits": _entry(s).ring_bits},
+        "{secure_aggregation.ring_bits:=} is too coarse for {protocol.name:v}, whose corrections multiply the "
+        "rounding; use ring-bits = {bits}",
+    ),
+    # What rows are counted and scored for, beside training.
+    Rule(
+        lambda s: s.run.early_stopping is not None and not _has_validation(s.data),
+        "{run.early_stopping} needs rows to validate on; give {data.validation_fraction}, for example 0.1",
+    ),
+    Rule(
+        lambda s: s.data.look and _in_one_place(s),
+        "{data.look} counts by a secure sum, and nobody sums under {protocol.name:=} and {engine.name:=}, which have "
+        "all rows in one place; remove it, and see moretta look",
+    ),
+    Rule(
+        lambda s: s.data.look and _noise(s),
+        "{data.look}: counts would be a release without noise; remove it, or {protocol.dp_noise}",
+    ),
+    Rule(
+        lambda s: s.data.score_at_silos and _in_one_place(s),
+        "{data.score_at_silos} sums what silos score, and nobody sums under {protocol.name:=} and {engine.name:=}, "
+        "which have all rows in one place; remove it, and give test rows",
+    ),
+    Rule(
+        lambda s: s.data.score_at_silos and _noise(s),
+        "{data.score_at_silos}: a score would be a release without noise; remove it, or {protocol.dp_noise}",
+    ),
+    Rule(
+        lambda s: s.data.score_at_silos and s.data.silos > MOST_SILOS and {"most": MOST_SILOS},
+        "{data.score_at_silos} sums the scores of {most} silos at most; {data.silos} is {data.silos:v}",
+    ),
+    Rule(
+        lambda s: s.data.score_at_silos == TABLES_TOO and not (_entry(s).common_model and _entry(s).summed),
+        "{data.score_at_silos:=} is of one model that all silos score, and {protocol.name:v} has a model for each; "
+        "give true",
+    ),
+    Rule(
+        lambda s: (
+            s.data.score_at_silos == TABLES_TOO
+            and (s.secure_aggregation.scheme == "none" or s.secure_aggregation.least < LEAST_SILOS)
+            and {"least": LEAST_SILOS}
+        ),
+        "{data.score_at_silos:=} shows how many rows of a class silos hold back, and of two silos each the other's; "
+        "give {secure_aggregation.min_survivors} at least {least}, and a scheme that masks",
+    ),
+)
+
+OF_PLAYING: tuple[Rule, ...] = (
+    Rule(
+        lambda s: s.secure_aggregation.least > s.data.silos > 1,
+        "{secure_aggregation.min_survivors:=}, and {data.silos} is {data.silos:v}; give at most as many",
+    ),
+    Rule(
+        lambda s: _sums(s) and s.data.silos == 1,
+        "{secure_aggregation.scheme:=} needs two silos or more, and {data.silos} is 1; one silo needs "
+        '{secure_aggregation.scheme:="none"}',
+    ),
+    Rule(
+        _late,
+        "{engine.faults}: round = {late} never comes: {run.rounds} is {run.rounds:v}, and the release is one more",
+    ),
+    Rule(
+        _late_view,
+        "{run.record_views:=} begins after the last round, and {run.rounds} is {run.rounds:v}; name rounds from 1 to "
+        "{run.rounds:v}",
+    ),
+)
