@@ -20,7 +20,7 @@ import refused_calls as calls
 from moretta.config import rules, run_files, silo_file
 from moretta.config.run_files import override
 from moretta.contract import rules as contract_rules
-from moretta.contract.rules import Rule
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import Section
 from moretta.engines.settings import Engine
 from moretta.errors import MorettaError, ParameterError
@@ -73,7 +73,7 @@ def test_a_run_file_is_refused(row: list[str], tmp_path: Path) -> None:
     assert said.removeprefix(f"{path}: ") == row[1]
 
 
-def every_rule() -> list[Rule]:
+def every_rule() -> list[SettingRule]:
     sections: list[type[Section]] = [
         run_files.Run,
         run_files.Data,

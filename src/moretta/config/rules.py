@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moretta.contract import rules
-from moretta.contract.rules import Key, Reader, Rule, in_file
+from moretta.contract.rules import Reader, SettingKey, SettingRule, in_file
 from moretta.contract.wording import either
 from moretta.data.settings import PYTHON, Data
 from moretta.protocols.common.entry import Entry
@@ -41,7 +41,7 @@ AT_SITE = {
 }
 
 
-def at_edge_site(key: Key, value: str) -> str:
+def at_edge_site(key: SettingKey, value: str) -> str:
     """Write a key as a site has it that takes part as an edge client: its silo.toml says so, and how."""
     place = AT_SITE.get(key.name) if key.home == "engine" else None
     return in_file(key, value) if place is None else f"{place}{f' = {value}' if value else ''}"
@@ -112,41 +112,41 @@ def _late_view(s: Sections) -> bool:
 
 
 _NAMES_FILES = " names in a column of files; remove it"
-RULES: tuple[Rule, ...] = (
+RULES: tuple[SettingRule, ...] = (
     # Who plays, and where.
-    Rule(
+    SettingRule(
         lambda s: s.engine.simulates and s.engine.name not in _entry(s).simulations,
         '{engine.name:=} does not simulate {protocol.name:v}; choose {engine.name:="in-process"}',
     ),
-    Rule(
+    SettingRule(
         lambda s: s.engine.simulates and (s.engine.faults is not None or s.run.record_views),
         "{engine.name:=} passes no messages, so that none can be recorded or lost; remove {run.record_views} and "
         "{engine.faults}",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.engine.edge and not _entry(s).edge,
         "{engine.edge}: edge clients require baffle; {protocol.name:=}; remove it",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.engine.edge and s.protocol.own_loss is not None,
         "{engine.edge}: edge clients compute the built-in losses alone, without PyTorch; remove it, or "
         "{protocol.own_loss}",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.run.participation < 1 and _entry(s).takes_all,
         "{run.participation:=}: under {protocol.name:v} every silo takes every step; leave it at 1",
     ),
     # Machines of their own.
-    Rule(
+    SettingRule(
         lambda s: _flare(s) != s.data.at_sites,
         '{engine.name:="flare"} and {data.source:="sites"} belong together: where silos are on machines of their '
         "own, each one's silo.toml names its rows, and a run file never does; got {engine.name:=} and {data.source:=}",
     ),
-    Rule(
+    SettingRule(
         lambda s: _flare(s) and s.secure_aggregation.identity is not None,
         "{secure_aggregation.identity} is each site's own, in its silo.toml; remove it here",
     ),
-    Rule(
+    SettingRule(
         lambda s: (
             not _flare(s)
             and s.secure_aggregation.roster is not None
@@ -156,43 +156,43 @@ RULES: tuple[Rule, ...] = (
         "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where "
         "each one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
     ),
-    Rule(
+    SettingRule(
         lambda s: _flare(s) and not _entry(s).many_machines and {"others": _of_many_machines()},
         "{protocol.name:=} is a baseline for one machine; over many, choose {others}",
     ),
-    Rule(
+    SettingRule(
         lambda s: _flare(s) and s.run.early_stopping is not None,
         "{run.early_stopping} goes back to the best round, which sites do not keep; remove it",
     ),
-    Rule(
+    SettingRule(
         lambda s: _flare(s) and len(s.engine.sites) != s.data.silos and {"count": len(s.engine.sites)},
         "{engine.sites} names {count} silos and {data.silos} is {data.silos:v}; make them alike",
     ),
     # What rows are like is said once: by a schema, or by shapes.
-    Rule(
+    SettingRule(
         lambda s: _image(s) and not _is_square(s.data),
         "{data.inputs}: expected the shape that images become, [1 or 3, size, size], as the schema names files of "
         "images; for example {data.inputs:=[1, 224, 224]}",
     ),
-    Rule(
+    SettingRule(
         lambda s: _image(s) and (_says_shape(s.data) or s.data.tokens or s.data.partition != "iid"),
         "{data.classes}, {data.outputs}, {data.tokens}, {data.missing} and {data.partition} are not for images whose "
         "classes the schema lists; remove them",
     ),
-    Rule(_shown_as_image("window"), "{data.window} is for images, which a schema" + _NAMES_FILES),
-    Rule(_shown_as_image("spacing"), "{data.spacing} is for images, which a schema" + _NAMES_FILES),
-    Rule(_shown_as_image("channel_mean"), "{data.channel_mean} is for images, which a schema" + _NAMES_FILES),
-    Rule(
+    SettingRule(_shown_as_image("window"), "{data.window} is for images, which a schema" + _NAMES_FILES),
+    SettingRule(_shown_as_image("spacing"), "{data.spacing} is for images, which a schema" + _NAMES_FILES),
+    SettingRule(_shown_as_image("channel_mean"), "{data.channel_mean} is for images, which a schema" + _NAMES_FILES),
+    SettingRule(
         lambda s: s.table is not None and not _image(s) and (s.data.inputs or _says_shape(s.data)),
         "{data.inputs}, {data.classes}, {data.outputs} and {data.missing} follow from the schema of the table; remove "
         "them",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.table is None and s.data.in_files,
         "{data.source:=} needs schema, which says what the columns of all files mean (moretta schema init FILE "
         "proposes one)",
     ),
-    Rule(
+    SettingRule(
         lambda s: (
             s.table is None
             and s.data.at_sites
@@ -202,56 +202,56 @@ RULES: tuple[Rule, ...] = (
         "shape of a sample, and either {data.classes} or {data.outputs}, for example {data.inputs:=[30]} and "
         "{data.classes:=2}",
     ),
-    Rule(
+    SettingRule(
         lambda s: (
             s.table is None and (s.data.at_sites or s.data.source == PYTHON) and s.data.missing not in ("error", "mean")
         ),
         '{data.missing:=} needs a schema here, which says of which columns; give one, or {data.missing:="mean"}',
     ),
     # What is summed, and over how many silos.
-    Rule(
+    SettingRule(
         lambda s: s.data.partition == "same-rows" and s.protocol.privacy is not None,
         "{data.partition:=} gives every silo the same rows, and epsilon is of rows that one silo has; remove it, or "
         "{protocol.dp_noise} and {protocol.dp_clip}",
     ),
-    Rule(
+    SettingRule(
         lambda s: _sums(s) and s.secure_aggregation.ring_bits < _entry(s).ring_bits and {"bits": _entry(s).ring_bits},
         "{secure_aggregation.ring_bits:=} is too coarse for {protocol.name:v}, whose corrections multiply the "
         "rounding; use ring-bits = {bits}",
     ),
     # What rows are counted and scored for, beside training.
-    Rule(
+    SettingRule(
         lambda s: s.run.early_stopping is not None and not _has_validation(s.data),
         "{run.early_stopping} needs rows to validate on; give {data.validation_fraction}, for example 0.1",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.data.look and _in_one_place(s),
         "{data.look} counts by a secure sum, and nobody sums under {protocol.name:=} and {engine.name:=}, which have "
         "all rows in one place; remove it, and see moretta look",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.data.look and _noise(s),
         "{data.look}: counts would be a release without noise; remove it, or {protocol.dp_noise}",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.data.score_at_silos and _in_one_place(s),
         "{data.score_at_silos} sums what silos score, and nobody sums under {protocol.name:=} and {engine.name:=}, "
         "which have all rows in one place; remove it, and give test rows",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.data.score_at_silos and _noise(s),
         "{data.score_at_silos}: a score would be a release without noise; remove it, or {protocol.dp_noise}",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.data.score_at_silos and s.data.silos > MOST_SILOS and {"most": MOST_SILOS},
         "{data.score_at_silos} sums the scores of {most} silos at most; {data.silos} is {data.silos:v}",
     ),
-    Rule(
+    SettingRule(
         lambda s: s.data.score_at_silos == TABLES_TOO and not (_entry(s).common_model and _entry(s).summed),
         "{data.score_at_silos:=} is of one model that all silos score, and {protocol.name:v} has a model for each; "
         "give true",
     ),
-    Rule(
+    SettingRule(
         lambda s: (
             s.data.score_at_silos == TABLES_TOO
             and (s.secure_aggregation.scheme == "none" or s.secure_aggregation.least < LEAST_SILOS)
@@ -262,21 +262,21 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-OF_PLAYING: tuple[Rule, ...] = (
-    Rule(
+OF_PLAYING: tuple[SettingRule, ...] = (
+    SettingRule(
         lambda s: s.secure_aggregation.least > s.data.silos > 1,
         "{secure_aggregation.min_survivors:=}, and {data.silos} is {data.silos:v}; give at most as many",
     ),
-    Rule(
+    SettingRule(
         lambda s: _sums(s) and s.data.silos == 1,
         "{secure_aggregation.scheme:=} needs two silos or more, and {data.silos} is 1; one silo needs "
         '{secure_aggregation.scheme:="none"}',
     ),
-    Rule(
+    SettingRule(
         _late,
         "{engine.faults}: round = {late} never comes: {run.rounds} is {run.rounds:v}, and the release is one more",
     ),
-    Rule(
+    SettingRule(
         _late_view,
         "{run.record_views:=} begins after the last round, and {run.rounds} is {run.rounds:v}; name rounds from 1 to "
         "{run.rounds:v}",

@@ -24,7 +24,7 @@ ARGUMENTS = ("Run", "Data")  # sections whose keys are keywords of `Federation`
 
 
 @dataclass(frozen=True)
-class Rule:
+class SettingRule:
     """What must hold, of one section or between sections.
 
     broken: true where it does not hold, or further values that the sentence has fields for. sentence: what is wrong,
@@ -36,7 +36,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Key:
+class SettingKey:
     """A key as a reader is to be shown it. home: its section in a file. owner: its class. repeated: in one sentence."""
 
     home: str
@@ -45,17 +45,17 @@ class Key:
     repeated: bool
 
 
-Reader = Callable[[Key, str], str]
+Reader = Callable[[SettingKey, str], str]
 """Writes a key, with a value unless that is empty."""
 
 
-def in_file(key: Key, value: str) -> str:
+def in_file(key: SettingKey, value: str) -> str:
     """Write a key as a file has it: `[engine] edge = ["north"]`."""
     where = "" if key.repeated else f"[{key.home}] "
     return f"{where}{key.name.replace('_', '-')}{f' = {value}' if value else ''}"
 
 
-def in_python(key: Key, value: str) -> str:
+def in_python(key: SettingKey, value: str) -> str:
     """Write a key as Python has it: a keyword of `Federation`, or `Engine(edge=["north"])`."""
     if (key.home, key.name) == ("protocol", "name"):  # which its class stands for
         return f"protocol={key.owner}(..)"
@@ -66,7 +66,7 @@ def in_python(key: Key, value: str) -> str:
     return f"{key.owner}({key.name}={value or '..'})"
 
 
-def check(rules: Iterable[Rule], of: Any, reader: Reader, home: str = "") -> None:
+def check(rules: Iterable[SettingRule], of: Any, reader: Reader, home: str = "") -> None:
     """Raise `moretta.errors.ParameterError` for the first rule that does not hold.
 
     of: a section, or what has sections as attributes. home: the section's name in a file.
@@ -100,7 +100,7 @@ class _Written(Formatter):
             own = repr(now)
         if format_spec == "v":
             return now if isinstance(now, str) else own
-        key = Key(value.home, type(value.section).__name__, value.name, value.home in self._named)
+        key = SettingKey(value.home, type(value.section).__name__, value.name, value.home in self._named)
         self._named.add(value.home)
         return self._reader(key, own if format_spec == "=" else format_spec.removeprefix("="))
 

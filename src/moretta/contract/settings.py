@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 
 from moretta.contract import rules
-from moretta.contract.rules import Rule, in_file, in_python
+from moretta.contract.rules import SettingRule, in_file, in_python
 from moretta.contract.wording import enumerated, first_error_in_python, shown, words_of
 from moretta.errors import ParameterError
 
@@ -125,7 +125,7 @@ class Section(BaseModel):
     from Python that cannot be.
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = ()
+    RULES: ClassVar[tuple[SettingRule, ...]] = ()
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=kebab, populate_by_name=True)
 
     if not TYPE_CHECKING:  # where pydantic's plugin knows each section's own keys

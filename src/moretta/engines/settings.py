@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from moretta.contract.rules import Rule
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Spelled, Unit, Words
 from moretta.contract.wording import shown
 
@@ -158,42 +158,42 @@ class Engine(Section):
     faults: faults to inject; None: none. They happen to silos, so centralised training has none.
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    RULES: ClassVar[tuple[SettingRule, ...]] = (
+        SettingRule(
             lambda e: e.name != "in-process" and e.workers is not None,
             '{workers} is for {name:="in-process"}, not "{name:v}"; remove it',
         ),
         *(
-            Rule(
+            SettingRule(
                 partial(lambda key, e: e.name != "flare" and _is_set(e, key), key),
                 f'{{{key}}} is for {{name:="flare"}}, not "{{name:v}}"; remove it',
             )
             for key in ("sites", "torch_versions", "message_mib")
         ),
-        Rule(
+        SettingRule(
             lambda e: e.name == "flare" and not e.sites,
             '{sites} is missing; {name:="flare"} needs the names of the silos, for example {sites:=["north", "south"]}',
         ),
-        Rule(
+        SettingRule(
             _unfit_site,
             "{sites}: {site} cannot be the name of a site; expected 1 to 63 letters, digits, dashes and underscores, "
             'and not "server" or "admin"',
         ),
-        Rule(lambda e: len(set(e.sites)) < len(e.sites), "{sites} has a name twice; give each site its own"),
-        Rule(
+        SettingRule(lambda e: len(set(e.sites)) < len(e.sites), "{sites} has a name twice; give each site its own"),
+        SettingRule(
             lambda e: len({site.casefold() for site in e.sites}) < len(e.sites),
             "{sites}: two names differ by capitals alone; give each site its own",
         ),
-        Rule(
+        SettingRule(
             lambda e: e.name == "flare" and e.faults is not None,
             '{faults} are injected in-process; with {name:="flare"} remove them',
         ),
-        Rule(
+        SettingRule(
             lambda e: e.name == "flare" and e.edge,
             '{edge}: with {name:="flare"} a site says so itself, by moretta join --edge',
         ),
         *(
-            Rule(
+            SettingRule(
                 partial(lambda key, e: not e.edge and _is_set(e, key), key),
                 f"{{{key}}} is for edge clients, and there are none; name some, for example "
                 '{edge:=["silo-1"]}, or remove it',

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from moretta.contract.rules import Rule
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SITE, Fraction, Positive, Section, Words
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
@@ -39,25 +39,25 @@ class SecureAggregation(Section):
     65536.0
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    RULES: ClassVar[tuple[SettingRule, ...]] = (
+        SettingRule(
             lambda s: s.threshold is not None and s.scheme != "pairwise",
             '{threshold} belongs to {scheme:="pairwise"}, not to "{scheme:v}"; remove it',
         ),
-        Rule(
+        SettingRule(
             lambda s: s.degree is not None and s.scheme != "pairwise",
             '{degree} belongs to {scheme:="pairwise"}, not to "{scheme:v}"; remove it',
         ),
-        Rule(
+        SettingRule(
             lambda s: s.identity is not None and s.roster is None,
             "{roster} and {identity} belong together: who the silos are, and where each one's own key is; give both "
             "or none",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.roster is not None and s.scheme == "none",
             "{roster} has nothing to protect under {scheme:=}; remove it and {identity}",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.scheme != "none" and s.min_survivors == 1,
             "{min_survivors:=} with {scheme:=}: the sum of one silo is its own data; give at least 2",
         ),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from moretta.contract.rules import Rule
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import Positive, Spelled
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo import blocks
@@ -83,32 +83,32 @@ class BAFFLE(PrivateTraining):
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
     """
 
-    BETWEEN: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
+        SettingRule(
             lambda s: s.data.augment not in ("none", *CROPS) or (s.data.augment != "none" and s.protocol.privacy),
             f"{{data.augment:=}}: under baffle it is {' or '.join(CROPS)}, without {{protocol.dp_noise}}; remove it",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.engine.edge and s.protocol.batch_statistics,
             "{engine.edge}: edge clients run a few rows at a time, and so have no statistics of a batch; remove it, or "
             "{protocol.batch_statistics}",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.data.score_at_silos and s.protocol.batch_statistics,
             "{protocol.batch_statistics}: silos are not sent BatchNorm's running statistics, by which a model is "
             "scored; remove it, or {data.score_at_silos}",
         ),
-        Rule(
+        SettingRule(
             _too_large,
             "{protocol.dp_clip:=} with its noise may come to {most}, and {secure_aggregation.limit} is {largest}; "
             "lower dp-clip or raise the limit",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.engine.edge and s.engine.memory_limit_mib is not None and s.engine.memory_limit_mib < FLOOR_MIB,
             "{engine.memory_limit_mib:=}: no edge client fits, as ONNX Runtime alone takes some 60 MiB; give 80 or "
             "more, or remove it",
         ),
-        Rule(
+        SettingRule(
             _too_small,
             "{protocol.sigma:=} is lost in what {engine.edge_precision:=} rounds to, where sigma = {least} works; "
             "raise it",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from moretta.contract.rules import Rule
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import NonNegative, Positive, Spelled
 from moretta.data.alignment.ids import IdRules
 from moretta.errors import ParameterError
@@ -44,16 +44,16 @@ class CGD(Training):
     `moretta.data.alignment.ids.IdRules`. align_pad_to: the length that each list of ids is filled up to.
     """
 
-    BETWEEN: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
+        SettingRule(
             lambda s: s.protocol.blind and s.secure_aggregation.scheme == "none" and not s.engine.simulates,
             "{protocol.blind:=} has nothing to hide sums in under {secure_aggregation.scheme:=}; remove one of them",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.protocol.batches == "in-order" and not s.data.batch_size,
             "{protocol.batches:=} is for {data.batch_size} above 0: with 0 each round has all rows; remove one of them",
         ),
-        Rule(
+        SettingRule(
             lambda s: s.engine.simulates and s.data.augment != "none",
             '{data.augment:=}: a simulation does not vary images; remove it, or use {engine.name:="in-process"}',
         ),

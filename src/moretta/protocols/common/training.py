@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from moretta.contract.rules import Rule
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Privacy
@@ -54,7 +54,7 @@ class Training(Section):
     if TYPE_CHECKING:
         name: str  # each protocol has its own, as a literal
 
-    BETWEEN: ClassVar[tuple[Rule, ...]] = ()  # what must hold between these settings and a run's other sections
+    BETWEEN: ClassVar[tuple[SettingRule, ...]] = ()  # what must hold between these settings and a run's other sections
 
     loss: Literal["mse", "cross-entropy"] = "mse"
     own_loss: OwnFunction = None
