@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN
 from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
-from moretta.protocols.common.row_counts import Counted
-from moretta.run.inputs import Trainable
 from moretta.run.rows import load_columns, load_rows, table_of
+
+if TYPE_CHECKING:  # a look needs no torch
+    from moretta.protocols.common.row_counts import Counted
+    from moretta.run.inputs import Trainable
 
 
 def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
