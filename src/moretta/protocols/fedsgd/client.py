@@ -146,9 +146,8 @@ class Client:
                 inputs, targets = self.rows.rows(batches[0])
                 gradients, loss = self._backward(inputs, targets)
                 upload = self.weighted(modules.on_host(dict(zip(self._trained, gradients, strict=True))), loss, targets)
-        for name, buffer in self._buffers.items():
-            upload |= modules.on_host({f"buffer/{name}": buffer.clone()})
-        return upload
+        buffers = {f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()}
+        return upload | modules.on_host(buffers)  # in one copy from a device
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
         """Return the upload of a batch's gradient and mean loss: silos weigh as D_k, not as their rows."""
