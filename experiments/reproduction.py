@@ -283,6 +283,7 @@ class Reproduction:
         """
         from moretta.run.assembly import federation_of
         from moretta.run.federation import Federation
+        from moretta.run.inputs import RunRows
         from moretta.run.record import versions
 
         run_file, of = self.run_file(cell), self.experiment
@@ -293,11 +294,13 @@ class Reproduction:
             federation = Federation.of(
                 federation.spec,
                 federation.model,
-                federation.silos,
-                test=federation.validation,
-                validation=federation.validation,
-                out=federation.out,
-                feature_names=federation.feature_names,
+                RunRows(
+                    federation.silos,
+                    test=federation.validation,
+                    validation=federation.validation,
+                    feature_names=federation.feature_names,
+                ),
+                federation.out,
             )
         epoch = 1 if run_file.protocol.steps_at_silos else _batches(federation)
         rounds = cell.rounds or of.rounds or epoch * (of.epochs or 1)
@@ -641,7 +644,7 @@ def _text(value: object) -> str:
 def _batches(federation: Federation) -> int:
     """Return the rounds of an epoch of the silo with most rows."""
     rows = max(len(silo.x) for silo in federation.silos)
-    return math.ceil(rows / federation.spec.batch_size) if federation.spec.batch_size else 1
+    return math.ceil(rows / federation.spec.data.batch_size) if federation.spec.data.batch_size else 1
 
 
 def without_device(settings: Mapping[str, Any]) -> dict[str, Any]:

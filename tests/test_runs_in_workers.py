@@ -269,5 +269,5 @@ def test_the_number_is_of_cores_that_this_process_may_use(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["flare", "fused", "exact-ring"])
 def test_other_engines_have_no_workers(name: str) -> None:
-    with pytest.raises(ParameterError, match=r'\[engine\] workers is for name = "in-process"'):
+    with pytest.raises(ParameterError, match=r'Engine\(workers=..\) is for name="in-process"'):
         Engine.model_validate({"name": name, "workers": 2})

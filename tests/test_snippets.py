@@ -35,6 +35,7 @@ SHORT = (
     "docs/alignment.md",
     "docs/models.md",
     "docs/secure-aggregation.md",
+    "docs/secure-sum.md",
     "docs/troubles.md",
 )
 LONG = (

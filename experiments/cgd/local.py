@@ -52,7 +52,7 @@ PAPER = {file: {grid: tuple(map(float, told)) for grid, told in rows.items()} fo
 
 def train_alone(silo: Silo, federation: Federation, rounds: int, seed: int) -> dict[str, Any]:
     """Train one participant for so many rounds; return its figures on its own columns of the test rows."""
-    params, dtype = federation.spec.protocol, getattr(torch, federation.spec.dtype)
+    params, dtype = federation.spec.protocol, getattr(torch, federation.spec.run.dtype)
     if not isinstance(params, CGD) or federation.test is None:
         raise ParameterError("expected a run file with protocol cgd and test rows")
     columns, (x_test, y_test) = list(silo.columns), federation.test
@@ -86,16 +86,16 @@ def _inputs(
     federation: Federation, x: NDArray[np.generic], x_test: NDArray[np.generic], dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """Return training and test inputs, standardised by the participant's own rows where the run file says so."""
-    found = enrolment.fitted_alone(x, ColumnRules.alike(x.shape[-1], scaled=federation.spec.standardise))
+    found = enrolment.fitted_alone(x, ColumnRules.alike(x.shape[-1], scaled=federation.spec.data.standardise or False))
     return [enrolment.prepared(part, found, dtype) for part in (x, x_test)]
 
 
 def of_grid(run_file: RunFile, grid: str, sample: int) -> dict[str, Any]:
     """Train a sample of a grid's participants, each alone; return them and what they come to."""
     federation, seed = federation_of(run_file, None), run_file.run.seed
-    if federation.spec.batch_size:
+    if federation.spec.data.batch_size:
         raise ParameterError(
-            f"batch-size = {federation.spec.batch_size}: local training here takes whole batches; use 0"
+            f"batch-size = {federation.spec.data.batch_size}: local training here takes whole batches; use 0"
         )
     total = len(federation.silos)
     drawn = np.random.Generator(np.random.PCG64(seed)).choice(total, size=min(sample, total), replace=False)

@@ -81,7 +81,7 @@ def measured(overrides: list[str]) -> dict[str, Any]:
     if federation.test is None:
         raise ParameterError("expected a run file with test rows")
     rounds, seed = run_file.run.rounds, run_file.run.seed
-    played = build(federation.spec.protocol, federation._setting(seed, rounds))
+    played = build(federation._setting(seed, rounds))
     done(played.server.setup(Stamp("third-reading", 0, 0), ()))
     for number in range(1, rounds + 1):
         done(played.server.round(Stamp("third-reading", number, 0)))

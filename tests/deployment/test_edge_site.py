@@ -393,5 +393,5 @@ def test_a_loss_of_the_run_s_own_is_not_for_it(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="is code that this site has not agreed to run"):
         role_of(own, file)
     consenting = file.model_copy(update={"silo": file.silo.model_copy(update={"models": ("losses:own",)})})
-    with pytest.raises(PolicyError, match="an edge client computes the built-in losses alone"):
+    with pytest.raises(PolicyError, match="edge clients compute the built-in losses alone"):
         role_of(own, consenting)

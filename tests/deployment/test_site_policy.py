@@ -300,7 +300,18 @@ def gets_through(policy: ModuleType, attack: Callable[[ModuleType, Path], None],
     return True
 
 
-@pytest.mark.parametrize("number", range(len(MUTANTS)), ids=MUTANTS)
+# Lines that the list of rules between settings, or the silo's own part, has refused by since; one of the two goes.
+TWICE = ("edge.check_packages", "edge.check_tokens", "entry memory_limit_mib")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=pytest.mark.xfail(strict=True)) if any(line in name for line in TWICE) else number
+        for number, name in enumerate(MUTANTS)
+    ],
+    ids=MUTANTS,
+)
 def test_without_a_line_of_the_policy_a_named_attack_gets_through(number: int, tmp_path: Path) -> None:
     policy = mutant(number)
     through = [

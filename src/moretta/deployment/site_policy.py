@@ -106,10 +106,7 @@ def known_code(run: RunFile, site: SiloFile) -> None:
 
 
 def allowed_protocol(run: RunFile, site: SiloFile) -> None:
-    """The protocol is one of `[runs] protocols`, and one that an edge client can play where the site is one.
-
-    Where that is empty it is one of Moretta's own: one of another package has to be named.
-    """
+    """The protocol is one of `[runs] protocols` or, where that is empty, of Moretta's own; an edge site can play it."""
     allowed, name = site.runs.protocols or tuple(OWN), run.protocol.name
     if name not in allowed:
         raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')

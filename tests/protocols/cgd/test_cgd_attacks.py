@@ -450,7 +450,7 @@ def restarted(folder: Path, states: Mapping[str, State] | None = None, rounds: i
     assert all(
         driver.rounds(1, rounds)
         if rounds
-        else [driver._attempt(Stamp("run", 3, 0), list(clients), nothing, {}) is None]
+        else [driver._tried(Stamp("run", 3, 0), list(clients), nothing, {}) == (None, None)]
     )
     return clients
 

@@ -265,9 +265,8 @@ def test_settings_that_would_change_nothing_are_refused(engine: str) -> None:
         ({"hidden_bias": "shared"}, "is for hidden layers with biases that train, and the model has none"),
         ({"batches": "in-order"}, "is for batch_size above 0"),
     ):
-        federation = Federation(linear, silos, CGD(**settings), batch_size=0, engine=Engine(name=engine))
         with pytest.raises(ParameterError, match=sentence):
-            federation.train(1, SEED)
+            Federation(linear, silos, CGD(**settings), batch_size=0, engine=Engine(name=engine)).train(1, SEED)
 
 
 def test_what_torch_and_numpy_would_draw_is_not_touched() -> None:
