@@ -368,7 +368,7 @@ def test_images_are_varied_alike_in_every_protocol() -> None:
         other = trained(FedSGD(), how)
         assert np.abs(other - varied).max() > 1e-3
         np.testing.assert_allclose(trained(PBPFL(), how), other, rtol=0, atol=1e-10)
-    with pytest.raises(ParameterError, match='augment: expected "none", "crop-flip", .* got "flip"'):
+    with pytest.raises(ParameterError, match=r'augment: expected "none", "crop-flip", .* got "flip"'):
         trained(FedSGD(), "flip")
 
 
