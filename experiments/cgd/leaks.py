@@ -27,11 +27,12 @@ from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Phase, no_phase
 from moretta.data import partition, sources
 from moretta.data.rows import Dataset
+from moretta.data.settings import Data
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
-from moretta.engines.settings import Engine
+from moretta.engines.settings import Engine, Run
 from moretta.errors import MorettaError
 from moretta.models.catalogue import build as build_model
 from moretta.protocols.cgd.client import ROW_RING, Client
@@ -39,6 +40,7 @@ from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.cgd.messages import Backward, Contribute, Descend, Join, StepAlone
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.registry import build
 from moretta.run.federation import Federation
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
@@ -124,8 +126,9 @@ def play(
     whole, outputs = copy.deepcopy(model).to(dtype), next(reversed(list(model.parameters()))).shape[0]
     columns = ColumnRules.alike(row_shape(silos)[-1])
     secure = SecureAggregation()
-    setting = Setting(whole, outputs, silos, secure, 0, columns, dtype, "cpu", SEED, rounds, insecure=secrets)
-    players = build(protocol, setting)
+    run = Run(rounds=rounds, seed=SEED, dtype=str(dtype).removeprefix("torch."), insecure_secret_seed=secrets)
+    spec = Specification(run, Data(source="python", batch_size=0), protocol, secure)
+    players = build(Setting(spec, whole, outputs, silos, columns))
     looking = {name: Participant(client) for name, client in players.clients.items()}
     engine = InProcess(looking, Codec(players.messages))
     for _ in Driver(players.server, list(looking), "leaks", engine, players.least).rounds(1, rounds):
@@ -386,9 +389,10 @@ def theorem_1(folder: Path | None, quick: bool) -> list[Score]:
 def _path(protocol: CGD, silos: Sequence[Silo], model: nn.Module, rounds: int) -> tuple[Matrix, Matrix]:
     """Return D of a linear model before each round and after the last, [T + 1, outputs, d], and all starts."""
     columns = ColumnRules.alike(row_shape(silos)[-1])
-    setting = Setting(model.double(), 10, silos, SecureAggregation(), 0, columns, F64, "cpu", SEED, rounds,
-                      insecure=SEED, engine=Engine(name="fused"))  # fmt: skip
-    players = build(protocol, setting)
+    run = Run(rounds=rounds, seed=SEED, dtype="float64", insecure_secret_seed=SEED)
+    data, fused = Data(source="python", batch_size=0), Engine(name="fused")
+    spec = Specification(run, data, protocol, SecureAggregation(), fused)
+    players = build(Setting(spec, model.double(), 10, silos, columns))
     starts = np.stack([one["0.weight"] for one in players.models().values()])
     path = [players.displacement()["0.weight"]]
     for _ in Driver(players.server, [], "leaks", InProcess({}, Codec(())), 0).rounds(1, rounds):
