@@ -6,6 +6,7 @@ A mutant of the policy lacks one of its lines. Some named attack must get throug
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -121,6 +123,18 @@ def other_settings(policy: ModuleType, folder: Path) -> None:
     policy.admit(text_of(data="least-rows = 7"), file)
 
 
+def rounded_tokens(policy: ModuleType, folder: Path) -> None:
+    text = text_of(data='tokens = ["ids"]\nstandardise = ["table"]', protocol=BAFFLE)
+    text = text.replace("inputs = [4]", "inputs = {ids = [2], table = [4]}")
+    policy.permitted(text, site(folder, "edge = true", '[limits]\nedge-precision = "float16"'))
+
+
+def without_packages(policy: ModuleType, folder: Path) -> None:
+    file = site(folder, "edge = true")
+    with mock.patch.object(importlib.util, "find_spec", return_value=None):
+        policy.permitted(text_of(protocol=BAFFLE), file)
+
+
 def refused_text_is_noted(policy: ModuleType, folder: Path) -> None:
     """`moretta doctor` shows what a site refused."""
     file = site(folder)
@@ -166,6 +180,11 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
             silo_of("edge = true", '[limits]\nedge-precision = "float16"'), protocol=f"{BAFFLE}\nsigma = 1e-5"
         ),
         "sigma = 1e-05 is lost",
+    ),
+    "token ids that an edge client rounds": (rounded_tokens, "would round the token ids of ids"),
+    "an edge client that cannot run": (without_packages, "edge clients need onnxruntime"),
+    "more memory than an edge client has": (
+        refused_text(silo_of("edge = true", "[limits]\nmemory-limit-mib = 10"), protocol=BAFFLE), "no edge client fits",
     ),
     "a run without end": (refused_text(silo_of(more="[runs]\nrounds = 2")), r"\[run\] rounds = 3: .* allows 2"),
     "a round without end": (
@@ -300,18 +319,7 @@ def gets_through(policy: ModuleType, attack: Callable[[ModuleType, Path], None],
     return True
 
 
-# Lines that the list of rules between settings, or the silo's own part, has refused by since; one of the two goes.
-TWICE = ("edge.check_packages", "edge.check_tokens", "entry memory_limit_mib")
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, marks=pytest.mark.xfail(strict=True)) if any(line in name for line in TWICE) else number
-        for number, name in enumerate(MUTANTS)
-    ],
-    ids=MUTANTS,
-)
+@pytest.mark.parametrize("number", range(len(MUTANTS)), ids=MUTANTS)
 def test_without_a_line_of_the_policy_a_named_attack_gets_through(number: int, tmp_path: Path) -> None:
     policy = mutant(number)
     through = [
