@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from sklearn.metrics import accuracy_score
 from torch import nn
 
-from moretta import PBPFL, Centralised, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta import BAFFLE, PBPFL, Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
 from moretta.engines.run_folder import FORMAT, RunFolder, read_json, read_model
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
@@ -42,6 +42,14 @@ def network(outputs: int = 3) -> nn.Module:
 def make(**settings: Any) -> Federation:
     chosen: dict[str, Any] = {"model": network(), "silos": silos(), "protocol": FedSGD(), "test": rows(9, 40)}
     return Federation(**(chosen | settings))
+
+
+def test_what_an_audit_plays_again_without_edge_processes_keeps_all_names() -> None:
+    names = {"feature_names": ("age", "bmi", "pulse", "dose"), "class_names": ("well", "ill", "worse")}
+    federation = make(protocol=BAFFLE(), engine=Engine(edge=("north",)), **names)
+    again = federation.without_edge_processes()
+    assert (federation.spec.engine.edge, again.spec.engine.edge) == (("north",), ())
+    assert {name: tuple(getattr(again, name)) for name in names} == names
 
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
