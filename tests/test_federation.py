@@ -52,6 +52,15 @@ def test_what_an_audit_plays_again_without_edge_processes_keeps_all_names() -> N
     assert {name: tuple(getattr(again, name)) for name in names} == names
 
 
+def test_rounds_that_are_given_when_it_trains_are_checked_whoever_made_the_settings(tmp_path: Path) -> None:
+    for read in (None, ('[run]\nname = "read"\n', "0" * 64)):
+        federation = make(record_views=(9,), out=tmp_path / "run", run_file=read)
+        for play in (federation.train, federation.rehearse):
+            with pytest.raises(ParameterError, match="begins after the last round"):
+                play(3)
+    assert not (tmp_path / "run").exists()
+
+
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "no silo": ({"silos": []}, "at least one silo"),
     "a name with a slash": ({"silos": [Silo("a/b", *rows(0, 3))]}, "silo name 'a/b'"),

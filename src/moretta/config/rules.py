@@ -100,8 +100,11 @@ def _says_shape(data: Data) -> bool:
 
 
 def _late(s: Sections) -> object:
-    """Return the number of a round with a fault that never comes, as the field that the sentence has for it."""
-    faults = s.engine.faults
+    """Return the number of a round with a fault that never comes, as the field that the sentence has for it.
+
+    Python names the rounds when it trains, once or again, by the same faults.
+    """
+    faults = None if s.data.source == PYTHON else s.engine.faults
     injected = () if faults is None else (*faults.drop, *faults.delay, *faults.corrupt)
     return next(({"late": one.round} for one in injected if one.round > s.run.rounds + 1), None)
 
@@ -135,6 +138,10 @@ RULES: tuple[SettingRule, ...] = (
     SettingRule(
         lambda s: s.run.participation < 1 and _entry(s).takes_all,
         "{run.participation:=}: under {protocol.name:v} every silo takes every step; leave it at 1",
+    ),
+    SettingRule(
+        _late,
+        "{engine.faults}: round = {late} never comes: {run.rounds} is {run.rounds:v}, and the release is one more",
     ),
     # Machines of their own.
     SettingRule(
@@ -271,10 +278,6 @@ OF_PLAYING: tuple[SettingRule, ...] = (
         lambda s: _sums(s) and s.data.silos == 1,
         "{secure_aggregation.scheme:=} needs two silos or more, and {data.silos} is 1; one silo needs "
         '{secure_aggregation.scheme:="none"}',
-    ),
-    SettingRule(
-        _late,
-        "{engine.faults}: round = {late} never comes: {run.rounds} is {run.rounds:v}, and the release is one more",
     ),
     SettingRule(
         _late_view,

@@ -26,7 +26,7 @@ from moretta.contract.keywords import names_keywords, says_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.contract.rules import in_python
+from moretta.contract.rules import in_file, in_python
 from moretta.contract.wording import check_choice
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
@@ -293,8 +293,7 @@ class Federation:
         """
         rounds, seed = python_arguments.whole("rounds", rounds, 1), python_arguments.whole("seed", seed, 0)
         python_arguments.check_watchers(progress, on_round)
-        if not self.spec.text:  # a run file's are checked when it is read
-            rules.check_playing(self.spec.lasting(rounds, seed), in_python)
+        self._check_playing(rounds, seed)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
             with self._speaking():
@@ -304,6 +303,9 @@ class Federation:
         finally:
             if folder is not None:
                 folder.release()
+
+    def _check_playing(self, rounds: int, seed: int) -> None:
+        rules.check_playing(self.spec.lasting(rounds, seed), in_file if self.spec.text else in_python)
 
     def _speaking(self) -> AbstractContextManager[None]:
         """Have errors speak to whoever trains: of options to the shell, which has a run file, else of keywords."""
@@ -390,6 +392,7 @@ class Federation:
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""
+        self._check_playing(rounds, seed)
         self.players(rounds, seed)
 
     def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
