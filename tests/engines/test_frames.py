@@ -109,3 +109,9 @@ def test_the_end_of_the_other_side_is_noticed_in_the_middle_of_a_frame() -> None
 def test_other_values_are_refused() -> None:
     with pytest.raises(TypeError):
         frames.packed({"x": object()})
+
+
+def test_a_frame_has_as_many_arrays_as_a_worker_s_silos_send() -> None:
+    """A header of a message may have fewer: 2,000 silos with 65 tensors each."""
+    value = [{str(place): np.full((1, 1), place, np.float32) for place in range(65)} for _ in range(2000)]
+    assert same(across(value), value)

@@ -55,32 +55,15 @@ def write(stream: BinaryIO, *pieces: bytes | memoryview) -> None:
 
 def read(stream: BinaryIO, limit: int = LIMIT) -> bytes | None:
     """Return the next part, or None at the end. Raises CodecError for one that is too long or cut short."""
-    length = read_length(stream)
-    if length is None:
+    head = stream.read(WIDTH)
+    if not head:
         return None
+    if len(head) < WIDTH:
+        raise CodecError(f"expected a frame's length of {WIDTH} bytes, got {len(head)}")
+    length = int.from_bytes(head, "little")
     if length > limit:
         raise CodecError(f"expected a frame of at most {limit} bytes, got {length}")
     data = stream.read(length)  # memory is asked for at once, and taken as bytes come
     if len(data) < length:
         raise CodecError(f"expected a frame of {length} bytes, got {len(data)}")
     return data
-
-
-def read_length(stream: BinaryIO) -> int | None:
-    """Return the length that comes next, or None at the end. Raises CodecError for half of one."""
-    head = stream.read(WIDTH)
-    if not head:
-        return None
-    if len(head) < WIDTH:
-        raise CodecError(f"expected a frame's length of {WIDTH} bytes, got {len(head)}")
-    return int.from_bytes(head, "little")
-
-
-def fill(stream: BinaryIO, memory: memoryview) -> None:
-    """Read a part, after its length, straight into `memory`. Raises CodecError where less comes."""
-    filled = 0
-    while filled < len(memory):
-        more = stream.readinto(memory[filled:])  # type: ignore[attr-defined]  # every binary stream has it
-        if not more:
-            raise CodecError(f"expected a part of {len(memory)} bytes, got {filled}")
-        filled += more

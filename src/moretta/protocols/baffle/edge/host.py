@@ -19,7 +19,7 @@ from moretta.contract.roles import answered
 from moretta.engines.child import HERE, SENTENCE, Acknowledged, AnswerHeader, BeSilo, Restore
 from moretta.engines.child import MESSAGES as OF_PROCESS
 from moretta.engines.confinement import confine, readable
-from moretta.engines.frames import receive_arrays
+from moretta.engines.frames import LARGEST, receive_arrays
 from moretta.engines.usage import Clock, cap, give_back_code, peak_mib
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError, RowsError
 from moretta.protocols.baffle.edge.memory import fit
@@ -208,7 +208,7 @@ class Host:
 
     def _answer(self, asked: Message) -> Message:
         if isinstance(asked, BeSilo):
-            rows = receive_arrays(self._source)
+            rows = receive_arrays(self._source, LARGEST)
             if rows is None or rows.keys() != {"x", "y"}:
                 raise CodecError("expected the silo's rows, as arrays x and y")
             self._silo = EdgeSilo(asked, **rows)
