@@ -144,7 +144,7 @@ class Controller(FlareController):
             )
             threading.Thread(target=_keep_in_touch, args=(sites, ended), daemon=True).start()
             sites.gather(federation.summing.least, self._wait)
-            job.played(local).append(self._signature)  # until here the same job may be submitted again
+            job.play_once(self._signature, local)  # until here the same job may be submitted again
             self._tell({"state": "playing", "after": place.round})
             made.append(sites)
             return sites

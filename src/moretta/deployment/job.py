@@ -14,6 +14,7 @@ from moretta.config.run_files import RunFile
 from moretta.deployment import shared_settings
 from moretta.deployment.provisioning import CONTROLLER, EXECUTOR
 from moretta.engines.flare.envelope import digest_of
+from moretta.engines.folder_lock import alone
 from moretta.engines.journal import Journal
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, verify
@@ -21,6 +22,7 @@ from moretta.secure_aggregation.identity import Identity, Roster, verify
 META, SERVER, SITE = "meta.json", "moretta-server", "moretta-site"
 OF_SERVER, OF_SITE = f"{SERVER}/config/config_fed_server.json", f"{SITE}/config/config_fed_client.json"
 _PURPOSE = "job of the server"
+PLAYED = "moretta-played.txt"  # in the local folder of a server's kit
 OF_FLARE = ".__nvfl_"  # what names begin with of files that FLARE leaves in a job which it signs
 _PLAIN: Mapping[str, Any] = {
     "format_version": 2,
@@ -96,9 +98,31 @@ def signed_part(**server: str | bool | float) -> str:
     return json.dumps(server, sort_keys=True)
 
 
-def played(local: Path) -> Journal:
-    """Return the signatures of the jobs that a server has played. local: of its kit."""
-    return Journal(local / "moretta-played.txt")
+def _played(local: Path) -> Journal:
+    return Journal(local / PLAYED)
+
+
+def play_once(signature: str, local: Path) -> None:
+    """Record that a job is played, unless it is: of two copies that come at once, one is played.
+
+    Args:
+        signature: Of the job, in hex.
+        local: Of the server's kit.
+
+    Raises:
+        ParameterError: The job was played before.
+    """
+    with alone(local / PLAYED):
+        _check_first(signature, local)
+        _played(local).append(signature)
+
+
+def _check_first(signature: str, local: Path) -> None:
+    if signature in _played(local).lines():
+        raise ParameterError(
+            "this job was played before, and a signed job is played once; make another by moretta job, or go on with "
+            "a run by moretta serve --resume"
+        )
 
 
 def check_signed(signed: str, signature: str, identity: Identity, local: Path) -> None:
@@ -126,11 +150,7 @@ def check_signed(signed: str, signature: str, identity: Identity, local: Path) -
             "the job is not signed by this server's key: it was edited by hand, or another administrator made it; make "
             "it anew by moretta serve, or by moretta job with --server-key"
         )
-    if signature in played(local).lines():
-        raise ParameterError(
-            "this job was played before, and a signed job is played once; make another by moretta job, or go on with "
-            "a run by moretta serve --resume"
-        )
+    _check_first(signature, local)
 
 
 def check_replaced(folder: Path) -> None:
