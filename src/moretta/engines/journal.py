@@ -39,7 +39,7 @@ class Journal:
         self, path: Path, content: str = "", remedy: str = "", *, forces: bool = True, mode: int = 0o600
     ) -> None:
         self._path, self._content, self._remedy, self._forces, self._mode = path, content, remedy, forces, mode
-        self._exists = False  # as of the last look: a file that disappears later is not made anew
+        self._exists = False  # as of the last look: a file that disappears later is made anew if its loss is no error
 
     def open(self, *, begun: bool) -> list[str]:
         """Return the lines of the file, which is made unless it should exist.
@@ -83,16 +83,19 @@ class Journal:
         try:
             self._append("".join(f"{line}\n" for line in lines).encode(), force and self._forces)
         except OSError as error:
+            first = self._forces or self._content
+            undone = ", and what it should record first was not done" if first else ""
             raise RunFailed(
-                f"{self._path} cannot be written ({error.strerror}), and what it should record first was not "
-                "done; make room on that disk, or grant read and write permission"
+                f"{self._path} cannot be written ({error.strerror}){undone}; make room on that disk, or grant read and "
+                "write permission"
             ) from error
 
     def _append(self, data: bytes, force: bool) -> None:
         makes = not self._exists and not self._path.exists()
         if makes:
             make_folder(self._path.parent, 0o700)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0), self._mode)
+        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes or not self._content else 0)
+        descriptor = os.open(self._path, flags, self._mode)
         try:
             before = _remove_half_line(descriptor)
             try:

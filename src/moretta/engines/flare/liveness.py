@@ -125,7 +125,8 @@ class Liveness:
     ) -> None:
         self.sites = {name: RemoteSite() for name in names}
         for name in absent:
-            self.sites[name] = RemoteSite(refusal=ABSENT, pause=float("inf"), tried=time.monotonic())
+            site = self.sites[name]
+            site.refusal, site.pause, site.tried = ABSENT, float("inf"), time.monotonic()
         self._session = ServerSession(identity, hello)
         self.hello = self._session.hello
         self._send, self._keys, self._largest = send, keys, largest
