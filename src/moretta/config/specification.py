@@ -50,7 +50,7 @@ def of_run_file(
         run_file.engine,
         task=task,
         table=table,
-        metrics=tuple(found(name, run_file.base, run_file.agreed) for name in run.metrics),
+        metrics=tuple(found(name, run_file.base, run_file.agreed) for name in run.metrics) if imports else (),
         model_source=run_file.model_source if imports else "",
         text=text,
         digest=run_files.digest(run_file),

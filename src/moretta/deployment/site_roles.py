@@ -81,7 +81,7 @@ class EdgeRole:
         statistics = Statistics.of(
             setting.columns, setting.layout, classes=setting.classes, counts_rows=uses_all, scales=False
         )
-        self._setup = setting.setup(self._silo, hello.tensors, statistics)
+        self._setup = setting.setup(self._silo, hello.tensors, statistics, setting.bound(hello.tensors))
         engine = Engine(
             edge=(name,),
             edge_precision=limits.edge_precision,

@@ -209,9 +209,7 @@ class Session:
         """Score the model, keep a round's line and what belongs to it; return whether the run stops here."""
         line = line | self._tested(line["round"])  # not within `_lines`: the roles are past what it would save
         self._history.append(line)
-        stops = self._of.spec.run.early_stopping is not None and self._stopping.stops(
-            self._history, lambda: states_of(self._players)
-        )
+        stops = self._stopping.stops(self._history, lambda: states_of(self._players))
         if self._files is not None:
             self._files.add(line, self._stopping.best)
         if self._rhythm.due(last=stops or line["round"] == self._rounds):

@@ -23,9 +23,9 @@ from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import ParameterError
-from moretta.protocols.common.targets import probabilities
+from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import trained_model
-from moretta.run.trained_model import TrainedModel, classes_of
+from moretta.run.trained_model import TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
 
@@ -182,6 +182,6 @@ def _predicted(outputs: Array, model: TrainedModel) -> tuple[list[str], list[lis
         return names, outputs.T.tolist()
     chances = probabilities(outputs, model.loss)
     classes = list(model.classes) or [str(number) for number in range(chances.shape[1])]
-    best = classes_of(outputs)
+    best = predicted(outputs)
     header = ["prediction", *(f"probability_{name}" for name in classes)]
     return header, [[classes[k] for k in best], *chances.T.tolist()]

@@ -38,7 +38,7 @@ from moretta.models.graph import Graph
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
-from moretta.protocols.common.targets import probabilities
+from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import consent
 from moretta.run.foreign import ForeignGraph
 from moretta.run.python_arguments import Made
@@ -132,7 +132,7 @@ class TrainedModel(nn.Module):
         """
         outputs = self.outputs(self._rows(x), "x")
         if self.task == "classification":
-            return classes_of(outputs)
+            return predicted(outputs)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
     @names_keywords()
@@ -216,11 +216,6 @@ class TrainedModel(nn.Module):
             if name not in names:
                 raise ParameterError(f"x: expected a column {name!r}, as the run has; it has {', '.join(names):.200}")
         return self.columns
-
-
-def classes_of(outputs: NDArray[Any]) -> NDArray[np.int64]:
-    """Return each row's class as accuracy has it: of one output the second above 0.5, else that of the largest."""
-    return (outputs[:, 0] > 0.5).astype(np.int64) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
 
 
 @names_keywords()

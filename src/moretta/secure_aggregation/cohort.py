@@ -124,6 +124,18 @@ class Credentials:
     identity: Identity
     roster: Roster
 
+    @classmethod
+    def of(cls, name: str, identity: str, roster: Roster | None) -> Credentials | None:
+        """Return those of a silo, where there is a roster and it has an identity. identity: its folder; empty for none.
+
+        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or differs from the roster's.
+        """
+        if roster is None or not identity:
+            return None
+        own = Identity.load(identity)
+        roster.check_identity(name, own.public_key)
+        return cls(own, roster)
+
 
 @dataclass(frozen=True)
 class Cohort:

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Message, Spent, Stamp, Tensors, message
+from moretta.contract.messages import Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, PeerError, RunFailed
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.cohort import Participation, Rules
+from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -35,7 +35,7 @@ class AskSum(Message):
 
 
 Deliver = Callable[[bytes], bytes]
-CODEC = Codec((*MESSAGES, AskSum, Spent))
+CODEC = Codec((*MESSAGES, AskSum))
 
 
 def secure_sum(
@@ -71,7 +71,8 @@ def secure_sum(
     with ThreadPoolExecutor(max(1, len(silos))) as pool:
         now, missing = _agree(server, run, silos, pool, rules.least(settings.scheme))
         wanted = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
-        total = _play(server.sum(AskSum(stamp=now, encoding=wanted.fraction_bits), wanted), silos, pool)
+        ask = AskSum(stamp=now, encoding=wanted.fraction_bits)
+        total = _play(server.sum(ask, wanted, query_of(ask).digest), silos, pool)
     if isinstance(total, Aborted):
         raise _failed("the sum could not be opened", {**missing, **total.missing}, total.because)
     found: Sum = total
@@ -129,7 +130,7 @@ class SumClient:
     def _begin(self, run: str) -> None:
         of = self._settings
         roster = None if of.roster is None else Roster.load(of.roster)
-        credentials = of.credentials(self._name, roster)
+        credentials = Credentials.of(self._name, of.identity_of(self._name), roster)
         self._run = run
         self._half = contributor(
             of.scheme, self._name, of.ring_bits, _rules(of, roster, self._silos), credentials=credentials, run=run

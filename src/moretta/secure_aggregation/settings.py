@@ -9,9 +9,9 @@ from pydantic import PositiveInt
 
 from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SITE, Fraction, Positive, Section, Words
-from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
+from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
-from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.identity import Roster
 
 
 class SecureAggregation(Section):
@@ -118,13 +118,6 @@ class SecureAggregation(Section):
             roster=roster,
         )
 
-    def credentials(self, name: str, roster: Roster | None) -> Credentials | None:
-        """Return how a silo proves who it is, where there is a roster and it has an identity.
-
-        Raises `moretta.errors.ParameterError` for an identity that cannot be read, or differs from the roster's.
-        """
-        if roster is None or self.identity is None:
-            return None
-        identity = Identity.load(self.identity.replace("{silo}", name))
-        roster.check_identity(name, identity.public_key)
-        return Credentials(identity, roster)
+    def identity_of(self, silo: str) -> str:
+        """Return the folder of a silo's identity; empty where it has none."""
+        return (self.identity or "").replace("{silo}", silo)

@@ -91,7 +91,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
                 f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
                 "its rows"
             )
-        setup = setting.setup(silo if holds else replace(silo, y=silo.y[:0]), schema, NOTHING)
+        setup = setting.setup(silo if holds else replace(silo, y=silo.y[:0]), schema, NOTHING, b"")
 
         def rows_in(
             order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself, setup: SiloSetup = setup

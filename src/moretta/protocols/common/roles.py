@@ -165,7 +165,8 @@ def comparison_of(setting: Setting) -> Comparison | None:
 def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = None) -> dict[str, SiloSetup]:
     """Return what each silo that is here plays by, under its name. statistics, scheme: as of `Setting.setup`."""
     schema = modules.schema(setting.model)
-    return {silo.name: setting.setup(silo, schema, statistics, scheme) for silo in setting.here}
+    bound = setting.bound(schema)
+    return {silo.name: setting.setup(silo, schema, statistics, bound, scheme) for silo in setting.here}
 
 
 def contributor_of(setting: Setting, setup: SiloSetup, members: Sequence[str], run: str) -> Contributor:

@@ -205,13 +205,15 @@ class Setting:
         return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least)
 
     def bound(self, schema: str) -> bytes:
-        """Return SHA-256 over all shared settings of a run that concern uploads; noise is bound to it.
+        """Return SHA-256 over all shared settings of a run that concern uploads; noise, if any, is bound to it.
 
         It is the same on every engine and in every session of a run: the number of rounds and paths of files are left
         out, and `own_loss`, which no noise goes with. The layout counts, as by it one and the same packed row may be
         other inputs of a model. schema: the digest of the model's tensors.
         """
         protocol, secure = self.spec.protocol, self.secure_aggregation
+        if protocol.privacy is None:
+            return b""
         told = {
             "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", "own_loss"}),
             "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
@@ -225,7 +227,9 @@ class Setting:
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
-    def setup(self, silo: Silo, schema: str, statistics: Statistics, scheme: str | None = None) -> SiloSetup:
+    def setup(
+        self, silo: Silo, schema: str, statistics: Statistics, bound: bytes, scheme: str | None = None
+    ) -> SiloSetup:
         """Return what a silo that is here plays by. Needs no torch.
 
         Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance. An upload in the clear
@@ -234,6 +238,7 @@ class Setting:
         Args:
             schema: the digest of the model's tensors.
             statistics: the closed list of those that it gives.
+            bound: what its noise is bound to, as `bound` returns it.
             scheme: of its sums; None is the setting's.
 
         Raises:
@@ -242,33 +247,33 @@ class Setting:
         secure, run, protocol = self.secure_aggregation, self.run, self.spec.protocol
         scored = silo.held_out if self.figures else None
         scheme = secure.scheme if scheme is None else scheme
-        identity = "" if scheme == "none" else str(secure.identity or "").replace("{silo}", silo.name)
+        rules = self.rules(scheme)
         return SiloSetup(
             silo.name,
             silo.x,
             self.targets(silo.y, silo.name) if len(silo.y) else np.empty(0, np.float32),
             schema,
-            self.data.batch_size,
-            run.seed,
-            run.rounds,
-            scheme,
-            secure.ring_bits,
-            self.rules(scheme),
-            self.session,
-            self.run_id,
-            self.spec.table_digest,
-            statistics,
-            protocol.loss,
-            tuple(self.figures),
-            None if scored is None else (scored[0], self.targets(scored[1], silo.name)),
-            silo.subjects,
-            self.data.varied,
-            protocol.privacy,
-            1 if scheme == "none" else self.least(scheme),
-            b"" if protocol.privacy is None else self.bound(schema),
-            str(secure.roster or ""),
-            identity,
-            None if self.helped is None else self.helped(silo.name),
+            batch_size=self.data.batch_size,
+            seed=run.seed,
+            rounds=run.rounds,
+            scheme=scheme,
+            ring_bits=secure.ring_bits,
+            rules=rules,
+            session=self.session,
+            run=self.run_id,
+            table=self.spec.table_digest,
+            statistics=statistics,
+            loss=protocol.loss,
+            figures=tuple(self.figures),
+            held_out=None if scored is None else (scored[0], self.targets(scored[1], silo.name)),
+            subjects=silo.subjects,
+            augment=self.data.varied,
+            privacy=protocol.privacy,
+            sharers=1 if scheme == "none" else rules.least(scheme),
+            bound=bound,
+            roster=str(secure.roster or ""),
+            identity="" if scheme == "none" else secure.identity_of(silo.name),
+            helped=None if self.helped is None else self.helped(silo.name),
         )
 
     def targets(self, y: NDArray[np.generic], silo: str) -> Array:

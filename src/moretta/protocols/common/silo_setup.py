@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import Rows
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
-from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import contributor
@@ -89,14 +90,10 @@ class SiloSetup:
         """What the silo has answered that it answers once, kept with the sums that it has helped to open."""
         return self.unkept if self.helped is None else self.helped.opened.answers
 
-    @property
+    @cached_property
     def credentials(self) -> Credentials | None:
-        """How it proves who it is, where it has an identity. Raises as `Identity.load` and `Roster.check_identity`."""
-        if not self.identity or self.rules.roster is None:
-            return None
-        identity = Identity.load(Path(self.identity))
-        self.rules.roster.check_identity(self.name, identity.public_key)
-        return Credentials(identity, self.rules.roster)
+        """How it proves who it is, where it has an identity. Raises as `Credentials.of`."""
+        return Credentials.of(self.name, self.identity, self.rules.roster)
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> Rows:
         """Return its rows, which answer the set-up. batches: in the place of its own."""
