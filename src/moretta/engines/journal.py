@@ -39,7 +39,7 @@ class Journal:
         self, path: Path, content: str = "", remedy: str = "", *, forces: bool = True, mode: int = 0o600
     ) -> None:
         self._path, self._content, self._remedy, self._forces, self._mode = path, content, remedy, forces, mode
-        self._exists = False  # as of the last look: a file that disappears later is made anew if its loss is no error
+        self._exists = False  # as of the last look: a file that disappears later is not made anew
 
     def open(self, *, begun: bool) -> list[str]:
         """Return the lines of the file, which is made unless it should exist.
@@ -94,8 +94,7 @@ class Journal:
         makes = not self._exists and not self._path.exists()
         if makes:
             make_folder(self._path.parent, 0o700)
-        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes or not self._content else 0)
-        descriptor = os.open(self._path, flags, self._mode)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if makes else 0), self._mode)
         try:
             before = _remove_half_line(descriptor)
             try:

@@ -59,7 +59,6 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._history = Journal(path / HISTORY, forces=False, mode=0o644)
         self._helped = dict[str, HelpedFile]()
         self.models = dict[str, str]()  # SHA-256 of each model that was written, in hex, by its file's name
         self._hold = ExitStack()
@@ -148,7 +147,8 @@ class RunFolder:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round to the history."""
-        self._history.append(json.dumps(_finite(line), allow_nan=False))
+        history = Journal(self.path / HISTORY, forces=False, mode=0o644)  # each time anew, so one that was moved is too
+        history.append(json.dumps(_finite(line), allow_nan=False))
 
     def history(self, up_to: int) -> list[dict[str, Any]]:
         """Return the rounds up to a number and forget later ones, which a killed run had begun."""
