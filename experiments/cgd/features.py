@@ -43,8 +43,8 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
     Raises `moretta.errors.ParameterError` where the run has no model, or one that does not end in a linear layer.
     """
     network = trained_model.read(backbone)
-    layers = list(network.module.children())
-    if not isinstance(network.module, nn.Sequential) or not isinstance(layers[-1], nn.Linear):
+    layers = list(network.network.children())
+    if not isinstance(network.network, nn.Sequential) or not isinstance(layers[-1], nn.Linear):
         raise ParameterError(f"{backbone}: expected a network that ends in a linear layer, such as a resnet")
     trunk, found = nn.Sequential(*layers[:-1]).eval(), load_images("cifar10", images)
     if found.x_test is None or found.y_test is None:

@@ -47,7 +47,7 @@ def test_an_edited_block_is_noticed_and_mended(pages, monkeypatch, tmp_path, cap
         (tmp_path / page).write_text((ROOT / page).read_text())
     monkeypatch.setattr(pages, "ROOT", tmp_path)
     readme = tmp_path / "README.md"
-    readme.write_text(readme.read_text().replace("the true function, by the released model", "nothing"))
+    readme.write_text(readme.read_text().replace("the true function with the released model", "nothing"))
     assert readme.read_text() != (ROOT / "README.md").read_text()
     assert pages.main(["--check"]) == 1
     assert "README.md: its blocks differ from the claims" in capsys.readouterr().out
