@@ -42,7 +42,8 @@ import numpy as np
 from measure import Figure, figure, main, ratio
 
 from moretta.config import run_files
-from moretta.data import partition, sources
+from moretta.data import partition, reading
+from moretta.data.settings import Data
 from moretta.run.assembly import federation_of
 
 SITES = ("north", "south", "west")
@@ -345,7 +346,8 @@ def _has_new(made: Hospitals, before: int) -> bool:
 
 def bank(folder: Path, pairs: int) -> dict[str, Figure]:
     """Compare the wall time of bank marketing's rounds with those of the same run in-process."""
-    dealt = partition.distribute(sources.load("bank-marketing", path=folder, seed=1), 3, "iid", 1)
+    bank = Data(source="bank-marketing", path=str(folder))
+    dealt = partition.distribute(reading.load(bank, seed=1), 3, "iid", 1)
     rows = {name: (one.x, one.y) for name, one in zip(SITES, dealt.silos, strict=True)}
     inputs = dealt.test.x.shape[1]
     run = _run(100, inputs, [32, 32], 256, "pairwise").replace("standardise = false", "standardise = true")

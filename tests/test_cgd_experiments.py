@@ -92,7 +92,7 @@ def test_features_are_what_the_last_layer_reads(
 
 def _as_npz(images: Path, tmp_path: Path) -> Path:
     path = tmp_path / "rows.npz"
-    np.savez(path, x=load_images("cifar10", images).x_test)
+    np.savez(path, x=load_images("cifar10", images).test.x)
     return path
 
 

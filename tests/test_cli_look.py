@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from moretta.commands import main as cli
-from moretta.data.look import Owner, look_at
+from moretta.data.look import look_at
+from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 from moretta.report.page import look_page, write_look
 
@@ -191,7 +192,7 @@ class Reader(HTMLParser):
 
 def told_of(name: str = "age", **settings: Any) -> dict[str, Any]:
     x = np.random.default_rng(1).normal(50, 10, (90, 1)).astype(np.float32)
-    owners = [Owner(f"{name}-{part}", x[part::2], np.arange(len(x[part::2])) % 3 % 2) for part in range(2)]
+    owners = [Silo(f"{name}-{part}", x[part::2], np.arange(len(x[part::2])) % 3 % 2) for part in range(2)]
     return look_at(owners, [name], classes=2, class_names=(name, "no")).told(**settings)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sklearn.datasets import load_breast_cancer
 
 from moretta.commands import rows
-from moretta.data import wdbc
+from moretta.data import reading
 from moretta.data.look import LEAST_SHOWN
 
 ROOT = Path(__file__).parents[1]
@@ -78,12 +78,12 @@ def test_a_run_imports_no_compiler_and_no_statistics_and_of_torch_only_what_torc
 
 def test_the_breast_cancer_records_are_scikit_learns() -> None:
     theirs = load_breast_cancer()
-    x, y = wdbc.read_wdbc()
+    x, y = reading.read_wdbc()
     assert (x == theirs.data).all()
     assert (y == theirs.target).all()
     assert (x.dtype, y.dtype) == (theirs.data.dtype, theirs.target.dtype)
-    assert tuple(theirs.feature_names) == wdbc.NAMES
-    assert tuple(theirs.target_names) == wdbc.CLASSES
+    assert tuple(theirs.feature_names) == reading.WDBC
+    assert tuple(theirs.target_names) == reading.WDBC_CLASSES
 
 
 def test_the_looks_default_is_the_withholdings() -> None:

@@ -43,7 +43,8 @@ from torch import nn
 from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert
 from moretta.audit.evidence.network import loss_of
 from moretta.contract.messages import Array, Tensors
-from moretta.data import sources
+from moretta.data import reading
+from moretta.data.settings import Data
 from moretta.protocols.common import modules
 from moretta.secure_aggregation.encoding import Ring
 
@@ -70,8 +71,8 @@ def sigmoid_lenet() -> nn.Module:
 
 def images(folder: Path, count: int) -> tuple[Array, Array, Array]:
     """Return images [count, 3, 32, 32] in [0, 1] of different test rows, their classes, and other images."""
-    dataset = sources.load("cifar100", path=folder / "cifar100_subset", seed=SEED)
-    x, y = dataset.x_test, dataset.y_test
+    dataset = reading.load(Data(source="cifar100", path=str(folder / "cifar100_subset")), seed=SEED)
+    x, y = dataset.test.x, dataset.test.y
     order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(x))
     pixels = np.asarray(x, np.float32)
     pixels = pixels / 255.0 if pixels.max() > 1.5 else pixels

@@ -28,8 +28,8 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.data import domains, partition, sources
-from moretta.data.rows import Dataset
+from moretta.data import domains, partition, reading
+from moretta.data.rows import Split
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -60,14 +60,14 @@ def warm_start(backbone: nn.Module, model: nn.Module, path: Path) -> None:
     save_file({**modules.arrays(backbone), **fresh}, path)
 
 
-def dealt(run_file: RunFile, dataset: Dataset, trunk: nn.Module) -> tuple[list[Silo], Tests]:
+def dealt(run_file: RunFile, dataset: Split, trunk: nn.Module) -> tuple[list[Silo], Tests]:
     """Return the silos of a run and the test rows of each domain, all as features."""
     wanted = run_file.data
     dataset = domains.into_domains(dataset, wanted.domains or (), run_file.run.seed)
     parts = partition.distribute(dataset, wanted.silos, wanted.partition, run_file.run.seed)
     silos = [Silo(silo.name, features(trunk, silo.x), silo.y) for silo in parts.silos]
-    x, rows = features(trunk, dataset.x_test), dataset.test_rows_by_domain()
-    return silos, {name: (x[rows[name]], dataset.y_test[rows[name]]) for name in wanted.domains or ()}
+    x, rows = features(trunk, dataset.test.x), dataset.test_rows_by_domain()
+    return silos, {name: (x[rows[name]], dataset.test.y[rows[name]]) for name in wanted.domains or ()}
 
 
 def features(trunk: nn.Module, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -105,9 +105,9 @@ def measure(given: argparse.Namespace) -> Record:
         raise ParameterError("expected --data DIR, or the variable MORETTA_DATA")
     path = json.dumps(str((given.data / "cifar10").absolute()))
     run_file = run_files.load(HERE / "domains.toml", [f"data.path={path}", f"run.rounds={rounds}", *seeds(SEED)])
-    dataset = sources.load(run_file.data.source, path=run_file.data.path, seed=SEED)
-    dataset = dataclasses.replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
-    shape, arguments = dataset.x_train.shape[1:], dict[str, Any](run_file.model.arguments)
+    dataset = reading.load(run_file.data.model_copy(update={"domains": None}), seed=SEED)
+    dataset = dataclasses.replace(dataset, train=dataset.train.of(np.arange(rows)))
+    shape, arguments = dataset.train.x.shape[1:], dict[str, Any](run_file.model.arguments)
     model = catalogue.build(run_file.model.source, inputs=shape, outputs=dataset.outputs, seed=SEED, **arguments)
     start = HERE / "domains.safetensors"
     warm_start(trained_model.read(given.backbone).network, model, start)

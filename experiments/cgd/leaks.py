@@ -25,8 +25,8 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Phase, no_phase
-from moretta.data import partition, sources
-from moretta.data.rows import Dataset
+from moretta.data import partition, reading
+from moretta.data.rows import Split
 from moretta.data.settings import Data
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
@@ -138,10 +138,10 @@ def play(
 
 def digits(rows: int, columns: int = 1) -> list[Silo]:
     """Return the digits (1,437 rows to train on, 64 pixels from 0 to 1) dealt to silos; a joint row's first is head."""
-    return dealt(sources.load("digits", seed=SEED), rows, columns)[0]
+    return dealt(reading.load(Data(source="digits"), seed=SEED), rows, columns)[0]
 
 
-def dealt(dataset: Dataset, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
+def dealt(dataset: Split, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
     """Return silos named silo-1 ..., or in a grid silo-1-1 ..., and the test rows, all samples flat."""
     how, grid = ("iid", None) if columns == 1 else ("grid", (rows, columns))
     parts = partition.distribute(dataset, rows * columns, how, SEED, grid=grid)
@@ -149,7 +149,7 @@ def dealt(dataset: Dataset, rows: int, columns: int = 1) -> tuple[list[Silo], tu
         Silo(
             one.name,
             one.x.reshape(len(one.x), -1),
-            one.y if one.holds_labels else one.y[:0],
+            one.y if one.labelled else one.y[:0],
             one.row,
             one.columns,
             aligned=bool(one.columns),  # dealt from one table
@@ -191,9 +191,11 @@ def error(found: NDArray, truth: NDArray) -> float:
 def d_alone(folder: Path | None, quick: bool) -> list[Score]:
     """Any one participant of a horizontal split takes D, which it knows, as a model of its own."""
     parties, rounds, scores = (10, 30, list[Score]()) if quick else (20, 400, list[Score]())
-    cases = [("digits", sources.load("digits", seed=SEED), parties, rounds, 32)]
+    cases = [("digits", reading.load(Data(source="digits"), seed=SEED), parties, rounds, 32)]
     if folder is not None and not quick:
-        cases.append(("mnist", sources.load("mnist", path=folder / "mnist", seed=SEED), 1000, 200, 256))
+        cases.append(
+            ("mnist", reading.load(Data(source="mnist", path=str(folder / "mnist")), seed=SEED), 1000, 200, 256)
+        )
     for source, images, parties, rounds, width in cases:
         silos, test = dealt(images, parties)
         model, engine = mlp(width, silos[0].x.shape[1]), Engine(name="fused")

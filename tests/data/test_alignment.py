@@ -18,6 +18,7 @@ from moretta.contract.roles import Replies
 from moretta.data.alignment import curve, steps
 from moretta.data.alignment.exchange import MESSAGES, Aligner, Blind, BlindAgain, Match, Narrow, relay
 from moretta.data.alignment.partner import Alignment, Listing, Partner
+from moretta.data.silo import Silo, aligned
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -290,18 +291,19 @@ def test_another_file_is_refused(tmp_path: Path, change) -> None:
 def test_rows_are_reordered_and_changed_rows_refused() -> None:
     ids, x, y = ["C", "a", "b"], np.arange(6.0).reshape(3, 2), np.array([10, 11, 12])
     found = align({"a": ids, "b": ["b", "c", "x"]})["a"]
-    rows = found.applied(x, y, ids, np.array(["g1", "g2", "g3"]), "`a`")
-    assert rows.ids.tolist() == ["b", "c"]
+    rows = aligned(Silo("a", x, y, ids=ids, groups=["g1", "g2", "g3"]), found)
+    assert rows.subject_ids is not None
+    assert rows.subject_ids.tolist() == ["b", "c"]
     assert rows.x.tolist() == [[4.0, 5.0], [0.0, 1.0]]
     assert rows.y.tolist() == [12, 10]
     assert rows.groups is not None
     assert rows.groups.tolist() == ["g3", "g1"]
-    assert len(found.applied(x, y[:0], ids, None, "`a`").y) == 0
+    assert len(aligned(Silo("a", x, y[:0], ids=ids), found).y) == 0
     for changed in (["a", "C", "b"], ["C", "a", "b", "d"], ["C", "a"]):
         with pytest.raises(ParameterError, match="not those that were aligned"):
-            found.applied(x, y, changed, None, "`a`")
+            found.normalised(changed, "`a`")
     with pytest.raises(ParameterError, match="name the id column"):
-        found.applied(x, y, None, None, "`a`")
+        aligned(Silo("a", x, y), found)
 
 
 # -- between files -----------------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import split_of
 
-from moretta.data.rows import Dataset, SiloData, as_features, as_targets, check_fit, class_of
+from moretta.data.rows import Rows, Split, as_features, as_targets, check_fit, check_owned, class_of
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
@@ -12,12 +13,12 @@ X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2], np.int64)
 
 
-def good(**changes: Any) -> Dataset:
+def good(**changes: Any) -> Split:
     arguments: dict[str, Any] = {
         "name": "toy", "task": "classification", "x_train": X, "y_train": Y, "x_test": X[:2], "y_test": Y[:2],
         "classes": 3, "feature_names": ("age", "dose"),
     }  # fmt: skip
-    return Dataset(**(arguments | changes))
+    return split_of(**(arguments | changes))
 
 
 def with_value(value: float) -> np.ndarray:
@@ -29,8 +30,8 @@ def with_value(value: float) -> np.ndarray:
 def test_a_good_one() -> None:
     dataset = good()
     assert (dataset.inputs, dataset.outputs) == ((2,), 3)
-    assert dataset.x_validation.shape == (0, 2)
-    assert dataset.y_validation.dtype == np.int64
+    assert dataset.validation.x.shape == (0, 2)
+    assert dataset.validation.y.dtype == np.int64
     with pytest.raises(dataclasses.FrozenInstanceError):
         dataset.name = "other"  # type: ignore[misc]
 
@@ -54,8 +55,8 @@ def test_a_good_one() -> None:
         ({"task": "regression"}, "regression needs float32 targets and no classes"),
         ({"task": "ranking"}, 'expected task "classification" or "regression", got "ranking"'),
         ({"feature_names": ("age",)}, r"expected a name per column of x \(6, 2\), got 1"),
-        ({"domain": Y[:2]}, r"one domain per training row \(6\)"),
-        ({"domain_test": Y[:6]}, r"one domain per test row \(2\)"),
+        ({"domain": Y[:2]}, r"the training part: expected one domain per row \(6\)"),
+        ({"domain_test": Y[:6]}, r"the test part: expected one domain per row \(2\)"),
         ({"y_test": np.eye(3, dtype=np.float32)[:2]}, "expected classes in both, or one-hot rows in both"),
     ],
 )
@@ -76,15 +77,15 @@ def test_regression_and_one_hot() -> None:
 
 
 def test_a_silo_names_itself_and_the_column() -> None:
-    SiloData("silo-1", X, Y)
+    check_owned(Rows(X, Y), "silo-1", (), may_lack=False)
     with pytest.raises(ParameterError, match="silo-2: column 'dose' has 2 rows that are NaN"):
-        SiloData("silo-2", with_value(np.nan), Y, ("age", "dose"))
+        check_owned(Rows(with_value(np.nan), Y), "silo-2", ("age", "dose"), may_lack=False)
     images = np.zeros((2, 1, 3, 3), np.float32)
     images[1, 0, 2, 1] = np.inf
     with pytest.raises(ParameterError, match=r"silo-3: position \(0, 2, 1\) of a sample has 1 row that"):
-        SiloData("silo-3", images, Y[:2])
+        check_owned(Rows(images, Y[:2]), "silo-3", (), may_lack=False)
     with pytest.raises(ParameterError, match="silo-4 has no rows"):
-        SiloData("silo-4", X[:0], Y[:0])
+        check_owned(Rows(X[:0], Y[:0]), "silo-4", (), may_lack=False)
 
 
 @pytest.mark.parametrize(

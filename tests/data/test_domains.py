@@ -3,12 +3,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import load, split_of
 
 from moretta.config import run_files
 from moretta.data.domains import DOMAINS, into_domains
 from moretta.data.partition import distribute
-from moretta.data.rows import Dataset
-from moretta.data.sources import load
+from moretta.data.rows import Split
 from moretta.errors import ParameterError
 from moretta.run import assembly
 
@@ -21,18 +21,18 @@ def images(*shape: int) -> np.ndarray:
     return RNG.random(shape, np.float32)
 
 
-def dataset(channels: int = 3, size: int = 9, **changes: Any) -> Dataset:
+def dataset(channels: int = 3, size: int = 9, **changes: Any) -> Split:
     x, y = images(320, channels, size, size), np.arange(320) % 10
     parts: dict[str, Any] = {
         "x_train": x[:200], "y_train": y[:200], "x_test": x[200:280], "y_test": y[200:280],
         "x_validation": x[280:], "y_validation": y[280:],
     }  # fmt: skip
-    return Dataset(name="toy", task="classification", classes=10, standardise=False, **(parts | changes))
+    return split_of(name="toy", task="classification", classes=10, standardise=False, **(parts | changes))
 
 
 def test_every_class_is_dealt_to_the_domains_in_equal_parts() -> None:
     made = into_domains(dataset(), NAMES, 3)
-    for domain, y in ((made.domain, made.y_train), (made.domain_test, made.y_test)):
+    for domain, y in ((made.domain, made.train.y), (made.test.domain, made.test.y)):
         assert domain is not None
         for label in range(10):
             _, counts = np.unique(domain[y == label], return_counts=True)
@@ -43,19 +43,19 @@ def test_every_class_is_dealt_to_the_domains_in_equal_parts() -> None:
 
 def test_each_row_is_changed_as_its_domain_says_and_nothing_else_is() -> None:
     before = dataset()
-    kept = before.x_train.copy()
+    kept = before.train.x.copy()
     made = into_domains(before, NAMES, 3)
-    np.testing.assert_array_equal(before.x_train, kept)
-    np.testing.assert_array_equal(made.y_train, before.y_train)
+    np.testing.assert_array_equal(before.train.x, kept)
+    np.testing.assert_array_equal(made.train.y, before.train.y)
     for x, was, domain in (
-        (made.x_train, before.x_train, made.domain),
-        (made.x_test, before.x_test, made.domain_test),
+        (made.train.x, before.train.x, made.domain),
+        (made.test.x, before.test.x, made.test.domain),
     ):
         assert domain is not None
         assert x.dtype == np.float32
         for row in range(len(x)):
             np.testing.assert_array_equal(x[row], DOMAINS[str(domain[row])](was[row : row + 1])[0])
-    changed = [not np.array_equal(a, b) for a, b in zip(made.x_validation, before.x_validation, strict=True)]
+    changed = [not np.array_equal(a, b) for a, b in zip(made.validation.x, before.validation.x, strict=True)]
     assert sum(changed) == 30  # a quarter stays plain
 
 
@@ -69,7 +69,7 @@ def test_the_seed_decides_who_is_dealt_where() -> None:
     assert made.domain[:6].tolist() == ["rotated", "recoloured", "recoloured", "blurred", "blurred", "recoloured"]
     # numbers instead of classes: equal parts all the same
     y = np.linspace(0, 1, 320, dtype=np.float32)
-    numbers = Dataset("toy", "regression", images(200, 1, 5, 5), y[:200], images(120, 1, 5, 5), y[200:])
+    numbers = split_of("toy", "regression", images(200, 1, 5, 5), y[:200], images(120, 1, 5, 5), y[200:])
     assert np.unique(into_domains(numbers, NAMES, 0).domain, return_counts=True)[1].tolist() == [50] * 4
 
 
@@ -79,14 +79,14 @@ def test_silos_from_different_domains() -> None:
     for silos in (4, 8, 6):
         dealt = distribute(made, silos, "by-domain", 3)
         for number, silo in enumerate(dealt.silos):
-            own = made.x_train[made.domain == sorted(NAMES)[number % 4]]
+            own = made.train.x[made.domain == sorted(NAMES)[number % 4]]
             assert {image.tobytes() for image in silo.x} <= {image.tobytes() for image in own}
         assert sum(len(silo.x) for silo in dealt.silos) == 200
     assert [len(silo.x) for silo in distribute(made, 6, "by-domain", 3).silos] == [25, 25, 50, 50, 25, 25]
     mixed = distribute(made, 4, "iid", 3).silos  # a mixture: no silo is a whole domain
     for silo in mixed:
         held = {image.tobytes() for image in silo.x}
-        shares = [sum(x.tobytes() in held for x in made.x_train[made.domain == name]) for name in NAMES]
+        shares = [sum(x.tobytes() in held for x in made.train.x[made.domain == name]) for name in NAMES]
         assert min(shares) > 3  # 12.5 of 50 rows expected, standard deviation 2.7 (hypergeometric)
 
 
@@ -98,7 +98,7 @@ def test_the_test_rows_of_each_domain() -> None:
     assert sorted(np.concatenate(list(by_domain.values())).tolist()) == list(range(80))
     test = distribute(made, 4, "by-domain", 3).test
     for name, rows in by_domain.items():
-        np.testing.assert_array_equal(test.x[rows], DOMAINS[name](before.x_test[rows]))
+        np.testing.assert_array_equal(test.x[rows], DOMAINS[name](before.test.x[rows]))
     assert before.test_rows_by_domain() == {}
 
 
@@ -153,7 +153,7 @@ def test_only_images_have_domains(tmp_path: Path) -> None:
     ):
         into_domains(load("t.csv", base=tmp_path), NAMES, 0)
     tokens = np.zeros((20, 1, 2, 2), np.int64)
-    numbers = Dataset("t", "classification", tokens, tokens[:, 0, 0, 0], tokens, tokens[:, 0, 0, 0], classes=2)
+    numbers = split_of("t", "classification", tokens, tokens[:, 0, 0, 0], tokens, tokens[:, 0, 0, 0], classes=2)
     with pytest.raises(ParameterError, match="type int64"):
         into_domains(numbers, NAMES, 0)
 
@@ -162,7 +162,7 @@ def test_the_run_file_makes_the_same_silos(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     made = dataset(1, 6)
     np.savez(
-        tmp_path / "images.npz", x_train=made.x_train, y_train=made.y_train, x_test=made.x_test, y_test=made.y_test
+        tmp_path / "images.npz", x_train=made.train.x, y_train=made.train.y, x_test=made.test.x, y_test=made.test.y
     )
     path = tmp_path / "run.toml"
     path.write_text(
@@ -178,7 +178,7 @@ def test_the_run_file_makes_the_same_silos(tmp_path: Path) -> None:
         np.testing.assert_array_equal(silo.x, expected.x)
     assert federation.test is not None
     np.testing.assert_array_equal(federation.test[0], wanted.test.x)
-    assert not np.array_equal(wanted.test.x, made.x_test)
+    assert not np.array_equal(wanted.test.x, made.test.x)
     without = tmp_path / "without.toml"
     without.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("domains")))
     with pytest.raises(ParameterError, match=r"needs the domain of each row.*for images set for example domains = "):

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splits import load, split_of
 
 from moretta.data.partition import Distributed, distribute, partition
-from moretta.data.rows import Dataset, SiloData
-from moretta.data.sources import load
+from moretta.data.rows import Rows, Split
+from moretta.data.silo import Silo
 from moretta.errors import ParameterError
 
 TABLE = "patient,age,job,balance,y\n" + "".join(
@@ -16,7 +17,7 @@ TABLE = "patient,age,job,balance,y\n" + "".join(
 )
 
 
-def dataset(rows: int = 12, shape: tuple[int, ...] = (5,), **changes: Any) -> Dataset:
+def dataset(rows: int = 12, shape: tuple[int, ...] = (5,), **changes: Any) -> Split:
     """Rows whose entries are all different, so that every one says where it came from."""
     x = np.arange((rows + 2) * int(np.prod(shape)), dtype=np.float32).reshape(rows + 2, *shape)
     y = np.arange(rows + 2, dtype=np.int64) % 2
@@ -25,15 +26,15 @@ def dataset(rows: int = 12, shape: tuple[int, ...] = (5,), **changes: Any) -> Da
         "y_test": y[rows:], "classes": 2, "ids": np.array([f"P{i}" for i in range(rows)]),
         "feature_names": tuple("abcdefghij"[: shape[0]]) if len(shape) == 1 else (),
     }  # fmt: skip
-    return Dataset(**(arguments | changes))
+    return split_of(**(arguments | changes))
 
 
-def table(folder: Path, text: str = TABLE, **arguments: Any) -> Dataset:
+def table(folder: Path, text: str = TABLE, **arguments: Any) -> Split:
     (folder / "t.csv").write_text(text)
     return load("t.csv", base=folder, **({"id_column": "patient"} | arguments))
 
 
-def ids_of(rows: Dataset | SiloData) -> list[str]:
+def ids_of(rows: Rows | Silo) -> list[str]:
     assert rows.ids is not None
     return [str(name) for name in rows.ids]
 
@@ -76,9 +77,9 @@ def test_the_parts_make_the_whole(data: st.DataObject) -> None:
     x, y, ids = whole(dealt)
     back = np.argsort([int(name[1:]) for name in ids])
     assert sorted(ids) == sorted(f"P{i}" for i in range(rows))
-    np.testing.assert_array_equal(x[back], source.x_train.reshape(rows, width))
-    np.testing.assert_array_equal(y[back], source.y_train)
-    np.testing.assert_array_equal(dealt.test.x, source.x_test.reshape(2, width))
+    np.testing.assert_array_equal(x[back], source.train.x.reshape(rows, width))
+    np.testing.assert_array_equal(y[back], source.train.y)
+    np.testing.assert_array_equal(dealt.test.x, source.test.x.reshape(2, width))
     assert dealt.feature_names == source.feature_names
 
 
@@ -97,13 +98,13 @@ def test_rows_are_those_of_iid_and_follow_the_seed() -> None:
     assert held(4) == held(4)
     assert held(4) != held(5)
     source = dataset()
-    rows = partition(source.y_train, 3, "iid", 4)
+    rows = partition(source.train.y, 3, "iid", 4)
     plain = distribute(source, 3, "iid", 4).silos
     for i, silo in enumerate(distribute(source, 3, "grid", 4, grid=[3, 1]).silos):
-        np.testing.assert_array_equal(silo.x, source.x_train[rows[i]])
+        np.testing.assert_array_equal(silo.x, source.train.x[rows[i]])
         np.testing.assert_array_equal(silo.x, plain[i].x)
         assert ids_of(plain[i]) == ids_of(silo) == [f"P{row}" for row in rows[i]]  # without a grid they have ids too
-    assert (plain[0].row, plain[0].columns, plain[0].holds_labels) == ("", (), True)
+    assert (plain[0].row, plain[0].columns, plain[0].labelled) == ("", (), True)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_rows_are_those_of_iid_and_follow_the_seed() -> None:
 )
 def test_one_participant_of_a_row_holds_its_labels(holder: Any, expected: list[int]) -> None:
     silos = distribute(dataset(), 6, "grid", grid=[3, 2], label_holder=holder).silos
-    assert [silo.name for silo in silos if silo.holds_labels] == [f"silo-{i}-{j}" for i, j in enumerate(expected, 1)]
+    assert [silo.name for silo in silos if silo.labelled] == [f"silo-{i}-{j}" for i, j in enumerate(expected, 1)]
     assert all(len(silo.y) == len(silo.x) for silo in silos)  # the others' targets are the caller's to keep from them
 
 
@@ -157,8 +158,8 @@ def test_absent_values_and_their_marks_stay_with_the_participant_that_has_the_co
     assert dealt.feature_names[-1] == "balance=missing"
     assert dealt.silos[0].feature_names == ("balance", "balance=missing")
     assert [silo.columns for silo in dealt.silos[:2]] == [(4, 5), (0, 1, 2, 3)]
-    for silo, rows in zip(dealt.silos[::2], partition(source.y_train, 2, "iid", 1), strict=True):
-        own = source.x_train[rows, 4]
+    for silo, rows in zip(dealt.silos[::2], partition(source.train.y, 2, "iid", 1), strict=True):
+        own = source.train.x[rows, 4]
         np.testing.assert_array_equal(silo.x[:, 0], own)
         np.testing.assert_array_equal(silo.x[:, 1], np.isnan(own))
     mean = table(tmp_path, "\n".join(lines), missing="mean")
@@ -169,7 +170,7 @@ def test_absent_values_and_their_marks_stay_with_the_participant_that_has_the_co
 
 def test_a_participant_with_an_infinite_value_is_named() -> None:
     source = dataset()
-    source.x_train[:, 3] = np.inf
+    source.train.x[:, 3] = np.inf
     with pytest.raises(ParameterError, match="silo-1-2: column 'd' has 6 rows that are NaN or infinite"):
         distribute(source, 4, "grid", grid=[2, 2])
 
@@ -182,7 +183,7 @@ def test_ids_travel_with_their_rows(tmp_path: Path) -> None:
             assert [f"P{int(age - 20) // 2:02}" for age in silo.x[:, 0]] == ids_of(silo)
     assert len(whole(dealt)[2]) == 12
     assert "patient" not in dealt.feature_names
-    assert set(ids_of(table(tmp_path, TABLE.replace("P", "0")))) <= {f"0{i:02}" for i in range(20)}  # as written
+    assert set(ids_of(table(tmp_path, TABLE.replace("P", "0")).train)) <= {f"0{i:02}" for i in range(20)}  # as written
     without = "\n".join(line.partition(",")[2] for line in TABLE.splitlines())
     assert distribute(table(tmp_path, without, id_column=None), 2, "grid", grid=[1, 2]).silos[0].ids is None
 
@@ -191,11 +192,11 @@ def test_arrays_bring_ids_as_an_array(tmp_path: Path) -> None:
     x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
     np.savez(tmp_path / "two.npz", x=x, y=y, id=100 + np.arange(20))
     two = load("two.npz", base=tmp_path)
-    assert ids_of(two) == [str(int(100 + row[0] / 3)) for row in two.x_train]
+    assert ids_of(two.train) == [str(int(100 + row[0] / 3)) for row in two.train.x]
     names = np.array([f"p-{i}" for i in range(20)])
     np.savez(tmp_path / "four.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], id_train=names)
     four = load("four.npz", base=tmp_path, validation_fraction=0.25)
-    assert ids_of(four) == [f"p-{int(row[0] / 3)}" for row in four.x_train]
+    assert ids_of(four.train) == [f"p-{int(row[0] / 3)}" for row in four.train.x]
 
 
 @pytest.mark.parametrize(
@@ -239,10 +240,12 @@ def test_only_a_table_has_an_id_column() -> None:
 
 
 def test_ids_must_be_as_many_as_rows() -> None:
-    with pytest.raises(ParameterError, match=r"toy: expected one id per training row \(12\), got \(3,\)"):
+    with pytest.raises(
+        ParameterError, match=r"toy: the training part: expected one id per row \(12\), .* shape \(3,\)"
+    ):
         dataset(ids=np.array(["a", "b", "c"]))
-    with pytest.raises(ParameterError, match=r"silo-1: expected one id per row \(2\), got \[1\]"):
-        SiloData("silo-1", np.ones((2, 1), np.float32), np.array([0, 1]), ids=np.array(["a"]))
+    with pytest.raises(ParameterError, match=r"silo `silo-1`: ids: expected 2 words or whole numbers, one a row"):
+        Silo("silo-1", np.ones((2, 1), np.float32), np.array([0, 1]), ids=np.array(["a"]))
     with pytest.raises(ParameterError, match=r"toy: expected an origin per feature name \(5\), got 1"):
         dataset(origins=("a",))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import load
 
 from moretta.config import run_files
-from moretta.data.rows import Dataset
-from moretta.data.sources import load
+from moretta.data.rows import Split
 from moretta.errors import ParameterError
 from moretta.run.assembly import federation_of
 
@@ -33,7 +33,7 @@ learning-rate = 0.1
 """
 
 
-def of_rows(dataset: Dataset, rows: np.ndarray) -> set[str]:
+def of_rows(dataset: Split, rows: np.ndarray) -> set[str]:
     """The patients of some samples of a data set made of `X`."""
     return {str(VISITS[np.flatnonzero((row == X).all(axis=1))[0]]) for row in rows}
 
@@ -44,12 +44,12 @@ def test_a_patient_is_in_one_part_and_the_silos_know_whose_rows_are_whose(tmp_pa
     train, test, validation = (of_rows(dataset, x) for _, x, _ in dataset.parts())
     assert not train & test
     assert not (train | test) & validation
-    assert dataset.groups is not None
-    assert dataset.groups.tolist() == [VISITS[int(row)] for row in np.asarray(dataset.ids)]
+    assert dataset.train.groups is not None
+    assert dataset.train.groups.tolist() == [VISITS[int(row)] for row in np.asarray(dataset.train.ids)]
     np.savez(tmp_path / "t.npz", x_train=X, y_train=Y, x_test=X[:2] + 1, y_test=Y[:2], group_train=VISITS)
     given = load("t.npz", base=tmp_path, validation_fraction=0.2)
-    assert given.groups is not None
-    assert not set(given.groups) & of_rows(given, given.x_validation)
+    assert given.train.groups is not None
+    assert not set(given.train.groups) & of_rows(given, given.validation.x)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import load
 from test_dicom import dicom
 
 from moretta.contract.lazy_rows import LazyRows
@@ -18,9 +19,9 @@ from moretta.data.images import folder as folders
 from moretta.data.images.folder import LabelledImages, read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.partition import distribute
-from moretta.data.reading import ExpectedRows, OwnRows, read_rows
-from moretta.data.rows import Dataset
-from moretta.data.sources import load
+from moretta.data.reading import ExpectedRows, Source
+from moretta.data.reading import read as read_rows
+from moretta.data.rows import Rows, Split
 from moretta.data.tables import schema
 from moretta.errors import MissingExtra, ParameterError
 
@@ -59,7 +60,7 @@ def scans(folder: Path, rows: int = 20) -> Path:
     return table(folder, *lines, header="file,label,patient,row")
 
 
-def dataset(folder: Path, **settings: Any) -> Dataset:
+def dataset(folder: Path, **settings: Any) -> Split:
     scans(folder)
     return load("image-folder", path="scans", labels="labels.csv", target="label", base=folder, **settings)
 
@@ -135,20 +136,20 @@ def test_a_window_is_applied_to_all(tmp_path: Path) -> None:
 def test_rows_classes_and_ids_are_those_of_the_table(tmp_path: Path) -> None:
     data = dataset(tmp_path, id_column="row", test_fraction=0.2)
     assert (data.inputs, data.classes, data.class_names, data.standardise) == ((1, 4, 4), 2, ("fine", "ill"), False)
-    assert data.ids is not None
-    for x, y, of in zip(data.x_train, data.y_train, data.ids, strict=True):
+    assert data.train.ids is not None
+    for x, y, of in zip(data.train.x, data.train.y, data.train.ids, strict=True):
         number = int(of[1:])
         np.testing.assert_allclose(x, number / 255, rtol=1e-6)
         assert y == number % 2
-    assert (len(data.x_train), len(data.x_test)) == (16, 4)
+    assert (len(data.train.x), len(data.test.x)) == (16, 4)
 
 
 def test_a_patient_is_on_one_side(tmp_path: Path) -> None:
     data = dataset(tmp_path, group_column="patient", test_fraction=0.3)
-    assert data.groups is not None
-    trained = {round(float(x[0, 0, 0]) * 255) // 2 for x in data.x_train}
-    assert {f"p{patient}" for patient in trained} == set(data.groups)
-    assert not trained & {round(float(x[0, 0, 0]) * 255) // 2 for x in data.x_test}
+    assert data.train.groups is not None
+    trained = {round(float(x[0, 0, 0]) * 255) // 2 for x in data.train.x}
+    assert {f"p{patient}" for patient in trained} == set(data.train.groups)
+    assert not trained & {round(float(x[0, 0, 0]) * 255) // 2 for x in data.test.x}
 
 
 def test_more_than_memory_is_lazy_and_the_same(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_numbers_are_regression_where_asked(tmp_path: Path) -> None:
     save(tmp_path / "b.png", GREY[::-1].copy())
     table(tmp_path, "a.png,1.5", "b.png,2", header="file,age")
     data = load("image-folder", path=".", labels="labels.csv", task="regression", test_fraction=0.5, base=tmp_path)
-    assert sorted([*data.y_train, *data.y_test]) == [1.5, 2]
+    assert sorted([*data.train.y, *data.test.y]) == [1.5, 2]
 
 
 def test_a_given_schema_numbers_the_classes_and_names_the_columns(tmp_path: Path) -> None:
@@ -190,14 +191,14 @@ def test_a_given_schema_numbers_the_classes_and_names_the_columns(tmp_path: Path
     told = NAMED.told()["columns"] | {"label": {"kind": "target", "classes": ["ill", "fine"]}}
     data = load("image-folder", path="scans", labels="labels.csv", schema=schema.of({"columns": told}), base=tmp_path)
     assert data.class_names == ("ill", "fine")
-    assert data.ids is not None
-    assert data.y_train.tolist() == [1 - int(of[1:]) % 2 for of in data.ids]
+    assert data.train.ids is not None
+    assert data.train.y.tolist() == [1 - int(of[1:]) % 2 for of in data.train.ids]
 
 
-def own_rows(folder: Path, wanted: ExpectedRows, **changes: Any) -> OwnRows:
+def own_rows(folder: Path, wanted: ExpectedRows, **changes: Any) -> Rows:
     scans(folder)
     named = {"path": Path("scans"), "labels": Path("labels.csv")} | changes
-    return read_rows("image-folder", wanted, "silo `north`", base=folder, **named)
+    return read_rows(Source("image-folder", base=folder, **named), wanted, "silo `north`")
 
 
 WANTED = ExpectedRows((3, 8, 8), False, 2, None, table=NAMED, image=ImageForm(8, 3))
@@ -232,9 +233,9 @@ def test_a_site_with_other_rows_is_told_what_the_run_wants(tmp_path: Path) -> No
     with pytest.raises(
         ParameterError, match=r'rows are images that a table names, and source = .* expected "image-fold'
     ):
-        read_rows("rows.npz", WANTED, "silo `north`", base=tmp_path)
+        read_rows(Source("rows.npz", base=tmp_path), WANTED, "silo `north`")
     with pytest.raises(ParameterError, match='path and labels are for "image-folder", and source = '):
-        read_rows("rows.npz", WANTED, "silo `north`", path=Path("scans"), base=tmp_path)
+        read_rows(Source("rows.npz", path=Path("scans"), base=tmp_path), WANTED, "silo `north`")
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import load
 
 from moretta.data.images.sets import from_residuals, load_images
-from moretta.data.sources import load
 from moretta.errors import ParameterError
 
 RNG = np.random.default_rng(5)
@@ -38,9 +38,9 @@ def test_mnist(tmp_path: Path, compress: bool) -> None:
         idx(tmp_path / f"{part}-images-idx3-ubyte", x[rows], compress)
         idx(tmp_path / f"{part}-labels-idx1-ubyte", y[rows], compress)
     data = load("mnist", path=tmp_path)
-    assert (data.x_train.shape, data.x_train.dtype, data.classes) == ((10, 1, 28, 28), np.float32, 10)
-    np.testing.assert_array_equal(data.x_test[:, 0], x[10:].astype(np.float32) / np.float32(255))
-    assert data.y_test.tolist() == [0, 1]
+    assert (data.train.x.shape, data.train.x.dtype, data.classes) == ((10, 1, 28, 28), np.float32, 10)
+    np.testing.assert_array_equal(data.test.x[:, 0], x[10:].astype(np.float32) / np.float32(255))
+    assert data.test.y.tolist() == [0, 1]
     assert not data.standardise
 
 
@@ -57,12 +57,12 @@ def mnist(tmp_path: Path) -> Path:
 def test_images_of_a_set_become_squares_of_another_size(mnist: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     plain, larger = load("mnist", path=mnist), load("mnist", path=mnist, image_size=32)
-    assert larger.x_train.shape == (10, 1, 32, 32)
-    assert larger.x_test.shape == (2, 1, 32, 32)
-    one = image.fromarray((plain.x_test[1, 0] * 255).round().astype(np.uint8))  # as torchvision's Resize does it
+    assert larger.train.x.shape == (10, 1, 32, 32)
+    assert larger.test.x.shape == (2, 1, 32, 32)
+    one = image.fromarray((plain.test.x[1, 0] * 255).round().astype(np.uint8))  # as torchvision's Resize does it
     wanted = np.asarray(one.resize((32, 32), image.Resampling.BILINEAR))
-    assert np.array_equal((larger.x_test[1, 0] * 255).round().astype(np.uint8), wanted)
-    assert np.array_equal(load("mnist", path=mnist, image_size=28).x_train, plain.x_train)
+    assert np.array_equal((larger.test.x[1, 0] * 255).round().astype(np.uint8), wanted)
+    assert np.array_equal(load("mnist", path=mnist, image_size=28).train.x, plain.train.x)
 
 
 def test_channels_are_standardised_by_constants_of_the_run(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_channels_are_standardised_by_constants_of_the_run(tmp_path: Path) -> No
     plain = load("cifar100", path=tmp_path)
     mean, deviation = (0.5, 0.25, 0.0), (0.25, 0.5, 1.0)
     scaled = load("cifar100", path=tmp_path, channel_mean=mean, channel_deviation=deviation)
-    for raw, found in ((plain.x_train, scaled.x_train), (plain.x_test, scaled.x_test)):
+    for raw, found in ((plain.train.x, scaled.train.x), (plain.test.x, scaled.test.x)):
         wanted = (raw - np.reshape(mean, (3, 1, 1))) / np.reshape(deviation, (3, 1, 1))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
@@ -121,8 +121,8 @@ def test_cifar10_binary_version(tmp_path: Path) -> None:
     (folder / "test_batch.bin").write_bytes(records[10:].tobytes())
     for place in (tmp_path, folder):
         data = load("cifar10", path=place)
-        np.testing.assert_array_equal(data.x_train, x[:10].astype(np.float32) / np.float32(255))
-        assert data.y_train.tolist() == y[:10].tolist()
+        np.testing.assert_array_equal(data.train.x, x[:10].astype(np.float32) / np.float32(255))
+        assert data.train.y.tolist() == y[:10].tolist()
     assert data.class_names[9] == "truck"
     (folder / "test_batch.bin").write_bytes(b"12345")
     with pytest.raises(ParameterError, match="has 5 bytes, not whole records of 3073"):
@@ -136,7 +136,7 @@ def test_cifar100_takes_the_fine_label(tmp_path: Path) -> None:
     (tmp_path / "test.bin").write_bytes(records[4:].tobytes())
     data = load_images("cifar100", tmp_path)
     assert data.y.tolist() == [94, 95, 96, 97]
-    np.testing.assert_array_equal(data.x_test, x[4:])
+    np.testing.assert_array_equal(data.test.x, x[4:])
 
 
 def test_residuals_give_the_pixels_back(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_residuals_give_the_pixels_back(tmp_path: Path) -> None:
     for name, rows in (("train_1", slice(0, 3)), ("train_2", slice(3, 5)), ("test", slice(5, 7))):
         np.savez(tmp_path / f"{name}.npz", r=residuals(x[rows]), y=np.arange(7)[rows])
     data = load("cifar10", path=tmp_path)
-    np.testing.assert_array_equal(data.x_train, x[:5].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255))
-    assert data.y_test.tolist() == [5, 6]
+    np.testing.assert_array_equal(data.train.x, x[:5].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255))
+    assert data.test.y.tolist() == [5, 6]
     np.savez(tmp_path / "test.npz", r=x, y=np.arange(7))
     with pytest.raises(ParameterError, match=r"expected r as uint8\[3, N, H, W\]"):
         load("cifar10", path=tmp_path)
@@ -183,7 +183,7 @@ def test_ham10000_splits_by_lesion(tmp_path: Path) -> None:
 def test_ham10000_without_lesions_splits_by_image(tmp_path: Path) -> None:
     kaggle(tmp_path, np.array([4, 6] * 10, np.uint8), [])
     (tmp_path / "HAM10000_metadata.csv").unlink()
-    assert len(load("ham10000", path=tmp_path).x_test) == 4
+    assert len(load("ham10000", path=tmp_path).test.x) == 4
     (tmp_path / "hmnist_28_28_RGB.csv").write_text("a,b\n1,x\n")
     with pytest.raises(ParameterError, match="not a table of bytes"):
         load("ham10000", path=tmp_path)
@@ -210,13 +210,13 @@ def test_the_pickled_version_is_named(tmp_path: Path) -> None:
 def test_published_sets(public: Path) -> None:
     mnist = load_images("mnist", public / "mnist")
     assert np.bincount(mnist.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert mnist.y_test is not None
-    assert np.bincount(mnist.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert mnist.test.y is not None
+    assert np.bincount(mnist.test.y).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     cifar = load_images("cifar100", public / "cifar100_subset")
     assert set(np.bincount(cifar.y).tolist()) == {100}
     assert cifar.x.shape == (10000, 3, 32, 32)
     ham = load("ham10000", path=public / "ham10000_subset")
-    counts = np.bincount(np.concatenate([ham.y_train, ham.y_test])).tolist()
+    counts = np.bincount(np.concatenate([ham.train.y, ham.test.y])).tolist()
     assert counts == [183, 264, 583, 60, 491, 4323, 80]
 
 

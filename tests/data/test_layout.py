@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from splits import load
 
-from moretta.data import sources
 from moretta.data.layout import LARGEST, InputArray, SampleLayout, gather, is_mask, pack
 from moretta.data.partition import distribute
-from moretta.data.reading import ExpectedRows, read_rows
+from moretta.data.reading import ExpectedRows, Source
+from moretta.data.reading import called as called_
+from moretta.data.reading import read as read_rows
 from moretta.data.silo import Silo, layout_of
 from moretta.errors import ParameterError
 
@@ -254,54 +256,54 @@ def torn():
 def test_an_npz_file_has_each_array_by_name(tmp_path: Path) -> None:
     many = {name: np.concatenate([one] * 4) for name, one in FEW.items()}
     saved(tmp_path / "all.npz", {"x": many}, y=np.tile(Y, 4))
-    found = sources.load("all.npz", base=tmp_path)
+    found = load("all.npz", base=tmp_path)
     packed, layout = pack(many, "rows")
     assert found.layout == layout
     assert found.standardise
     assert found.feature_names == ()
-    rows = {tuple(row) for row in np.concatenate([found.x_train, found.x_test]).tolist()}
+    rows = {tuple(row) for row in np.concatenate([found.train.x, found.test.x]).tolist()}
     assert rows == {tuple(row) for row in packed.tolist()}
     dealt = distribute(found, 2)
-    assert sum(len(silo.x) for silo in dealt.silos) == len(found.x_train)
+    assert sum(len(silo.x) for silo in dealt.silos) == len(found.train.x)
     with refused("deals the columns of one array, and a sample of all.npz has the arrays ids, table"):
         distribute(found, 4, "grid", grid=(2, 2))
 
 
 def test_four_part_files_and_functions_give_the_same(tmp_path: Path) -> None:
     (tmp_path / "arrays_of_two.py").write_text(MODULE)
-    called = sources.load("arrays_of_two:load", base=tmp_path)
-    given = sources.called("arrays_of_two:load", tmp_path)
+    called = load("arrays_of_two:load", base=tmp_path)
+    given = called_("arrays_of_two:load", tmp_path)
     parts = {part: gather(given, part) for part in ("x_train", "x_test")}
     saved(tmp_path / "all.npz", parts, y_train=given["y_train"], y_test=given["y_test"])
-    read = sources.load("all.npz", base=tmp_path)
+    read = load("all.npz", base=tmp_path)
     assert called.layout == read.layout is not None
-    assert read.x_train.tobytes() == called.x_train.tobytes()
-    assert read.x_test.tobytes() == called.x_test.tobytes()
+    assert read.train.x.tobytes() == called.train.x.tobytes()
+    assert read.test.x.tobytes() == called.test.x.tobytes()
     assert (read.standardise, called.standardise) == (True, False)
     with refused("arrays_of_two:torn: x_test: array `table` is missing; expected ids, table"):
-        sources.load("arrays_of_two:torn", base=tmp_path)
+        load("arrays_of_two:torn", base=tmp_path)
 
 
 def test_one_array_beside_several_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "both.npz", {"x": FEW}, y=Y, x=np.zeros((3, 2)))
     with refused("both.npz: expected the arrays x.ids, x.table of a sample alone; got one array `x`"):
-        sources.load("both.npz", base=tmp_path)
+        load("both.npz", base=tmp_path)
     saved(tmp_path / "few.npz", {"x": FEW}, y=Y)
     with refused('few.npz: missing = "mean" is for one table, and a sample here has the arrays ids, table'):
-        sources.load("few.npz", base=tmp_path, missing="mean")
+        load("few.npz", base=tmp_path, missing="mean")
 
 
 def test_a_sites_rows_have_the_arrays_that_the_run_declares(tmp_path: Path) -> None:
     layout = SampleLayout.declared({"ids": (3,), "table": (2,)}, ["ids"], ["table"])
     wanted = ExpectedRows((layout.size,), False, 2, None, layout=layout)
     saved(tmp_path / "rows.npz", {"x": FEW}, y=Y)
-    rows = read_rows("rows.npz", wanted, "silo `north`", base=tmp_path)
+    rows = read_rows(Source("rows.npz", base=tmp_path), wanted, "silo `north`")
     assert rows.x.tobytes() == layout.pack(FEW, "rows").tobytes()
     saved(tmp_path / "odd.npz", {"x": {**FEW, "ids": FEW["ids"] / 2}}, y=Y)
     with refused("silo `north`: odd.npz: x: array `ids` holds numbers, expected integers"):
-        read_rows("odd.npz", wanted, "silo `north`", base=tmp_path)
+        read_rows(Source("odd.npz", base=tmp_path), wanted, "silo `north`")
     np.savez(tmp_path / "one.npz", x=np.zeros((3, 5)), y=Y)
     with refused("silo `north`: one.npz: expected the arrays x.ids, x.table of a sample alone; got one array `x`"):
-        read_rows("one.npz", wanted, "silo `north`", base=tmp_path)
+        read_rows(Source("one.npz", base=tmp_path), wanted, "silo `north`")
     with refused("rows.npz: expected samples as one array, as .* say.*; got the arrays ids, table"):
-        read_rows("rows.npz", ExpectedRows((5,), False, 2, None), "silo `north`", base=tmp_path)
+        read_rows(Source("rows.npz", base=tmp_path), ExpectedRows((5,), False, 2, None), "silo `north`")

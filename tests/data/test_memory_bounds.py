@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 import numpy, PIL.Image, pyarrow.parquet, pyarrow.feather, pyarrow.csv
 from moretta.data.images.pixels import ImageForm, read_image
-from moretta.data.sources import load
+from splits import load
 from moretta.errors import ParameterError
 
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import load
 
 from moretta.data.images.sets import load_office_home
 from moretta.data.partition import distribute
-from moretta.data.sources import load
 from moretta.errors import MissingExtra, ParameterError
 
 Image = pytest.importorskip("PIL.Image")
@@ -42,29 +42,29 @@ def red(x: np.ndarray) -> list[int]:
 @pytest.mark.parametrize("real", ["Real World", "Real_World", "RealWorld"])
 def test_the_published_layout(tmp_path: Path, real: str) -> None:
     data = load("office-home", path=office(tmp_path, real), seed=2)
-    assert (data.inputs, data.x_train.dtype, data.classes, data.standardise) == ((3, 64, 64), np.float32, 3, False)
+    assert (data.inputs, data.train.x.dtype, data.classes, data.standardise) == ((3, 64, 64), np.float32, 3, False)
     assert data.class_names == ("Alarm_Clock", "Bike", "Chair")
-    assert data.domain is not None
-    assert data.domain_test is not None
-    assert sorted(red(data.x_train) + red(data.x_test)) == sorted(
+    assert data.train.domain is not None
+    assert data.test.domain is not None
+    assert sorted(red(data.train.x) + red(data.test.x)) == sorted(
         60 * d + 20 * c + n for d in range(4) for c in range(3) for n in range(5)
     )
-    for x, y, domain in ((data.x_train, data.y_train, data.domain), (data.x_test, data.y_test, data.domain_test)):
+    for x, y, domain in ((data.train.x, data.train.y, data.train.domain), (data.test.x, data.test.y, data.test.domain)):
         for value, label, name in zip(red(x), y, domain, strict=True):
             assert name == DOMAINS[value // 60]
             assert data.class_names[label] == CATEGORIES[value % 60 // 20]
-    np.testing.assert_allclose(data.x_train[:, 1:].mean((0, 2, 3)), [20 / 255, 200 / 255], rtol=1e-6)
+    np.testing.assert_allclose(data.train.x[:, 1:].mean((0, 2, 3)), [20 / 255, 200 / 255], rtol=1e-6)
 
 
 def test_the_split_is_stratified_by_domain_and_category(tmp_path: Path) -> None:
     office(tmp_path)
     data = load("office-home", path=".", base=tmp_path, validation_fraction=0.2)
-    assert Counter(zip(data.domain_test, data.y_test, strict=True)) == {(d, c): 1 for d in DOMAINS for c in range(3)}
-    assert Counter(zip(data.domain, data.y_train, strict=True)) == {(d, c): 3 for d in DOMAINS for c in range(3)}
-    assert np.bincount(data.y_validation).tolist() == [4, 4, 4]
+    assert Counter(zip(data.test.domain, data.test.y, strict=True)) == {(d, c): 1 for d in DOMAINS for c in range(3)}
+    assert Counter(zip(data.train.domain, data.train.y, strict=True)) == {(d, c): 3 for d in DOMAINS for c in range(3)}
+    assert np.bincount(data.validation.y).tolist() == [4, 4, 4]
     other = load("office-home", path=".", base=tmp_path, validation_fraction=0.2, seed=1)
-    assert red(other.x_test) != red(data.x_test)
-    assert red(load("office-home", path=tmp_path, validation_fraction=0.2).x_test) == red(data.x_test)
+    assert red(other.test.x) != red(data.test.x)
+    assert red(load("office-home", path=tmp_path, validation_fraction=0.2).test.x) == red(data.test.x)
 
 
 def test_each_domain_is_a_silo_or_several(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_images_become_squares_of_the_wished_size(tmp_path: Path) -> None:
     Image.fromarray(grey).save(inner / "Art" / "Bike" / "00000.jpeg", quality=100)
     data = load("office-home", path=tmp_path, image_size=2)
     assert data.inputs == (3, 2, 2)
-    image = next(x for x in np.concatenate([data.x_train, data.x_test]) if abs(x[0, 0, 0] - x[2, 0, 0]) < 0.02)
+    image = next(x for x in np.concatenate([data.train.x, data.test.x]) if abs(x[0, 0, 0] - x[2, 0, 0]) < 0.02)
     assert image[:, :, 0].max() < 0.2  # grey in all three channels, dark on the left and bright on the right
     assert image[:, :, 1].min() > 0.75
 
@@ -107,7 +107,7 @@ def test_a_category_that_only_some_domains_have(tmp_path: Path) -> None:
         picture(tmp_path / "Product" / "Desk" / f"{n}.png", 0)
     data = load("office-home", path=tmp_path)
     assert data.class_names == ("Alarm_Clock", "Bike", "Chair", "Desk")
-    assert (np.bincount(data.y_train)[3], np.bincount(data.y_test)[3]) == (4, 1)
+    assert (np.bincount(data.train.y)[3], np.bincount(data.test.y)[3]) == (4, 1)
 
 
 @pytest.mark.parametrize("alone", [0, 1])

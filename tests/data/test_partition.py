@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splits import split_of
 
 from moretta.data.partition import distribute, partition
-from moretta.data.rows import Dataset
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
@@ -153,7 +153,7 @@ def test_distribute_leaves_absent_values_to_be_filled_in_by_training() -> None:
     x = rng.normal(size=(60, 3)).astype(np.float32)
     x[5:20, 1] = np.nan
     y = (np.arange(60) % 2).astype(np.int64)
-    dataset = Dataset(
+    dataset = split_of(
         "t", "classification", x[:50], y[:50], x[50:], y[50:], classes=2,
         feature_names=("a", "b", "c"), column_rules=ColumnRules.alike(3, fill="mean"),
     )  # fmt: skip

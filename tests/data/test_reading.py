@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moretta.data.reading import ExpectedRows, OwnRows, read_rows
+from moretta.data.reading import ExpectedRows, Source, read
+from moretta.data.rows import Rows
 from moretta.data.tables.schema import Category, Id, Number, Schema, Target
 from moretta.errors import ParameterError
 
@@ -23,20 +24,21 @@ X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 2, 1])
 
 
-def of_npz(folder: Path, wanted: ExpectedRows = CLASSES, **arrays: Any) -> OwnRows:
+def of_npz(folder: Path, wanted: ExpectedRows = CLASSES, **arrays: Any) -> Rows:
     np.savez(folder / "rows.npz", **arrays)
-    return read_rows("rows.npz", wanted, WHERE, base=folder)
+    return read(Source("rows.npz", base=folder), wanted, WHERE)
 
 
-def of_csv(folder: Path, text: str, wanted: ExpectedRows = CLASSES, **settings: Any) -> OwnRows:
+def of_csv(folder: Path, text: str, wanted: ExpectedRows = CLASSES, **settings: Any) -> Rows:
     (folder / "rows.csv").write_text(text)
-    return read_rows("rows.csv", wanted, WHERE, base=folder, **settings)
+    return read(Source("rows.csv", base=folder, **settings), wanted, WHERE)
 
 
 @pytest.mark.parametrize("suffix", ["", "_train"])
 def test_arrays_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
     arrays = {f"x{suffix}": X, f"y{suffix}": Y, f"id{suffix}": np.array(list("abcd"))}
-    x, y, ids, _, names = of_npz(tmp_path, **arrays)
+    rows = of_npz(tmp_path, **arrays)
+    x, y, ids, names = rows.x, rows.y, rows.ids, rows.names
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, Y)
     assert (x.dtype, y.dtype) == (np.float32, np.int64)
@@ -46,35 +48,36 @@ def test_arrays_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("y", [Y.astype(float), Y.astype(np.uint8), Y[:, None], Y == 1, np.zeros(4)])
 def test_classes_are_whole_numbers_however_they_are_kept(tmp_path: Path, y: Any) -> None:
-    found = of_npz(tmp_path, x=X, y=y)[1]
+    found = of_npz(tmp_path, x=X, y=y).y
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, np.asarray(y).reshape(4))  # also where one class alone is there
 
 
 def test_a_site_of_one_class_keeps_its_number(tmp_path: Path) -> None:
-    assert of_npz(tmp_path, x=X, y=np.full(4, 2))[1].tolist() == [2] * 4
+    assert of_npz(tmp_path, x=X, y=np.full(4, 2)).y.tolist() == [2] * 4
 
 
 def test_one_hot_rows_are_as_wide_as_there_are_classes(tmp_path: Path) -> None:
-    np.testing.assert_array_equal(of_npz(tmp_path, x=X, y=np.eye(3)[Y])[1], np.eye(3)[Y])
+    np.testing.assert_array_equal(of_npz(tmp_path, x=X, y=np.eye(3)[Y]).y, np.eye(3)[Y])
     with pytest.raises(ParameterError, match="targets have 2 entries a row, but the model has 3 outputs"):
         of_npz(tmp_path, x=X, y=np.eye(2)[Y % 2])
 
 
 def test_numbers_and_rows_of_numbers(tmp_path: Path) -> None:
-    assert of_npz(tmp_path, NUMBERS, x=X, y=Y / 2)[1].tolist() == [0, 0.5, 1, 0.5]
-    assert of_npz(tmp_path, PAIRS, x=X, y=X)[1].shape == (4, 2)
+    assert of_npz(tmp_path, NUMBERS, x=X, y=Y / 2).y.tolist() == [0, 0.5, 1, 0.5]
+    assert of_npz(tmp_path, PAIRS, x=X, y=X).y.shape == (4, 2)
 
 
 def test_tokens_are_whole_numbers(tmp_path: Path) -> None:
-    assert of_npz(tmp_path, TOKENS, x=X.astype(np.int32), y=Y)[0].dtype == np.int64
+    assert of_npz(tmp_path, TOKENS, x=X.astype(np.int32), y=Y).x.dtype == np.int64
     with pytest.raises(ParameterError, match=r"expected samples of shape \[2\] as int64, .*; got \[2\] as float32"):
         of_npz(tmp_path, TOKENS, x=X, y=Y)
 
 
 def test_an_unlabelled_part_needs_no_targets_and_keeps_none(tmp_path: Path) -> None:
     for arrays in ({"x": X}, {"x": X, "y": Y}, {"x": X, "y": np.full(4, np.nan)}):
-        x, y, _, _, _ = of_npz(tmp_path, UNLABELLED, **arrays)
+        rows = of_npz(tmp_path, UNLABELLED, **arrays)
+        x, y = rows.x, rows.y
         assert len(x) == 4
         assert len(y) == 0
 
@@ -191,7 +194,7 @@ def test_without_a_schema_a_table_is_refused(tmp_path: Path) -> None:
 
 def test_a_table_of_an_unlabelled_part_has_features_only(tmp_path: Path) -> None:
     table = Schema(columns={"a": Number(), "b": Number()})
-    assert of_csv(tmp_path, "a,b\n1,2\n3,4\n", replace(UNLABELLED, table=table))[0].tolist() == [[1, 2], [3, 4]]
+    assert of_csv(tmp_path, "a,b\n1,2\n3,4\n", replace(UNLABELLED, table=table)).x.tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_a_table_of_an_unlabelled_part_has_features_only(tmp_path: Path) -> None
 )
 def test_sources_that_are_none_are_refused(tmp_path: Path, source: str, sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence):
-        read_rows(source, CLASSES, WHERE, base=tmp_path)
+        read(Source(source, base=tmp_path), CLASSES, WHERE)
 
 
 def test_groups_are_read_as_ids_are(tmp_path: Path) -> None:
@@ -227,6 +230,6 @@ def test_a_function_beside_silo_toml_gives_rows(tmp_path: Path) -> None:
         "import numpy as np\n\ndef rows():\n    x = np.ones((4, 2), np.float32)\n\n"
         "    return x, [0, 1, 2, 0], x, [0] * 4\n"
     )
-    x, y, _, _, _ = read_rows("my_own_rows:rows", CLASSES, WHERE, base=tmp_path)
-    assert x.shape == (4, 2)
-    assert y.tolist() == [0, 1, 2, 0]
+    rows = read(Source("my_own_rows:rows", base=tmp_path), CLASSES, WHERE)
+    assert rows.x.shape == (4, 2)
+    assert rows.y.tolist() == [0, 1, 2, 0]

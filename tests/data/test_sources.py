@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from splits import load
 
-from moretta.data.sources import load
 from moretta.errors import MissingExtra, ParameterError
 
 BANK_HEADER = '"age";"job";"duration";"y"\r\n'
@@ -34,23 +34,23 @@ def test_a_missing_sklearn_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> 
 def test_wdbc() -> None:
     pytest.importorskip("sklearn")
     data = load("wdbc", seed=7)
-    assert (data.x_train.shape, data.x_test.shape) == ((455, 30), (114, 30))
+    assert (data.train.x.shape, data.test.x.shape) == ((455, 30), (114, 30))
     assert data.class_names == ("malignant", "benign")
     assert data.feature_names[0] == "mean radius"
     assert data.standardise
-    assert abs(data.y_train.mean() - data.y_test.mean()) < 0.01  # stratified
+    assert abs(data.train.y.mean() - data.test.y.mean()) < 0.01  # stratified
     again, other = load("wdbc", seed=7), load("wdbc", seed=8)
-    np.testing.assert_array_equal(again.x_test, data.x_test)
-    assert not np.array_equal(other.x_test, data.x_test)
+    np.testing.assert_array_equal(again.test.x, data.test.x)
+    assert not np.array_equal(other.test.x, data.test.x)
 
 
 def test_digits() -> None:
     pytest.importorskip("sklearn")
     data = load("digits", validation_fraction=0.1)
-    assert (data.inputs, data.classes, len(data.x_validation)) == ((64,), 10, 180)
-    assert (data.x_train.min(), data.x_train.max()) == (0, 1)
+    assert (data.inputs, data.classes, len(data.validation.x)) == ((64,), 10, 180)
+    assert (data.train.x.min(), data.train.x.max()) == (0, 1)
     assert not data.standardise
-    assert load("digits", task="regression").y_train.dtype == np.float32
+    assert load("digits", task="regression").train.y.dtype == np.float32
 
 
 def test_bank_marketing_in_the_publishers_format(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_bank_marketing_in_the_publishers_format(tmp_path: Path) -> None:
     every = load("bank-marketing", path="bank-additional-full.csv", base=tmp_path, encoding="ordinal")
     assert every.feature_names == ("age", "job", "duration")
     numbers = load("bank-marketing", path=".", base=tmp_path, task="regression")
-    assert (numbers.classes, numbers.y_train.dtype, set(numbers.y_train.tolist())) == (None, np.float32, {0.0, 1.0})
+    assert (numbers.classes, numbers.train.y.dtype, set(numbers.train.y.tolist())) == (None, np.float32, {0.0, 1.0})
 
 
 def test_bank_marketing_as_published(public: Path) -> None:
@@ -78,7 +78,7 @@ def test_bank_marketing_as_published(public: Path) -> None:
     yes_no = load("bank-marketing", path=public / "bank_marketing" / "bank-full.csv.gz", encoding="yes-no")
     assert yes_no.inputs == (48,)
     assert {"default", "housing", "loan", "duration", "month=may"} <= set(yes_no.feature_names)
-    loan = yes_no.x_train[:, yes_no.feature_names.index("loan")]
+    loan = yes_no.train.x[:, yes_no.feature_names.index("loan")]
     assert set(loan.tolist()) == {0.0, 1.0}
     assert sum(len(part[1]) for part in full.parts()) == 45211
 
@@ -88,7 +88,7 @@ def test_only_columns_of_yes_and_no_become_one_number(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("owns,kind,y\n" + "".join(lines))
     data = load("t.csv", base=tmp_path, encoding="yes-no")
     assert data.feature_names == ("owns", "kind=a", "kind=b")
-    assert np.array_equal(data.x_train[:, 0], data.x_train[:, 2])
+    assert np.array_equal(data.train.x[:, 0], data.train.x[:, 2])
 
 
 def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:
     )
     data = load("t.csv", base=tmp_path)
     assert (data.inputs, data.classes, data.class_names) == ((2,), 2, ("no", "yes"))
-    assert (len(data.x_train), len(data.x_test), int(data.y_test.sum())) == (32, 8, 2)
+    assert (len(data.train.x), len(data.test.x), int(data.test.y.sum())) == (32, 8, 2)
     other = load("t.csv", base=tmp_path, target="a", task="regression", test_fraction=0.5)
-    assert (other.task, other.outputs, len(other.x_test)) == ("regression", 1, 20)
+    assert (other.task, other.outputs, len(other.test.x)) == ("regression", 1, 20)
     assert other.feature_names == ("b", "y=no", "y=yes")
 
 
@@ -111,7 +111,7 @@ def test_csv_keeps_absent_values_until_training_fills_them_in(tmp_path: Path) ->
     assert data.feature_names == ("a", "b", "b=missing")
     assert data.column_rules is not None
     assert data.column_rules.fills.tolist() == [0, 1, 0]
-    assert np.isnan(data.x_train).any()
+    assert np.isnan(data.train.x).any()
     with pytest.raises(ParameterError, match="column 'b' in 8 of 40 rows"):
         load("t.csv", base=tmp_path)
 
@@ -123,18 +123,18 @@ def test_npz_with_and_without_a_test_part(tmp_path: Path) -> None:
     domains = {"domain_train": x[:20, 0] > 0, "domain_test": np.array(["rome", "pisa"] * 5)}
     np.savez(tmp_path / "six.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:], **domains)
     four = load("four.npz", base=tmp_path, validation_fraction=0.25)
-    np.testing.assert_array_equal(four.x_test, x[20:].astype(np.float32))
-    assert (len(four.x_train), len(four.x_validation), four.classes) == (15, 5, 3)
+    np.testing.assert_array_equal(four.test.x, x[20:].astype(np.float32))
+    assert (len(four.train.x), len(four.validation.x), four.classes) == (15, 5, 3)
     two = load("two.npz", base=tmp_path)
-    assert (len(two.x_train), len(two.x_test), two.standardise) == (24, 6, True)
-    np.testing.assert_array_equal(two.domain, two.y_train)
-    assert {name: two.y_test[rows].tolist() for name, rows in two.test_rows_by_domain().items()} == {
+    assert (len(two.train.x), len(two.test.x), two.standardise) == (24, 6, True)
+    np.testing.assert_array_equal(two.train.domain, two.train.y)
+    assert {name: two.test.y[rows].tolist() for name, rows in two.test_rows_by_domain().items()} == {
         "0": [0, 0], "1": [1, 1], "2": [2, 2],
     }  # fmt: skip
     six = load("six.npz", base=tmp_path)
     assert six.test_rows_by_domain()["rome"].tolist() == [0, 2, 4, 6, 8]
     assert four.test_rows_by_domain() == {}
-    assert np.bincount(two.y_test).tolist() == [2, 2, 2]
+    assert np.bincount(two.test.y).tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_npz_targets(tmp_path: Path, y: np.ndarray, task: str, classes: int | No
 
 def test_tokens_stay_integers(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.ones((10, 5), np.int32), y=np.arange(10) % 2)
-    assert load("d.npz", base=tmp_path).x_train.dtype == np.int64
+    assert load("d.npz", base=tmp_path).train.x.dtype == np.int64
 
 
 FUNCTION = """
@@ -177,7 +177,7 @@ def test_module_function_beside_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_sales.py").write_text("")
     before = list(sys.path)
     data = load("sales_source:make", base=tmp_path)
-    assert (len(data.x_train), len(data.x_test), data.standardise) == (6, 2, False)
+    assert (len(data.train.x), len(data.test.x), data.standardise) == (6, 2, False)
     assert sys.path == before
     with pytest.raises(ParameterError, match=r'"sales_source:torn" failed with ZeroDivisionError: division by zero'):
         load("sales_source:torn", base=tmp_path)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splits import split_of
 
 from moretta.data.partition import distribute, partition
-from moretta.data.rows import Dataset
 from moretta.data.split import split, units_of
 from moretta.errors import ParameterError
 
@@ -176,7 +176,7 @@ def test_a_group_is_in_one_row_part_of_a_grid(numbers: list[int], parts: int, se
     groups = np.array([f"patient {number}" for number in numbers])
     x = np.arange(len(groups) * 2, dtype=np.float32).reshape(-1, 2)
     y = np.arange(len(x)) % 2
-    dataset = Dataset("t", "classification", x, y, x[:2], y[:2], classes=2, groups=groups)
+    dataset = split_of("t", "classification", x, y, x[:2], y[:2], classes=2, groups=groups)
     if parts > len(np.unique(groups)):
         with pytest.raises(ParameterError, match="groups cannot be cut into"):
             distribute(dataset, 2 * parts, "grid", seed, grid=[parts, 2])

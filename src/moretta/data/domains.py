@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
-from moretta.data.rows import Dataset, class_of
+from moretta.data.rows import Rows, Split, class_of
 from moretta.data.split import generator
 from moretta.errors import ParameterError
 
@@ -41,31 +41,29 @@ def check_domains(names: Sequence[str]) -> None:
             raise ParameterError(f'domains names "{name}" twice; name every domain once')
 
 
-def into_domains(dataset: Dataset, names: Sequence[str], seed: int) -> Dataset:
-    """The data set with every row's image in one of the named domains, and the names in `domain` and `domain_test`.
+def into_domains(source: Split, names: Sequence[str], seed: int) -> Split:
+    """Return the same rows with every row's image in one of the named domains, and the names in each part's `domain`.
 
     Training, test and validation rows are each dealt in equal parts, to within one row, and so is every class of them.
     The same seed deals the same rows. The arrays given are not written to.
     Raises ParameterError as `check_domains`, for samples that are no images, and if the source has domains already.
     """
     check_domains(names)
-    if dataset.x_train.ndim != 4 or dataset.x_train.dtype.kind != "f":
+    x = source.train.x
+    if x.ndim != 4 or x.dtype.kind != "f":
         raise ParameterError(
-            f"domains is for images [rows, channels, height, width], but samples of {dataset.name} have the shape "
-            f"{list(dataset.inputs)} and type {dataset.x_train.dtype}; remove it"
+            f"domains is for images [rows, channels, height, width], but samples of {source.name} have the shape "
+            f"{list(source.inputs)} and type {x.dtype}; remove it"
         )
-    if dataset.domain is not None or dataset.domain_test is not None:
-        raise ParameterError(f"domains would replace the domains that {dataset.name} has of its own; remove it")
-    dealt = {part: _deal(y, names, seed, key) for key, (part, _, y) in enumerate(dataset.parts(), 1)}
-    moved = {part: _changed(loaded(x), dealt[part]) for part, x, _ in dataset.parts()}
-    return replace(
-        dataset,
-        x_train=moved["training"],
-        x_test=moved["test"],
-        x_validation=moved["validation"],
-        domain=dealt["training"],
-        domain_test=dealt["test"],
-    )
+    if source.train.domain is not None or source.test.domain is not None:
+        raise ParameterError(f"domains would replace the domains that {source.name} has of its own; remove it")
+
+    def moved(rows: Rows, key: int) -> Rows:
+        domain = _deal(rows.y, names, seed, key)
+        return replace(rows, x=_changed(loaded(rows.x), domain), domain=domain)
+
+    train, test, validation = (moved(rows, key) for key, rows in enumerate(source.parts().values(), 1))
+    return replace(source, train=train, test=test, validation=validation)
 
 
 def _deal(y: Array, names: Sequence[str], seed: int, key: int) -> NDArray[np.str_]:

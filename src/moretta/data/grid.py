@@ -4,7 +4,7 @@
     by-feature  the columns of each part named, by feature or by index
 
 Rows are dealt as by "iid", groups whole. A column is one number of a sample, so samples of several axes are flattened.
-Every participant gets the targets of its rows here; `SiloData.holds_labels` says which one may use them.
+Every participant gets the targets of its rows here; `Silo.labelled` says which one may use them.
 """
 
 import math
@@ -15,7 +15,8 @@ import numpy as np
 
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.wording import did_you_mean
-from moretta.data.rows import Dataset, SiloData
+from moretta.data.rows import Split, check_owned
+from moretta.data.silo import Silo
 from moretta.data.split import RowNumbers, cut, generator, units_of
 from moretta.errors import ParameterError
 
@@ -53,53 +54,42 @@ def check_grid(
     return m_h, m_v
 
 
-def flat(dataset: Dataset) -> Dataset:
-    """The data set with samples [n, d], whatever axes they had."""
-    if dataset.x_train.ndim == 2:
-        return dataset
-    parts = (loaded(x) for _, x, _ in dataset.parts())
-    train, test, validation = (x.reshape(len(x), math.prod(x.shape[1:])) for x in parts)
-    return replace(dataset, x_train=train, x_test=test, x_validation=validation)
+def flat(source: Split) -> Split:
+    """The source with samples [n, d], whatever axes they had."""
+    if source.train.x.ndim == 2:
+        return source
+    train, test, validation = (
+        replace(rows, x=loaded(rows.x).reshape(len(rows), math.prod(rows.x.shape[1:])))
+        for rows in source.parts().values()
+    )
+    return replace(source, train=train, test=test, validation=validation)
 
 
 def deal(
-    dataset: Dataset,
+    source: Split,
     shape: tuple[int, int],
     columns: Columns | None,
     label_holder: int | Sequence[int] | None,
     sizes: Sequence[float] | None,
     seed: int,
-) -> tuple[SiloData, ...]:
-    """The participants silo-1-1, silo-1-2, ... of a flat data set, by row part and then by column part.
+) -> tuple[Silo, ...]:
+    """The participants silo-1-1, silo-1-2, ... of a flat source, by row part and then by column part.
 
     shape: what `check_grid` returned for the same columns and label holder. sizes: relative, one for each row part.
     Raises ParameterError for columns or sizes that do not fit the data.
     """
     m_h, m_v = shape
-    rows, parts = _row_parts(dataset, m_h, sizes, seed), _column_parts(dataset, m_v, columns)
+    dealt, parts = _row_parts(source, m_h, sizes, seed), _column_parts(source, m_v, columns)
     holders = [label_holder or 1] * m_h if label_holder is None or isinstance(label_holder, int) else label_holder
-    participants: list[SiloData] = []
-    for i, (mine, holder) in enumerate(zip(rows, holders, strict=True), 1):
-        x_row, y = dataset.x_train[mine], dataset.y_train[mine]
-        ids = None if dataset.ids is None else dataset.ids[mine]
-        groups = None if dataset.groups is None else dataset.groups[mine]
+    participants: list[Silo] = []
+    for i, (mine, holder) in enumerate(zip(dealt, holders, strict=True), 1):
+        rows, row = source.train.of(mine), f"row-{i}"
         for j, own in enumerate(parts, 1):
-            name = f"silo-{i}-{j}"
-            names = tuple(dataset.feature_names[column] for column in own) if dataset.feature_names else ()
-            participants.append(
-                SiloData(
-                    name,
-                    np.take(x_row, own, axis=1),
-                    y,
-                    names,
-                    row=f"row-{i}",
-                    columns=tuple(own),
-                    ids=ids,
-                    groups=groups,
-                    holds_labels=j == holder,
-                    may_lack=dataset.may_lack,
-                )
-            )
+            name, x = f"silo-{i}-{j}", np.take(rows.x, own, axis=1)
+            names = tuple(source.feature_names[column] for column in own) if source.feature_names else ()
+            check_owned(replace(rows, x=x), name, names, may_lack=source.may_lack)
+            silo = Silo(name, x, rows.y, row, tuple(own), rows.ids, labelled=j == holder, groups=rows.groups)
+            participants.append(replace(silo, aligned=True))  # all were dealt from one table
     return tuple(participants)
 
 
@@ -154,10 +144,13 @@ def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> Non
             raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")
 
 
-def _row_parts(dataset: Dataset, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
+def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
     """Deal rows as "iid" does to as many silos; errors speak of row parts."""
-    rows = len(dataset.x_train)
-    units, what = units_of(rows, dataset.groups, "groups"), "training rows" if dataset.groups is None else "groups"
+    rows = len(source.train)
+    units, what = (
+        units_of(rows, source.train.groups, "groups"),
+        "training rows" if source.train.groups is None else "groups",
+    )
     if parts > (most := len(units.sizes)):
         raise ParameterError(f"{most} {what} cannot be cut into {parts} row parts; use at most {most} row parts")
     if sizes is not None and (len(sizes) != parts or not all(math.isfinite(size) and size > 0 for size in sizes)):
@@ -172,18 +165,18 @@ def _row_parts(dataset: Dataset, parts: int, sizes: Sequence[float] | None, seed
     return [units.rows(part) for part in dealt]
 
 
-def _column_parts(dataset: Dataset, parts: int, columns: Columns | None) -> list[list[int]]:
+def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[list[int]]:
     """The columns of each part, ascending, every column of the samples exactly once."""
-    width = dataset.inputs[0]
+    width = source.inputs[0]
     if columns is None:
         if parts > width:
             raise ParameterError(
                 f"{width} columns cannot be cut into {parts} column parts; use at most {width} column parts"
             )
         return [part.tolist() for part in np.array_split(np.arange(width), parts)]
-    said = [repr(name) for name in dataset.feature_names] or [str(column) for column in range(width)]
-    origins = dataset.origins or dataset.feature_names
-    named = _by_name(origins, dataset.feature_names)
+    said = [repr(name) for name in source.feature_names] or [str(column) for column in range(width)]
+    origins = source.origins or source.feature_names
+    named = _by_name(origins, source.feature_names)
     part_of: dict[int, int] = {}
     for number, part in enumerate(columns, 1):
         for entry in part:

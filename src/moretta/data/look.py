@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.rows import class_of
+from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, limits_of
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema
@@ -40,15 +41,6 @@ LEAST_SHOWN = 5  # where nobody says otherwise
 BINS = 12  # of a number, about
 TAILS = 0.05  # the part of the values that is below a range that was looked for, and above it
 Kind = Literal["number", "date", "category", "ordered", "classes"]
-
-
-@dataclass(frozen=True, eq=False)
-class Owner:
-    """One silo's rows: x [rows, columns] with NaN for an absent value, or samples of other shapes; y its targets."""
-
-    name: str
-    x: Array
-    y: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +109,7 @@ class Look:
 
 
 def look_at(
-    owners: Sequence[Owner],
+    owners: Sequence[Silo],
     names: Sequence[str],
     *,
     table: Schema | None = None,
@@ -177,7 +169,7 @@ def _listed(words: Sequence[str], most: int = 12) -> str:
     return ", ".join(words[:most]) + more
 
 
-def _of_schema(owners: Sequence[Owner], table: Schema, least: int) -> list[Spread]:
+def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread]:
     expansion, found = expansion_of(table), list[Spread]()
     coded = [expansion.undo(owner.x) for owner in owners]
     for place, (name, feature) in enumerate(table.features.items()):

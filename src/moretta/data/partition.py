@@ -16,17 +16,17 @@ group's rows are in one silo; sizes are counted in rows and are off by at most a
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.lazy_rows import taken
 from moretta.contract.wording import check_choice
 from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
-from moretta.data.rows import Dataset, SiloData, class_of
+from moretta.data.rows import Rows, Split, check_owned, class_of
+from moretta.data.silo import Silo
 from moretta.data.split import RowNumbers, Units, cut, generator, places_of, units_of
 from moretta.errors import ParameterError
 
@@ -37,15 +37,15 @@ HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 
 @dataclass(frozen=True, eq=False)
 class Distributed:
-    """A data set over its silos, absent values filled by each owner: what a run trains and is measured on.
+    """A source over its silos: what a run trains and is measured on.
 
     The validation part is None if the source has none. All have the columns `feature_names`; in a grid the silos have
-    their own of these (`SiloData.columns`), and all samples are flat.
+    their own of these (`Silo.columns`), and all samples are flat.
     """
 
-    silos: tuple[SiloData, ...]
-    test: SiloData
-    validation: SiloData | None
+    silos: tuple[Silo, ...]
+    test: Rows
+    validation: Rows | None
     feature_names: tuple[str, ...]
 
 
@@ -59,7 +59,7 @@ def silo_names(silos: int) -> tuple[str, ...]:
 
 
 def distribute(
-    dataset: Dataset,
+    source: Split,
     silos: int,
     how: str = "iid",
     seed: int = 0,
@@ -81,34 +81,34 @@ def distribute(
     if how in GRIDS:
         if alpha is not None:
             raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
-        if dataset.layout is not None:
+        if source.layout is not None:
             raise ParameterError(
-                f'partition = "{how}" deals the columns of one array, and a sample of {dataset.name} has the arrays '
-                f"{', '.join(dataset.layout.names)}; join them to one array, or deal whole rows"
+                f'partition = "{how}" deals the columns of one array, and a sample of {source.name} has the arrays '
+                f"{', '.join(source.layout.names)}; join them to one array, or deal whole rows"
             )
-        dataset = flat(dataset)
-        shards = deal(dataset, shape, columns, label_holder, sizes, seed)
-    else:
-        parts = partition(
-            dataset.y_train, silos, how, seed, alpha=alpha, sizes=sizes, domain=dataset.domain, groups=dataset.groups
-        )
-        shards = tuple(
-            replace(
-                _owned(dataset, name, taken(dataset.x_train, rows), dataset.y_train[rows]),
-                ids=None if dataset.ids is None else dataset.ids[rows],
-                groups=None if dataset.groups is None else dataset.groups[rows],
-            )
-            for name, rows in zip(silo_names(silos), parts, strict=True)
-        )
-    test = _owned(dataset, "the test part", dataset.x_test, dataset.y_test)
-    validation = None
-    if len(dataset.x_validation):
-        validation = _owned(dataset, "the validation part", dataset.x_validation, dataset.y_validation)
-    return Distributed(shards, test, validation, test.feature_names)
+        source = flat(source)
+        return _over(source, deal(source, shape, columns, label_holder, sizes, seed))
+    train = source.train
+    parts = partition(train.y, silos, how, seed, alpha=alpha, sizes=sizes, domain=train.domain, groups=train.groups)
+    return _owned(source, dict(zip(silo_names(silos), parts, strict=True)))
 
 
-def _owned(dataset: Dataset, name: str, x: NDArray[Any], y: NDArray[Any]) -> SiloData:
-    return SiloData(name, x, y, dataset.feature_names, may_lack=dataset.may_lack)
+def by_owner(source: Split, names: Sequence[str]) -> Distributed:
+    """Return rows to the silos that they came from, which are the domains of the source."""
+    return _owned(source, {name: np.flatnonzero(source.train.domain == name) for name in names})
+
+
+def _owned(source: Split, parts: Mapping[str, RowNumbers]) -> Distributed:
+    silos = []
+    for name, numbers in parts.items():
+        rows = source.train.of(numbers)
+        check_owned(rows, name, source.feature_names, may_lack=source.may_lack)
+        silos.append(Silo(name, rows.x, rows.y, ids=rows.ids, groups=rows.groups, layout=source.layout))
+    return _over(source, tuple(silos))
+
+
+def _over(source: Split, silos: tuple[Silo, ...]) -> Distributed:
+    return Distributed(silos, source.test, source.validation if len(source.validation) else None, source.feature_names)
 
 
 def partition(

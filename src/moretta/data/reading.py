@@ -1,43 +1,82 @@
-"""The rows that one owner has in a file of its own, read so that all owners' columns and classes mean the same.
+"""Where rows are read: tables, arrays, images, DICOM, built-in sets and a user's own functions.
 
-As each owner reads its rows alone, nothing may depend on its file's content: another file may lack a category or a
-class. So a table is read by the run's schema, which all owners have, and arrays have whole numbers as classes,
-numbered as in the run.
+    read(source, expected, where)  -> Rows     one owner's rows, which have to be as a run says
+    load(data, table, seed, base)  -> Split    the rows of a run file, whose form is found out, with a test part
+    load_files, load_columns       -> Split, silos    the rows of several silos, each in a file of its own
+
+`read` is the same for a site's rows, a silo's file, the server's test rows, a file that is looked at and one that is
+predicted; what differs is what is expected. As each owner reads its rows alone, nothing may depend on its file's
+content: another file may lack a category or a class. So a table is read by the run's schema, which all owners have, and
+arrays have whole numbers as classes, numbered as in the run. Only `load`, which has all rows, may infer a schema.
+
+Nothing here reads a pickle. scikit-learn is needed only for the sets that come with it, `wdbc` and `digits`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
+from moretta.contract.wording import did_you_mean
+from moretta.data.alignment.partner import Alignment
 from moretta.data.images.folder import FOLDER, read_labelled
-from moretta.data.images.pixels import ImageForm
-from moretta.data.images.sets import read_npz
+from moretta.data.images.pixels import ImageForm, squares
+from moretta.data.images.sets import OFFICE_HOME_SIZE, SETS, Images, load_images, load_office_home, read_npz, scaled
 from moretta.data.layout import SampleLayout, packed_parts
-from moretta.data.references import is_reference
-from moretta.data.rows import as_features, as_targets, check_finite, check_fit, check_pair, check_targets_finite
-from moretta.data.sources import called
+from moretta.data.references import OWN_CODE, beside, is_reference, resolve, said
+from moretta.data.rows import (
+    Rows,
+    Split,
+    as_features,
+    as_targets,
+    check_about,
+    check_apart,
+    check_finite,
+    check_fit,
+    check_pair,
+    check_targets_finite,
+)
+from moretta.data.settings import Data
+from moretta.data.silo import Silo, aligned
+from moretta.data.split import cut, split
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
-from moretta.data.tables.rows import encode, expansion_of
-from moretta.data.tables.schema import Schema
+from moretta.data.tables.inference import Encoding, Hints, Missing, Task, infer, infer_labels
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import encode, expansion_of, rules_of
+from moretta.data.tables.schema import Number, Schema
 from moretta.errors import MissingExtra, ParameterError, RowsError
+
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
+_BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
+MEASURES = "radius texture perimeter area smoothness compactness concavity concave_points symmetry fractal_dimension"
+WDBC = tuple(
+    form.format(measure.replace("_", " "))
+    for form in ("mean {}", "{} error", "worst {}")
+    for measure in MEASURES.split()
+)
+WDBC_CLASSES: tuple[str, ...] = ("malignant", "benign")
 
 
 @dataclass(frozen=True)
 class ExpectedRows:
-    """What a run expects of every owner's rows.
+    """What is expected of rows.
 
-    inputs: the shape of a sample, packed where it has a layout. tokens: whether samples are token ids. classes: how
-    many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have targets at all.
-    may_lack: whether values may be absent. table: what the columns of these rows mean, where they are a table's. image:
-    what images become, where the table names their files.
+    inputs: the shape of a sample, packed where it has a layout; None: any. tokens: whether samples are token ids.
+    classes: how many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have
+    targets at all. may_lack: whether values may be absent. table: what the columns of these rows mean, where they are a
+    table's. image: what images become, where the table names their files.
     """
 
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...] | None
     tokens: bool
     classes: int | None
     outputs: int | None
@@ -47,136 +86,128 @@ class ExpectedRows:
     layout: SampleLayout | None = None
     image: ImageForm | None = None
 
-
-class OwnRows(NamedTuple):
-    """One owner's rows: inputs [rows, ...], targets, str[rows] ids and groups or None, and columns' names if any."""
-
-    x: Array
-    y: Array
-    ids: NDArray[np.str_] | None
-    groups: NDArray[np.str_] | None
-    names: tuple[str, ...]
+    @classmethod
+    def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> ExpectedRows:
+        """Return what a schema says of rows. image: what the images become that it names."""
+        classes = len(table.classes) or None
+        expected = cls(None, False, classes, None if classes else 1, labelled, table=table, image=image)
+        rules = None if image is not None else rules_of(table)
+        return expected if rules is None else replace(expected, inputs=(rules.columns,), may_lack=rules.may_lack)
 
 
-def read_rows(
-    source: str,
-    wanted: ExpectedRows,
-    where: str,
-    *,
-    form: Format | None = None,
-    path: Path | None = None,
-    labels: Path | None = None,
-    base: Path = Path("."),
-) -> OwnRows:
-    """Return the rows of a source.
+class Source(NamedTuple):
+    """Where rows are.
 
-    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one,
-    "module:function" that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder
-    `path` that the table `labels` names. Relative paths and modules start at `base`.
-    form: how a .csv file is written. where: begins each error's sentence. Raises `moretta.errors.RowsError` for rows
-    that are not as wanted, and `moretta.errors.MissingExtra`.
+    source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one, "module:function"
+    that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder `path` that the table
+    `labels` names. form: how a .csv file is written. base: where relative paths and modules start.
+    """
+
+    source: str
+    form: Format | None = None
+    path: Path | None = None
+    labels: Path | None = None
+    base: Path = Path(".")
+
+
+def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
+    """Return the rows of a source. where: whose they are, which begins each error's sentence.
+
+    Raises `moretta.errors.RowsError` for rows that are not as expected, and `moretta.errors.MissingExtra`.
     """
     try:
-        return _read(source, wanted, where, form, path, labels, base)
+        rows = _read(source, expected, where)
+        _check(rows, expected, where)
+        return rows
     except (MissingExtra, RowsError):
         raise
     except ParameterError as error:  # whatever a reader says, it says of these rows
         raise RowsError(str(error)) from error
 
 
-def _read(
-    source: str,
-    wanted: ExpectedRows,
-    where: str,
-    form: Format | None,
-    path: Path | None,
-    labels: Path | None,
-    base: Path,
-) -> OwnRows:
-    if source == FOLDER:
-        return _images(path and base / path, labels and base / labels, wanted, where, form)
+def _read(source: Source, expected: ExpectedRows, where: str) -> Rows:
+    name, form, path, labels, base = source
+    if name == FOLDER:
+        return _images_of_folder(path and base / path, labels and base / labels, expected, where, form)
     if path is not None or labels is not None:
-        raise ParameterError(f'{where}: path and labels are for "{FOLDER}", and source = {source!r} is none')
-    if wanted.image is not None:
+        raise ParameterError(f'{where}: path and labels are for "{FOLDER}", and source = {name!r} is none')
+    if expected.image is not None:
         raise ParameterError(
-            f"{where}: the run's rows are images that a table names, and source = {source!r} is none; expected "
+            f"{where}: the run's rows are images that a table names, and source = {name!r} is none; expected "
             f'"{FOLDER}", with path and labels'
         )
-    if is_table(source):
-        return _table(base / source, wanted, where, form)
-    if wanted.table is not None:
+    if is_table(name):
+        return _of_table(base / name, expected, where, form)
+    if expected.table is not None:
         raise ParameterError(
-            f"{where}: the run's rows are a table's, and source = {source!r} is none; expected a file that ends in "
+            f"{where}: the run's rows are a table's, and source = {name!r} is none; expected a file that ends in "
             f"{', '.join(ENDINGS)}"
         )
-    if source.endswith(".npz"):
-        arrays: Mapping[str, Array] = read_npz(base / source)
-    elif is_reference(source):
-        arrays = called(source, base)
-    else:
-        raise ParameterError(
-            f"{where}: source = {source!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
-            f'"module:function" of this site\'s own rows, or "{FOLDER}"'
-        )
-    arrays, layout = packed_parts(arrays, f"{where}: {source}", wanted.layout)
-    if layout is not None and wanted.layout is None:
-        raise ParameterError(
-            f"{where}: {source}: expected samples as one array, as [data] inputs of the run says; got the arrays "
-            f"{', '.join(layout.names)}"
-        )
-    given_x, given_y = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y"))
-    if given_x is None or (given_y is None and wanted.labelled):
-        raise ParameterError(f"{where}: {source}: expected arrays x and y; got {', '.join(arrays) or 'none'}")
-    x = as_features(given_x, f"{where}: {source}")
-    y = _targets(given_y, wanted, f"{where}: {source}") if wanted.labelled and given_y is not None else _no_targets()
-    _check(x, y, wanted, where, ())
-    ids, groups = (_texts(arrays, what, len(x), f"{where}: {source}") for what in ("id", "group"))
-    return OwnRows(x, y, ids, groups, ())
-
-
-def _images(folder: Path | None, labels: Path | None, wanted: ExpectedRows, where: str, form: Format | None) -> OwnRows:
-    if folder is None or labels is None:
-        raise ParameterError(
-            f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the table of their files'
-        )
-    if wanted.table is None or wanted.image is None:
-        raise ParameterError(
-            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
-            "all sites; this one's rows are something else"
-        )
-    said = f"{where}: {labels.name}"
-    found = read_labelled(
-        folder, labels, wanted.image, wanted.table, written=form, labelled=wanted.labelled, where=said
+    if name.endswith(".npz"):
+        return _of_arrays(read_npz(base / name), expected, f"{where}: {name}")
+    if is_reference(name):
+        return _of_arrays(called(name, base), expected, f"{where}: {name}")
+    raise ParameterError(
+        f"{where}: source = {name!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
+        f'"module:function" of this site\'s own rows, or "{FOLDER}"'
     )
-    y = found.y if wanted.table.classes or not wanted.labelled else as_targets(found.y, where, "regression")[0]
-    _check(found.x, y, wanted, where, ())
-    return OwnRows(found.x, y, found.ids, found.groups, ())
 
 
-def _texts(arrays: Mapping[str, Array], what: str, rows: int, where: str) -> NDArray[np.str_] | None:
-    """Return each row's id or group, as strings."""
-    given = arrays.get(what, arrays.get(f"{what}_train"))
-    if given is not None and np.shape(given) != (rows,):
-        raise ParameterError(f"{where}: expected one {what} a row, {rows}; got {list(np.shape(given))}")
-    return None if given is None else np.asarray(given).astype(np.str_)
-
-
-def _table(path: Path, wanted: ExpectedRows, where: str, form: Format | None) -> OwnRows:
-    if wanted.table is None:
+def _of_table(path: Path, expected: ExpectedRows, where: str, form: Format | None) -> Rows:
+    table = expected.table
+    if table is None:
         raise ParameterError(
             f"{where}: {path.name} is a table, and the run says nothing of what columns mean; have it name a schema by "
             "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
-    columns = read_columns(path, form, wanted.table.dropped)
-    rows = encode(columns, wanted.table, f"{where}: {path.name}", form, labelled=wanted.labelled)
-    y = rows.y if wanted.table.classes or not wanted.labelled else as_targets(rows.y, where, "regression")[0]
-    names = expansion_of(wanted.table).names
-    _check(rows.x, y, wanted, where, names)
-    return OwnRows(rows.x, y, rows.ids, rows.groups, names)
+    columns = read_columns(path, form, table.dropped)
+    rows = encode(columns, table, f"{where}: {path.name}", form, labelled=expected.labelled)
+    return Rows(rows.x, _numbers(rows.y, expected, where), rows.ids, rows.groups, names=expansion_of(table).names)
 
 
-def _targets(y: Array, wanted: ExpectedRows, where: str) -> Array:
-    if wanted.classes is None:
+def _images_of_folder(
+    folder: Path | None, labels: Path | None, expected: ExpectedRows, where: str, form: Format | None
+) -> Rows:
+    if folder is None or labels is None:
+        raise ParameterError(
+            f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the table of their files'
+        )
+    if expected.table is None or expected.image is None:
+        raise ParameterError(
+            f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
+            "all sites; this one's rows are something else"
+        )
+    told, labelled = f"{where}: {labels.name}", expected.labelled
+    rows = read_labelled(folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=told)
+    return replace(rows, y=_numbers(rows.y, expected, where))
+
+
+def _of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -> Rows:
+    arrays, layout = packed_parts(arrays, where, expected.layout)
+    if layout is not None and expected.layout is None:
+        raise ParameterError(
+            f"{where}: expected samples as one array, as [data] inputs of the run says; got the arrays "
+            f"{', '.join(layout.names)}"
+        )
+    x, y, ids, groups = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y", "id", "group"))
+    if x is None or (y is None and expected.labelled):
+        raise ParameterError(f"{where}: expected arrays x and y; got {', '.join(arrays) or 'none'}")
+    x = as_features(x, where)
+    for what, one in (("id", ids), ("group", groups)):
+        if one is not None and np.shape(one) != (len(x),):
+            raise ParameterError(f"{where}: expected one {what} a row, {len(x)}; got {list(np.shape(one))}")
+    y = _targets(y, expected, where) if expected.labelled and y is not None else np.empty(0, np.float32)
+    ids, groups = (None if one is None else np.asarray(one).astype(np.str_) for one in (ids, groups))
+    return Rows(x, y, ids, groups)
+
+
+def _numbers(y: Array, expected: ExpectedRows, where: str) -> Array:
+    """Return a table's targets: places of classes, or numbers as float32."""
+    return y if expected.classes or not expected.labelled else as_targets(y, where, "regression")[0]
+
+
+def _targets(y: Array, expected: ExpectedRows, where: str) -> Array:
+    if expected.classes is None:
         return as_targets(y, where, "regression")[0]
     labels = np.asarray(y)
     if labels.ndim == 2 and labels.shape[1] > 1:  # one-hot rows
@@ -184,26 +215,455 @@ def _targets(y: Array, wanted: ExpectedRows, where: str) -> Array:
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     whole = labels.ndim == 1 and labels.dtype.kind in "fiub" and bool((np.abs(labels.astype(np.float64)) < 2**31).all())
     if not whole or (labels != np.round(labels)).any():
-        raise ParameterError(f"{where}: expected classes 0 to {wanted.classes - 1} as whole numbers; got other targets")
+        raise ParameterError(
+            f"{where}: expected classes 0 to {expected.classes - 1} as whole numbers; got other targets"
+        )
     return labels.astype(np.int64)
 
 
-def _no_targets() -> Array:
-    return np.empty(0, np.float32)
-
-
-def _check(x: Array, y: Array, wanted: ExpectedRows, where: str, names: tuple[str, ...]) -> None:
-    kind = np.dtype(np.int64 if wanted.tokens else np.float32)
-    if x.shape[1:] != wanted.inputs or x.dtype != kind:
+def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
+    x, y, kind = rows.x, rows.y, np.dtype(np.int64 if expected.tokens else np.float32)
+    if expected.inputs is not None and (x.shape[1:] != expected.inputs or x.dtype != kind):
         raise ParameterError(
-            f"{where}: expected samples of shape {list(wanted.inputs)} as {kind}, as [data] inputs and tokens of the "
+            f"{where}: expected samples of shape {list(expected.inputs)} as {kind}, as [data] inputs and tokens of the "
             f"run say; got {list(x.shape[1:])} as {x.dtype}"
         )
     if not len(x):
         raise ParameterError(f"{where} has no rows; expected at least one")
-    check_finite(x, names if len(names) == x.shape[-1] else (), where, allow_missing=wanted.may_lack)
-    if not wanted.labelled:
-        return
-    check_pair(x, y, where)
-    check_targets_finite(y, where)
-    check_fit(y, wanted.classes or wanted.outputs or 1, where)
+    check_finite(x, rows.names if len(rows.names) == x.shape[-1] else (), where, allow_missing=expected.may_lack)
+    if expected.labelled:
+        check_pair(x, y, where)
+        check_targets_finite(y, where)
+        check_fit(y, expected.classes or expected.outputs or 1, where)
+
+
+def called(source: str, base: Path) -> dict[str, Array]:
+    """Return what a module:function gives, as arrays x_train, y_train, x_test and y_test. Raises ParameterError.
+
+    Where x_train and x_test are mappings of arrays, those are ``x_train.ids`` and so on, as in an .npz file.
+    """
+    function = resolve(source, base, OWN_CODE)
+    try:
+        with beside(base):
+            made = function()
+    except (Exception, SystemExit) as error:
+        raise ParameterError(f'calling "{source}" failed with {said(error)}; mend the function') from error
+    expected = f'"{source}" must return (x_train, y_train, x_test, y_test)'
+    if not isinstance(made, tuple | list) or len(made) != 4:
+        got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
+        raise ParameterError(f"{expected}, got {got}")
+    parts = dict[str, object]()
+    for name, part in zip(("x_train", "y_train", "x_test", "y_test"), made, strict=True):
+        parts |= {f"{name}.{key}": one for key, one in part.items()} if isinstance(part, Mapping) else {name: part}
+    try:
+        return {name: np.asarray(part) for name, part in parts.items()}
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ParameterError(f"{expected} as arrays, but one is none ({said(error)})") from error
+
+
+# Rows of a run file, whose form is found out from all of them.
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the run file says about rows and targets, for any source. test, validation: fractions of all rows."""
+
+    name: str
+    task: Task | None
+    test: float
+    validation: float
+    missing: Missing
+    seed: int
+
+    @classmethod
+    def of(cls, data: Data, name: str, seed: int) -> _Wish:
+        """Return it; the fractions are 0.2 and 0 by default, and of bank-marketing 0.1 both."""
+        test, validation = (0.1, 0.1) if name == "bank-marketing" else (0.2, 0.0)
+        test = test if data.test_fraction is None else data.test_fraction
+        validation = validation if data.validation_fraction is None else data.validation_fraction
+        if not 0 < test < 1:
+            raise ParameterError(f"expected a test-fraction between 0 and 1, got {test}")
+        return cls(name, data.task, test, validation, data.missing, seed)
+
+
+_Make = Callable[[Rows, Rows, Rows], Split]  # of training, test and validation rows
+
+
+def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path = Path(".")) -> Split:
+    """Load the source of a run file's section; relative paths and modules start at `base`, the run file's folder.
+
+    table: what a table's columns mean; None infers it. A source with its own test part keeps it, and validation rows
+    then come from the training rows; else both parts are drawn from `seed`, stratified by class (office-home: by domain
+    and class). Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs
+    scikit-learn or Pillow.
+    """
+    source, wish = data.source, _Wish.of(data, data.source, seed)
+    _refuse_idle(data, table)
+    place, form = None if data.path is None else base / data.path, data.form
+    image = ImageForm(
+        data.image_size, data.channels, data.window, data.spacing, data.channel_mean, data.channel_deviation
+    )
+    hints = Hints(data.target, data.task, data.id_column, data.encoding or "one-hot", data.missing)
+    if source == "bank-marketing":
+        return _bank(place, data.target, data.encoding or "one-hot", wish)
+    if source in SETS:
+        return _of_images(load_images(source, place), wish, image)
+    if source == "office-home":
+        size = OFFICE_HOME_SIZE if data.image_size is None else data.image_size
+        return _of_images(load_office_home(place, size), wish, image)
+    if source in ("wdbc", "digits"):
+        return _scikit(source, wish)
+    if source == FOLDER:
+        labels = None if data.labels is None else base / data.labels
+        return _image_folder(place, labels, image, table, hints, data.group_column, form, wish)
+    if is_table(source):
+        return _table(base / source, table, hints, form, wish)
+    if source.endswith(".npz"):
+        with within_memory(f"{base / source}"):
+            return _from_arrays(read_npz(base / source), wish)
+    if is_reference(source):
+        return _from_arrays(called(source, base), wish)
+    raise ParameterError(
+        f'source = "{source}" is neither a built-in set, nor a {", ".join(ENDINGS)} or .npz file, nor '
+        f'"module:function"; {did_you_mean(source, BUILT_IN)}'
+    )
+
+
+def _refuse_idle(data: Data, schema: Schema | None) -> None:
+    """Raise ParameterError for a key that the source does not use."""
+    source, bare = data.source, schema is None
+    folder, bank = source == FOLDER, source == "bank-marketing"
+    table = is_table(source) or folder
+    pictures = folder or source == "office-home" or source in SETS
+    for key, value, used, kind in (
+        ("schema", schema, table, "a table"),
+        ("how a file is written", None if data.form == Format() else data.form, table, "a table"),
+        ("target", data.target, (table and bare) or bank, "a table without a schema"),
+        ("task", data.task, bare, "rows without a schema, which says what the target is"),
+        ("encoding", data.encoding, (table and bare and not folder) or bank, "a table of features without a schema"),
+        ("path", data.path, pictures or bank, "a built-in set of files"),
+        ("id-column", data.id_column, table and bare, "a table without a schema"),
+        ("image-size", data.image_size, pictures, "images"),
+        ("channel-mean", data.channel_mean, pictures, "images"),
+        ("channel-deviation", data.channel_deviation, pictures, "images"),
+        ("group-column", data.group_column, folder and bare, "image-folder without a schema"),
+        ("labels", data.labels, folder, "image-folder, images with a table of labels"),
+        ("channels", data.channels, folder, "image-folder, images with a table of labels"),
+        ("window", data.window, folder, "image-folder, images with a table of labels"),
+        ("spacing", data.spacing, folder, "image-folder, images with a table of labels"),
+    ):
+        if value is not None and not used:
+            raise ParameterError(f'{key} is for {kind}, but source = "{source}" is none; remove {key}')
+
+
+def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: _Wish) -> Split:
+    with within_memory(f"{path}"):
+        columns = read_columns(path, form, () if schema is None else schema.dropped)
+        found = schema or infer(columns, hints, path.name, form)
+        rows = encode(columns, found, path.name, form)
+        return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), found, wish)
+
+
+def _from_table(rows: Rows, table: Schema, wish: _Wish) -> Split:
+    """Split a table that was read by its schema; rows that have domains in proportion of these too."""
+    (y, task, classes), strata, expansion = _targets_of(rows.y, table, wish), None, expansion_of(table)
+    if rows.domain is not None:
+        strata = np.unique(rows.domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
+    make = partial(
+        Split,
+        name=wish.name,
+        task=task,
+        classes=classes,
+        feature_names=expansion.names,
+        origins=expansion.origins,
+        class_names=table.classes if classes else (),
+        column_rules=rules_of(table),
+        table=table,
+    )
+    return _parts(make, replace(rows, y=y), wish, strata=strata)
+
+
+def _image_folder(
+    place: Path | None,
+    labels: Path | None,
+    image: ImageForm,
+    schema: Schema | None,
+    hints: Hints,
+    group_column: str | None,
+    form: Format,
+    wish: _Wish,
+) -> Split:
+    if place is None or labels is None:
+        raise ParameterError(
+            f'source = "{wish.name}" needs path, the folder of images, and labels, the table that has a column `file` '
+            "and the target"
+        )
+    table = schema or infer_labels(read_columns(labels, form), hints, group_column, labels.name, form)
+    rows = read_labelled(place, labels, image, table, written=form)
+    y, task, classes = _targets_of(rows.y, table, wish)
+    names = table.classes if classes else ()
+    make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, table=table, standardise=False)
+    return _parts(make, replace(rows, y=y), wish)
+
+
+def _targets_of(y: Array, table: Schema, wish: _Wish) -> tuple[Array, Task, int | None]:
+    """Return targets as wished, or as the schema has them: what they are, the task, and how many classes there are."""
+    task: Task = wish.task or ("classification" if table.classes else "regression")
+    if task == "classification" and not table.classes:
+        raise ParameterError(
+            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+        )
+    return (y, task, len(table.classes)) if task == "classification" else as_targets(y, wish.name, "regression")
+
+
+def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: _Wish) -> Split:
+    file = place
+    if place is not None and place.is_dir():
+        file = next((place / name for name in _BANK if (place / name).is_file()), None)
+    if file is None or not file.is_file():
+        got = "no path" if place is None else f"no such file in {place}" if place.is_dir() else f"no file {place}"
+        raise ParameterError(
+            f'source = "bank-marketing" needs path, bank-additional-full.csv (or .csv.gz) or its folder, got {got}; '
+            "get it at https://archive.ics.uci.edu/dataset/222/bank+marketing"
+        )
+    # the answer and its duration are known together, after the call
+    drop = ("duration",) if encoding == "one-hot" else ()
+    return _table(file, None, Hints(target or "y", encoding=encoding, missing=wish.missing, drop=drop), Format(), wish)
+
+
+def _scikit(source: str, wish: _Wish) -> Split:
+    try:
+        if source == "wdbc":
+            x, y = read_wdbc()
+            names, classes = WDBC, WDBC_CLASSES
+        else:
+            from sklearn import datasets
+
+            digits = datasets.load_digits()
+            x, y = digits.data / 16.0, digits.target  # grey levels 0 to 16
+            names, classes = tuple(digits.feature_names), tuple(str(name) for name in digits.target_names)
+    except ImportError as error:
+        raise MissingExtra(f'source = "{source}" needs scikit-learn; run: pip install "moretta[torch]"') from error
+    targets, task, count = as_targets(y, source, wish.task)
+    class_names = classes if task == "classification" else ()
+    make = partial(Split, name=source, task=task, classes=count, feature_names=names, class_names=class_names)
+    return _parts(partial(make, standardise=source == "wdbc"), Rows(as_features(x, source), targets), wish)
+
+
+def read_wdbc() -> tuple[Array, Array]:
+    """Return inputs, float64[569, 30] in the order of `WDBC`, and int64[569], 0 malignant or 1 benign.
+
+    The records are read from the file that scikit-learn brings with it as `sklearn.datasets.load_breast_cancer` reads
+    it, without importing scikit-learn, which takes nearly as long as PyTorch. Raises ImportError without scikit-learn.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/breast_cancer.csv", delimiter=",", skiprows=1)
+    return table[:, :-1], table[:, -1].astype(np.int64)
+
+
+def _of_images(images: Images, wish: _Wish, form: ImageForm) -> Split:
+    y = images.y if images.y_test is None else np.concatenate([images.y, images.y_test])
+    y, task, classes = as_targets(y, wish.name, wish.task)
+    names = images.class_names if task == "classification" else ()
+    make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, standardise=False)
+
+    def samples(pixels: NDArray[np.uint8]) -> Array:
+        return form.standardised(scaled(squares(pixels, form.size)))
+
+    count = len(images.y)
+    if images.x_test is not None:
+        return _parts(make, Rows(samples(images.x), y[:count]), wish, test=Rows(samples(images.x_test), y[count:]))
+    rows = Rows(samples(images.x), y, groups=images.group, domain=images.domain)
+    if images.domain is None:
+        return _parts(make, rows, wish)
+    strata = np.unique(images.domain, return_inverse=True)[1] * len(images.class_names) + images.y
+    found = _parts(make, rows, wish, strata=strata)
+    lacking = np.flatnonzero(np.isin(np.arange(len(images.class_names)), found.train.y, invert=True))
+    if len(lacking):
+        has = int((images.y == lacking[0]).sum())
+        raise ParameterError(
+            f'{wish.name}: category "{images.class_names[lacking[0]]}" is in no training row '
+            f"({has} {'image' if has == 1 else 'images'} in all); give it more images or remove its folder"
+        )
+    return found
+
+
+def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
+    """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
+
+    In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
+    (`moretta.data.layout`). Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test,
+    or domain, id and group, [rows] each. A group is all in one part, and no id or group of training rows is among those
+    of test rows.
+    """
+    arrays, layout = packed_parts(arrays, wish.name)
+    if layout is not None and wish.missing != "error":
+        raise ParameterError(
+            f'{wish.name}: missing = "{wish.missing}" is for one table, and a sample here has the arrays '
+            f"{', '.join(layout.names)}; fill in their absent values beforehand"
+        )
+    parted = {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys()
+    if not parted and not {"x", "y"} <= arrays.keys():
+        raise ParameterError(
+            f"{wish.name}: expected arrays x_train, y_train, x_test, y_test, or x and y; "
+            f"got {', '.join(arrays) or 'none'}"
+        )
+    ends = ("_train", "_test") if parted else ("",)
+    xs = [as_features(arrays[f"x{end}"], f"{wish.name}: x{end}" if parted else wish.name) for end in ends]
+    ys = [arrays[f"y{end}"] for end in ends]
+    if parted and (ys[0].shape[1:] != ys[1].shape[1:] or ys[0].ndim == 0):
+        raise ParameterError(f"{wish.name}: y_train {list(ys[0].shape)} and y_test {list(ys[1].shape)} do not match")
+    # The task is decided on all targets together, so that both parts have the same.
+    y, task, classes = as_targets(np.concatenate(ys) if parted else ys[0], wish.name, wish.task)
+    count = len(ys[0])
+    if len(xs[0]) != count or not count:
+        raise ParameterError(
+            f"{wish.name} has {len(xs[0])} samples and {count} targets; expected as many of each, at least one"
+        )
+    names, rules = _numbered(xs[0]), None
+    if wish.missing != "error" and len({x.shape[1:] for x in xs}) == 1:
+        both, names, rules = _lacking(np.concatenate(xs) if parted else xs[0], wish.missing)
+        xs = [both[: len(xs[0])], both[len(xs[0]) :]]
+    make = partial(
+        Split,
+        name=wish.name,
+        task=task,
+        classes=classes,
+        feature_names=() if layout else names,
+        column_rules=rules,
+        standardise=_is_table(xs[0], wish.name),
+        layout=layout,
+    )
+    found = [
+        Rows(x, part, arrays.get(f"id{end}"), arrays.get(f"group{end}"), arrays.get(f"domain{end}"))
+        for x, part, end in zip(xs, (y[:count], y[count:]), ends, strict=False)
+    ]
+    return _parts(make, found[0], wish, test=found[1] if parted else None)
+
+
+def _parts(
+    make: _Make, rows: Rows, wish: _Wish, *, test: Rows | None = None, strata: NDArray[np.int64] | None = None
+) -> Split:
+    """Return rows split: into training, test and validation rows, or where there is a test part without that.
+
+    strata: in proportion to which they are split; None: to their classes. No two rows have one id, and no group is in
+    two parts.
+    """
+    check_about(rows, wish.name)
+    if test is not None:
+        check_apart(rows, test, wish.name)
+    fractions = (wish.test, wish.validation) if test is None else (wish.validation,)
+    *held, train = split(rows.y if strata is None else strata, fractions, wish.seed, wish.name, rows.groups)
+    kept = rows if len(train) == len(rows) else rows.of(train)  # then nothing is copied: image sets are large
+    return make(kept, rows.of(held[0]) if test is None else test, rows.of(held[-1]))
+
+
+def _numbered(x: Array) -> tuple[str, ...]:
+    return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
+
+
+def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
+    """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
+    names = _numbered(x)
+    if missing == "error" or not names or x.dtype.kind != "f":
+        return x, names, None
+    if missing == "median":
+        raise ParameterError(
+            'missing = "median": a median is counted within a range, which only the schema of a table declares; set '
+            'missing = "mean"'
+        )
+    marked = np.logical_and(~np.isfinite(x).all(axis=0), missing == "indicator")
+    table = Schema(columns={name: Number(blanks="indicator" if marked[j] else "mean") for j, name in enumerate(names)})
+    expansion = expansion_of(table)
+    return expansion.apply(x), expansion.names, rules_of(table)
+
+
+def _is_table(x: Array, name: str) -> bool:
+    """Whether to standardise by default: tables of numbers do, the arrays of a user's function do not."""
+    return x.ndim == 2 and x.dtype.kind == "f" and name.endswith(".npz")
+
+
+# Rows of several silos on one machine, each silo's in a file of its own, all read by one schema.
+
+
+def sources_of(data: Data, base: Path) -> dict[str, tuple[Source, Path | None]]:
+    """Return each silo's file, and the file of `moretta align` that puts its rows in order."""
+    return {
+        name: (Source(file, data.form, base=base), None)
+        if isinstance(file, str)
+        else (Source(file.source, file.form, base=base), file.alignment and base / file.alignment)
+        for name, file in data.files.items()
+    }
+
+
+def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
+    """Return the rows of silos of which each has whole rows; their domains are the silos' names.
+
+    Test rows are drawn from all files, from each in proportion and by class; a group that is in several files is on one
+    side in all. Ids tell a file's own rows apart and are not compared between files; groups are.
+    Raises `moretta.errors.ParameterError`, naming the silo, the file and the column.
+    """
+    if table.target is None:
+        raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
+    expected = ExpectedRows.of_table(table)
+    found = [read(source, expected, f"silo `{name}`") for name, (source, _) in sources_of(data, base).items()]
+    groups = [rows.groups for rows in found if rows.groups is not None]
+    whole = Rows(
+        np.concatenate([rows.x for rows in found]),
+        np.concatenate([rows.y for rows in found]),
+        groups=np.concatenate(groups) if groups else None,
+        domain=np.repeat(list(data.files), [len(rows) for rows in found]),
+    )
+    return _from_table(whole, table, _Wish.of(data, "the silos' files", seed))
+
+
+def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:
+    """Return silos that hold different columns of the same rows, in whatever order, and the test rows, a file's.
+
+    Nothing is held back of the silos' files, as the other holders would have to hold back the same rows. joint: whether
+    the label holder of each row of the grid alone has the labels. Raises `moretta.errors.ParameterError`, as for files
+    that cannot work, where a test row has an id or a group that a silo's training rows have too.
+    """
+    count = data.grid[1] if data.grid is not None else len(data.columns or ()) or 1
+    parts, silos = table_parts(table, data.columns, count), list[Silo]()
+    for number, (name, (source, alignment)) in enumerate(sources_of(data, base).items()):
+        row, part = divmod(number, count)
+        holder = data.label_holder[row] if isinstance(data.label_holder, tuple) else data.label_holder or 1
+        labelled = not joint or holder == part + 1
+        own = table_of_part(table, parts[part], labelled=labelled)
+        rows = read(source, ExpectedRows.of_table(own, labelled=labelled), f"silo `{name}`")
+        silo = Silo(name, rows.x, rows.y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
+        silos.append(silo if alignment is None else aligned(silo, Alignment.load(alignment)))
+    if data.test is None:
+        return silos, None
+    test = read(Source(data.test, data.form, base=base), ExpectedRows.of_table(table), "[data] test")
+    for silo in silos:
+        check_apart(Rows(silo.x, silo.y, silo.subjects.ids, silo.groups), test, f"silo `{silo.name}`")
+    return silos, test
+
+
+def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, parts: int) -> list[tuple[int, ...]]:
+    """Return the indices of each column part's inputs. columns: of each part by name; None cuts them into `parts`.
+
+    All that a column becomes goes to one part. Raises `moretta.errors.ParameterError` for other columns than the
+    schema's.
+    """
+    features, origins = list(table.features), expansion_of(table).origins
+    named: Sequence[Sequence[str | int]] = columns or ()
+    if columns is None:
+        named = [[features[place] for place in places] for places in cut(np.arange(len(features)), parts, None)]
+    flat = [str(name) for part in named for name in part]
+    if sorted(flat) != sorted(features):
+        raise ParameterError(
+            f"[data] columns: expected each column of the schema that is an input in one part, by its name "
+            f"({', '.join(features):.200}); got {', '.join(flat):.200}"
+        )
+    return [tuple(column for column, origin in enumerate(origins) if origin in part) for part in named]
+
+
+def table_of_part(table: Schema, part: Sequence[int], *, labelled: bool) -> Schema:
+    """Return the schema of who holds one column part. labelled: whether with the labels."""
+    origins = expansion_of(table).origins
+    return table.only([origins[column] for column in part], labelled=labelled)

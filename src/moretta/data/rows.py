@@ -1,7 +1,7 @@
-"""What a loader returns: arrays that were checked once, and their task.
+"""Rows as they were read: arrays that were checked once, and their task.
 
-    Dataset    train, validation and test rows of one source, before they are split over silos
-    SiloData   one owner's rows
+    Rows    samples, their targets, and whose they are
+    Split   train, test and validation rows of one source, before they are dealt to silos
 
 Samples `x` are float32[n, ...], or int64[n, ...] for token ids. Targets `y` are
 
@@ -10,7 +10,7 @@ Samples `x` are float32[n, ...], or int64[n, ...] for token ids. Targets `y` are
     float32[n] or [n, k]  numbers, k outputs                   (regression)
 
 `as_features` and `as_targets` turn a user's arrays into these; the `check_` functions raise ParameterError, naming the
-owner. An edge client's process imports this, which has no pydantic, and so no schema of tables.
+owner. `moretta.data.reading` reads rows, `moretta.data.silo.Silo` owns some.
 """
 
 from __future__ import annotations
@@ -22,180 +22,146 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moretta.contract.lazy_rows import LazyRows, as_array
+from moretta.contract.lazy_rows import LazyRows, as_array, taken
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
-if TYPE_CHECKING:  # of pydantic, which an edge client's process lacks
+if TYPE_CHECKING:  # rows need no pydantic
     from moretta.data.tables.inference import Task
     from moretta.data.tables.schema import Schema
 
 
 @dataclass(frozen=True, eq=False)
-class SiloData:
-    """The rows of one owner: x [n, ...] and y [n] or [n, k] as in the module's table, n >= 1.
+class Rows:
+    """Samples x [n, ...] and targets y [n] or [n, k], empty without targets.
 
-    row: in a grid, the name of its row part, "row-1" ...; else empty. columns: in a grid, which columns of the whole
-    flat sample x has, in their order; else empty. ids, groups: str[n], each row's id and group, if the source has them.
-    holds_labels: false for participants of a grid whose labels another participant holds. may_lack: whether x may hold
-    NaN, an absent value.
-    Raises ParameterError, naming the silo and the column, for other arrays.
+    ids, groups: str[n], each row's id and group, if the source has them; whole numbers become words. domain: [n], where
+    a row comes from, for the by-domain partition and to score each domain by itself. names: of its columns.
     """
 
-    name: str
-    x: Array
-    y: Array
-    feature_names: tuple[str, ...] = ()
-    row: str = ""
-    columns: tuple[int, ...] = ()
-    ids: NDArray[np.str_] | None = None
-    holds_labels: bool = True
-    may_lack: bool = False
-    groups: NDArray[np.str_] | None = None
+    x: Array = field(repr=False)
+    y: Array = field(repr=False)
+    ids: Array | None = field(default=None, repr=False)
+    groups: Array | None = field(default=None, repr=False)
+    domain: Array | None = field(default=None, repr=False)
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.x) == 0:
-            raise ParameterError(f"{self.name} has no rows; give it data or leave it out")
-        check_pair(self.x, self.y, self.name)
-        check_finite(self.x, self.feature_names, self.name, allow_missing=self.may_lack)
-        check_targets_finite(self.y, self.name)
-        for what, given in (("id", self.ids), ("group", self.groups)):
-            if given is not None and given.shape != (len(self.x),):
-                raise ParameterError(
-                    f"{self.name}: expected one {what} per row ({len(self.x)}), got {list(given.shape)}"
-                )
+        for name in ("ids", "groups"):
+            one = getattr(self, name)
+            if one is not None and one.dtype.kind in "iu":
+                object.__setattr__(self, name, one.astype(np.str_))
 
+    def __len__(self) -> int:
+        return len(self.x)
 
-def _no_rows() -> Array:
-    return np.empty(0, np.float32)
+    def of(self, numbers: NDArray[np.int64]) -> Rows:
+        """Return these rows, in this order; lazy ones stay lazy."""
+        ids, groups, domain = (None if one is None else one[numbers] for one in (self.ids, self.groups, self.domain))
+        y = self.y[numbers] if len(self.y) else self.y
+        return Rows(taken(self.x, numbers), y, ids, groups, domain, self.names)
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
-    """One source, split into train, validation and test rows, and validated on construction.
+class Split:
+    """The rows of one source in three parts, of which validation may be empty; validated on construction.
 
-    Without a validation part both its arrays have no rows. `classes` is None for regression. `feature_names` has one
-    name per column of a two-dimensional x, and is empty otherwise; `origins` has, for each, the column of the source
-    that it was encoded from, and is empty where each is its own. `domain` [rows of train] says where a row comes from,
-    for the by-domain partition, `domain_test` [rows of test] likewise, to score each domain by itself
-    (`test_rows_by_domain`), and `ids` str[rows of train] whose it is. `column_rules` says in which columns x may hold
-    NaN, an absent value, and what is filled in once training has found it; None: in none. `table` is the schema of a
-    source that is a table. `standardise` is what the source advises: true for tables. `layout` says how the arrays of a
-    sample are packed in x, where it has several (`moretta.data.layout`). Raises ParameterError, naming the part and the
-    column, if anything does not fit. That training rows are finite is checked by `SiloData`, which can name the silo.
+    `classes` is None for regression. `feature_names` has one name per column of a two-dimensional x, and is empty
+    otherwise; `origins` has, for each, the column of the source that it was encoded from, and is empty where each is
+    its own. `column_rules` says in which columns x may hold NaN, an absent value, and what is filled in once training
+    has found it; None: in none. `table` is the schema of a source that is a table. `standardise` is what the source
+    advises: true for tables. `layout` says how the arrays of a sample are packed in x, where it has several
+    (`moretta.data.layout`). Raises ParameterError, naming the part and the column, if anything does not fit. That
+    training rows are finite is checked with their owners (`check_owned`), so that the error can name one.
     """
 
+    train: Rows
+    test: Rows
+    validation: Rows
     name: str
     task: Task
-    x_train: Array
-    y_train: Array
-    x_test: Array
-    y_test: Array
-    x_validation: Array = field(default_factory=_no_rows)
-    y_validation: Array = field(default_factory=_no_rows)
     classes: int | None = None
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-    domain: Array | None = None
-    domain_test: Array | None = None
-    ids: NDArray[np.str_] | None = None
     column_rules: ColumnRules | None = None
     table: Schema | None = None
-    groups: NDArray[np.str_] | None = None
     standardise: bool = True
     layout: SampleLayout | None = None
 
     def __post_init__(self) -> None:
-        if self.x_validation.ndim == 1 and len(self.x_validation) == 0:  # not given: the same shape with no rows
-            object.__setattr__(self, "x_validation", self.x_train[:0])
-            object.__setattr__(self, "y_validation", self.y_train[:0])
-        for part, x, y in self.parts():
+        train = self.train.x
+        for part, rows in self.parts().items():
             where = f"{self.name}: the {part} part"
-            if part != "validation" and len(x) == 0:
+            if part != "validation" and not len(rows):
                 raise ParameterError(f"{where} has no rows; expected at least one")
-            check_pair(x, y, where)
-            if x.shape[1:] != self.x_train.shape[1:] or x.dtype != self.x_train.dtype:
+            check_pair(rows.x, rows.y, where)
+            if rows.x.shape[1:] != train.shape[1:] or rows.x.dtype != train.dtype:
                 raise ParameterError(
-                    f"{where} has samples of shape {x.shape[1:]} and type {x.dtype}, but training has "
-                    f"{self.x_train.shape[1:]} and {self.x_train.dtype}; make them the same"
+                    f"{where} has samples of shape {rows.x.shape[1:]} and type {rows.x.dtype}, but training has "
+                    f"{train.shape[1:]} and {train.dtype}; make them the same"
                 )
-            self._check_task(y, where)
-            if part != "training":  # training rows are checked with their owners, so that the error can name one
-                check_finite(x, self.feature_names, where, allow_missing=self.may_lack)
-        if self.feature_names and (self.x_train.ndim != 2 or len(self.feature_names) != self.x_train.shape[1]):
+            self._check_task(rows.y, where)
+            check_about(rows, where, distinct=False)
+            if part != "training":
+                check_finite(rows.x, self.feature_names, where, allow_missing=self.may_lack)
+        if self.feature_names and (train.ndim != 2 or len(self.feature_names) != train.shape[1]):
             raise ParameterError(
-                f"{self.name}: expected a name per column of x {self.x_train.shape}, got {len(self.feature_names)}"
+                f"{self.name}: expected a name per column of x {train.shape}, got {len(self.feature_names)}"
             )
         if self.origins and len(self.origins) != len(self.feature_names):
             raise ParameterError(
                 f"{self.name}: expected an origin per feature name ({len(self.feature_names)}), got {len(self.origins)}"
             )
-        for part, domain, rows in (
-            ("training", self.domain, len(self.x_train)),
-            ("test", self.domain_test, len(self.x_test)),
-        ):
-            if domain is not None and domain.shape != (rows,):
-                raise ParameterError(f"{self.name}: expected one domain per {part} row ({rows}), got {domain.shape}")
-        for what, given in (("id", self.ids), ("group", self.groups)):
-            if given is not None and given.shape != (len(self.x_train),):
-                raise ParameterError(
-                    f"{self.name}: expected one {what} per training row ({len(self.x_train)}), got {given.shape}"
-                )
 
     @property
     def may_lack(self) -> bool:
         """Whether any value may be absent."""
         return self.column_rules is not None and self.column_rules.may_lack
 
-    def parts(self) -> tuple[tuple[str, Array, Array], ...]:
-        """The three parts as (name, x, y)."""
-        return (
-            ("training", self.x_train, self.y_train),
-            ("test", self.x_test, self.y_test),
-            ("validation", self.x_validation, self.y_validation),
-        )
+    def parts(self) -> dict[str, Rows]:
+        """The three parts by their names."""
+        return {"training": self.train, "test": self.test, "validation": self.validation}
 
     @property
     def inputs(self) -> tuple[int, ...]:
         """The shape of one sample."""
-        return self.x_train.shape[1:]
+        return self.train.x.shape[1:]
 
     @property
     def outputs(self) -> int:
         """How many outputs a model needs: one per class, or one per number of a regression target."""
         if self.classes is not None:
             return self.classes
-        return 1 if self.y_train.ndim == 1 else int(self.y_train.shape[1])
+        return 1 if self.train.y.ndim == 1 else int(self.train.y.shape[1])
 
     def test_rows_by_domain(self) -> dict[str, NDArray[np.int64]]:
         """The row numbers of the test part of each domain, by its name in sorted order; none if the source has none.
 
         The test part keeps its order when it is distributed, so they are row numbers of `Distributed.test` too.
         """
-        if self.domain_test is None:
-            return {}
-        return {str(name): np.flatnonzero(self.domain_test == name) for name in np.unique(self.domain_test)}
+        domain = self.test.domain
+        return {} if domain is None else {str(name): np.flatnonzero(domain == name) for name in np.unique(domain)}
 
     def _check_task(self, y: Array, where: str) -> None:
         check_targets_finite(y, where)
         if self.task == "regression":
             if self.classes is not None or y.dtype != np.float32:
                 raise ParameterError(f"{where}: regression needs float32 targets and no classes, got {y.dtype}")
-            if y.shape[1:] != self.y_train.shape[1:]:
+            if y.shape[1:] != self.train.y.shape[1:]:
                 raise ParameterError(
-                    f"{where} has targets of shape {y.shape[1:]}, training has {self.y_train.shape[1:]}"
+                    f"{where} has targets of shape {y.shape[1:]}, training has {self.train.y.shape[1:]}"
                 )
         elif self.task != "classification":
             raise ParameterError(f'{where}: expected task "classification" or "regression", got "{self.task}"')
         elif self.classes is None or self.classes < 2:
             raise ParameterError(f"{where}: classification needs at least two classes, got {self.classes}")
-        elif y.ndim != self.y_train.ndim or y.dtype != self.y_train.dtype:
+        elif y.ndim != self.train.y.ndim or y.dtype != self.train.y.dtype:
             raise ParameterError(
-                f"{where} has targets {y.dtype}{list(y.shape)}, training has {self.y_train.dtype}"
-                f"{list(self.y_train.shape)}; expected classes in both, or one-hot rows in both"
+                f"{where} has targets {y.dtype}{list(y.shape)}, training has {self.train.y.dtype}"
+                f"{list(self.train.y.shape)}; expected classes in both, or one-hot rows in both"
             )
         elif len(y):
             check_fit(y, self.classes, where)
@@ -301,6 +267,43 @@ def check_finite(x: Array, names: tuple[str, ...], owner: str, *, allow_missing:
         f"{owner}: {column} has {rows} {'row' if rows == 1 else 'rows'} that are {kind} as float32; expected finite "
         'numbers: remove or mend those rows, or for absent values set missing = "mean" or "indicator"'
     )
+
+
+def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: bool) -> None:
+    """Raise ParameterError, naming the owner and the column, for training rows that are none, or not finite."""
+    if not len(rows):
+        raise ParameterError(f"{owner} has no rows; give it data or leave it out")
+    check_finite(rows.x, names, owner, allow_missing=may_lack)
+
+
+def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:
+    """Raise ParameterError unless ids, groups and domains are one a row. distinct: no two rows may have one id."""
+    for what, one in (("id", rows.ids), ("group", rows.groups), ("domain", rows.domain)):
+        if one is not None and (one.shape != (len(rows),) or one.dtype.kind not in "iuUSO"):
+            raise ParameterError(
+                f"{where}: expected one {what} per row ({len(rows)}), integers or strings, "
+                f"got an array of shape {one.shape} and type {one.dtype}"
+            )
+    if distinct and rows.ids is not None and (count := len(np.unique(rows.ids))) < len(rows):
+        raise ParameterError(
+            f"{where}: {len(rows)} rows have {count} different ids; give each row an id of its own, and where one "
+            "person or thing has several rows, say so by a group"
+        )
+
+
+def check_apart(train: Rows, test: Rows, where: str) -> None:
+    """Raise ParameterError if any id or group of training rows is among those of test rows."""
+    for what, own, held in (("id", train.ids, test.ids), ("group", train.groups, test.groups)):
+        if held is not None and held.shape != (len(test),):
+            raise ParameterError(
+                f"{where}: {what}_test: expected one per test row ({len(test)}), got shape {list(held.shape)}"
+            )
+        shared = 0 if own is None or held is None else int(np.isin(held.astype(np.str_), own.astype(np.str_)).sum())
+        if shared:
+            raise ParameterError(
+                f"{where}: {what}: {shared} of {len(test)} test rows have one that training rows have too, so the test "
+                "part would not tell how the model does on new ones; put all rows of each in one part"
+            )
 
 
 def check_fit(y: Array, outputs: int, owner: str) -> None:

@@ -131,9 +131,9 @@ def aligned(silo: Silo, found: Alignment) -> Silo:
     Raises `moretta.errors.ParameterError` for other rows than those that were aligned.
     """
     own = silo.subject_ids
-    rows = found.applied(silo.x, silo.y, own, silo.groups, f"silo `{silo.name}`")
+    shared = found.normalised(own, f"silo `{silo.name}`")
     raw = None if own is None else own[found.order]
-    return replace(silo, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, raw_ids=raw)
+    return replace(in_order(silo, found.order), ids=shared, raw_ids=raw)
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:

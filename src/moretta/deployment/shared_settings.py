@@ -25,12 +25,10 @@ from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.partner import Alignment
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
-from moretta.data.reading import ExpectedRows, read_rows
+from moretta.data.reading import ExpectedRows, Source, read, table_of_part, table_parts
 from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, aligned, in_order
-from moretta.data.silo_files import table_of_part, table_parts
 from moretta.data.split import cut, split
-from moretta.data.tables.rows import rules_of
 from moretta.deployment import site_policy
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -114,10 +112,10 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
         wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
     of = site.data
-    read = read_rows(of.source, wanted, f"silo `{name}`", form=of.form, path=of.path, labels=of.labels, base=site.base)
-    mine = replace(mine, x=read.x, y=read.y, ids=read.ids, groups=read.groups, remote=False)
+    rows = read(Source(of.source, of.form, of.path, of.labels, site.base), wanted, f"silo `{name}`")
+    mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False)
     silos[name] = _holding_back(_in_order(mine, site), site.data.test_fraction)
-    return list(silos.values()), read.names
+    return list(silos.values()), rows.names
 
 
 def _in_order(silo: Silo, site: SiloFile) -> Silo:
@@ -168,7 +166,7 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     kind = np.int64 if data.tokens is True else np.float32
     shape, layout = _wanted(run_file).inputs, data.layout
     if data.partition not in GRIDS:
-        x, y = np.empty((0, *shape), kind), np.empty(0, np.int64)
+        x, y = np.empty((0, *(shape or ())), kind), np.empty(0, np.int64)
         return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts = _column_parts(run_file)
     rows = len(names) // len(parts)
@@ -190,7 +188,7 @@ def task_of(run_file: RunFile) -> str:
 
 
 def _standardises_by_default(wanted: ExpectedRows) -> bool:
-    return len(wanted.inputs) == 1 and not wanted.tokens and wanted.layout is None
+    return len(wanted.inputs or ()) == 1 and not wanted.tokens and wanted.layout is None
 
 
 def _wanted(run_file: RunFile) -> ExpectedRows:
@@ -198,14 +196,11 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
     if table is not None:
         if table.target is None:
             raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
-        classes, rules = len(table.classes) or None, rules_of(table)
-        outputs = None if classes else 1
-        if data.inputs is not None:  # images, as `RunFile` has seen to
-            image = ImageForm(
-                data.shape[1], data.shape[0], data.window, data.spacing, data.channel_mean, data.channel_deviation
-            )
-            return ExpectedRows(data.shape, False, classes, outputs, table=table, image=image)
-        return ExpectedRows((rules.columns,), False, classes, outputs, may_lack=rules.may_lack, table=table)
+        if data.inputs is None:
+            return ExpectedRows.of_table(table)
+        shape = data.shape  # of images, as `RunFile` has seen to
+        image = ImageForm(shape[1], shape[0], data.window, data.spacing, data.channel_mean, data.channel_deviation)
+        return replace(ExpectedRows.of_table(table, image=image), inputs=shape)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
     tokens, may_lack = data.tokens is True, data.missing != "error"
@@ -217,7 +212,7 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     data = run_file.data
     if run_file.table is not None:
         return table_parts(run_file.table, data.columns, data.grid[1] if data.grid is not None else 1)
-    total = int(np.prod(_wanted(run_file).inputs))
+    total = int(np.prod(_wanted(run_file).inputs or ()))
     if data.columns is None:
         parts = data.grid[1] if data.grid is not None else 1
         return [tuple(map(int, part)) for part in cut(np.arange(total), parts, None)]
@@ -274,5 +269,5 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     wanted = _wanted(run_file)
     if wanted.image is not None:  # a server's own images come as arrays, made as it likes
         wanted = replace(wanted, table=None, image=None)
-    rows = read_rows(data.test, wanted, "[data] test", form=data.form, base=run_file.base)
+    rows = read(Source(data.test, data.form, base=run_file.base), wanted, "[data] test")
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

@@ -10,7 +10,6 @@ from moretta.config import specification
 from moretta.config.run_files import RunFile
 from moretta.data.grid import GRIDS
 from moretta.data.layout import SampleLayout
-from moretta.data.rows import SiloData
 from moretta.data.silo import Silo
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -64,7 +63,7 @@ def _of_rows(run_file: RunFile) -> _Found:
     """Return rows that are dealt out, or in a file for each silo."""
     dataset, dealt = load_rows(run_file)
     rows = RunRows(
-        [replace(_silo(silo, run_file.protocol), layout=dataset.layout) for silo in dealt.silos],
+        [replace(_labelled(silo, run_file.protocol), layout=dataset.layout) for silo in dealt.silos],
         (dealt.test.x, dealt.test.y),
         None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         dealt.feature_names,
@@ -80,16 +79,12 @@ def _of_columns(run_file: RunFile) -> _Found:
     silos, test = load_columns(run_file)
     table = table_of(run_file)
     names, classes = expansion_of(table).names, len(table.classes) or None
-    rows = RunRows(silos, test, None, names, table.classes, rules_of(table))
+    held = None if test is None else (test.x, test.y)
+    rows = RunRows(silos, held, None, names, table.classes, rules_of(table))
     return _Found(rows, (len(names),), classes or 1, classes, table, True, None)
 
 
-def _silo(given: SiloData, protocol: Training) -> Silo:
-    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself.
-
-    Its rows are in the order of the others' of its row of the grid, as all were dealt from one table.
-    """
+def _labelled(silo: Silo, protocol: Training) -> Silo:
+    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
     joint = getattr(protocol, "vertical", "joint") == "joint"
-    y = given.y if given.holds_labels or not joint else given.y[:0]
-    aligned = bool(given.columns)
-    return Silo(given.name, given.x, y, given.row, given.columns, given.ids, groups=given.groups, aligned=aligned)
+    return replace(silo, y=silo.y if silo.labelled or not joint else silo.y[:0], labelled=True)

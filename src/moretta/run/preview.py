@@ -11,8 +11,8 @@ import numpy as np
 from moretta.config.run_files import RunFile
 from moretta.data.grid import GRIDS
 from moretta.data.images.sets import read_npz
-from moretta.data.look import LEAST_SHOWN, Look, Owner, Spread, lines_of, look_at
-from moretta.data.rows import SiloData, as_features, as_targets
+from moretta.data.look import LEAST_SHOWN, Look, Spread, lines_of, look_at
+from moretta.data.rows import as_features, as_targets
 from moretta.data.silo import Silo
 from moretta.data.tables import inference
 from moretta.data.tables import schema as schemas
@@ -41,7 +41,7 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
     if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
         data = data.model_copy(update={"missing": "mean"})  # a look counts absent values, and training refuses them
     dataset, dealt = load_rows(run_file.model_copy(update={"data": data}))
-    held = {"testing": len(dealt.test.y), "validation": 0 if dealt.validation is None else len(dealt.validation.y)}
+    held = {"testing": len(dealt.test), "validation": 0 if dealt.validation is None else len(dealt.validation)}
     return look_at(
         _owners(dealt.silos),
         dealt.feature_names,
@@ -69,7 +69,7 @@ def _look_of_columns(run_file: RunFile, least: int) -> Look:
         rules=rules_of(table),
         classes=len(table.classes) or None,
         class_names=table.classes,
-        held={"testing": 0 if test is None else len(test[1])},
+        held={"testing": 0 if test is None else len(test)},
         least=least,
     )
 
@@ -117,9 +117,8 @@ def look_of_file(
     columns = read_columns(path, form)
     table = inference.infer(columns, wanted, path.name, form) if schema is None else schemas.load(schema)
     rows = encode(columns, table, path.name, form, labelled=table.target is not None)
-    owner = Owner(path.name, rows.x, rows.y)
-    classes = len(table.classes) or None
-    rules = rules_of(table)
+    classes, rules = len(table.classes) or None, rules_of(table)
+    owner = Silo(path.name, rows.x, rows.y)
     return look_at([owner], (), table=table, rules=rules, classes=classes, class_names=table.classes, least=least)
 
 
@@ -130,7 +129,7 @@ def _look_of_arrays(path: Path, arrays: Mapping[str, np.ndarray], least: int) ->
     x = as_features(parts[0][0], path.name)
     y, _, classes = as_targets(parts[0][1], path.name)
     names = [f"x{place}" for place in range(x.shape[1])] if x.ndim == 2 and x.dtype.kind == "f" else []
-    return look_at([Owner(path.name, x, y)], names, classes=classes, least=least)
+    return look_at([Silo(path.name, x, y)], names, classes=classes, least=least)
 
 
 def _in_one_order(silos: Iterable[Silo]) -> bool:
@@ -146,22 +145,21 @@ def _in_one_order(silos: Iterable[Silo]) -> bool:
     return True
 
 
-def _owners(silos: Iterable[Silo | SiloData]) -> list[Owner]:
+def _owners(silos: Iterable[Silo]) -> list[Silo]:
     """Return each silo's rows; the partners of a row of a grid are one owner of whole rows."""
-    rows: dict[str, list[Silo | SiloData]] = {}
+    rows: dict[str, list[Silo]] = {}
     for silo in silos:
         rows.setdefault(silo.row or silo.name, []).append(silo)
     found = []
     for name, partners in rows.items():
         first = partners[0]
         labelled = next((silo.y for silo in partners if len(silo.y)), first.y)
-        if not first.columns:
-            found.append(Owner(name, first.x, labelled))
-            continue
-        whole = np.empty((len(first.x), sum(len(silo.columns) for silo in partners)), first.x.dtype)
-        for silo in partners:
-            whole[:, list(silo.columns)] = silo.x
-        found.append(Owner(name, whole, labelled))
+        if first.columns:
+            whole = np.empty((len(first.x), sum(len(silo.columns) for silo in partners)), first.x.dtype)
+            for silo in partners:
+                whole[:, list(silo.columns)] = silo.x
+            first = Silo(name, whole, labelled)
+        found.append(first)
     return found
 
 

@@ -14,7 +14,8 @@ from test_exactness import means_of, mlp, relative_error, silo_rows
 from torch import Tensor
 
 from moretta.config import run_files
-from moretta.data.sources import load
+from moretta.data.reading import load
+from moretta.data.settings import Data
 from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.losses import Loss
@@ -258,5 +259,5 @@ def test_seventeen_columns_are_the_16_inputs_and_y_of_one_file(
     ]  # fmt: skip
     assert len(names) == columns
     (tmp_path / "bank.csv").write_text("\n".join(";".join(line) for line in [names, *lines]) + "\n")
-    data = load("bank-marketing", path="bank.csv", base=tmp_path, encoding="yes-no")
+    data = load(Data(source="bank-marketing", path="bank.csv", encoding="yes-no"), base=tmp_path)
     assert data.inputs == (inputs,)

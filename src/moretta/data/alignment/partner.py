@@ -176,15 +176,6 @@ class Disclosed(NamedTuple):
     common: int
 
 
-class AlignedRows(NamedTuple):
-    """Rows in the partners' order: inputs, targets (perhaps of no rows), normalised ids, and groups if there are."""
-
-    x: NDArray[Any]
-    y: NDArray[Any]
-    ids: NDArray[np.str_]
-    groups: NDArray[np.str_] | None
-
-
 @dataclass(frozen=True)
 class Alignment:
     """The rows that partners share, as one of them has them.
@@ -215,26 +206,6 @@ class Alignment:
         self.check(ids, where)
         written: NDArray[np.str_] = np.array(self.rules.normalised([] if ids is None else ids, where), dtype=np.str_)
         return written[self.order]
-
-    def applied(
-        self,
-        x: NDArray[Any],
-        y: NDArray[Any],
-        ids: Sequence[str] | NDArray[np.generic] | None,
-        groups: NDArray[np.str_] | None,
-        where: str,
-    ) -> AlignedRows:
-        """Return the shared rows in the partners' order. Their ids are normalised, so that they equal the partners'.
-
-        Raises `moretta.errors.ParameterError` for other rows than those that were aligned.
-        """
-        shared = self.normalised(ids, where)
-        return AlignedRows(
-            x[self.order],
-            y[self.order] if len(y) else y,
-            shared,
-            None if groups is None else groups[self.order],
-        )
 
     def save(self, path: Path) -> None:
         """Write it as JSON, for its owner alone (mode 0600). Raises `FileExistsError` where there is a file."""

@@ -17,16 +17,15 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
+from moretta.data.rows import Rows
 from moretta.data.tables.files import Column, Format, read_columns
 from moretta.data.tables.rows import encode, words_of
 from moretta.data.tables.schema import Schema
@@ -36,19 +35,6 @@ FOLDER = "image-folder"  # the source's name
 FILE = "file"  # the column of paths, where no schema names another
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm")  # of images in a folder that comes without a table
 IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
-
-
-@dataclass(frozen=True, eq=False)
-class LabelledImages:
-    """Images [rows, channels, size, size], with what the table says of each row.
-
-    y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
-    """
-
-    x: Array
-    y: Array
-    ids: NDArray[np.str_] | None
-    groups: NDArray[np.str_] | None
 
 
 def read_labelled(
@@ -61,8 +47,8 @@ def read_labelled(
     labelled: bool = True,
     where: str | None = None,
     in_memory: int | None = None,
-) -> LabelledImages:
-    """Read the images that a table names, by the schema of the table, which has a column of kind "file".
+) -> Rows:
+    """Read the images [rows, channels, size, size] that a table names, by its schema, with a column of kind "file".
 
     written: how a .csv table is written. labelled: whether targets are wanted. where: what sentences call the table.
     in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
@@ -76,7 +62,7 @@ def read_labelled(
         raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
     paths, said = _paths(columns[name], where)
     x = read_images(_files(folder, paths, said), said, form, in_memory)
-    return LabelledImages(x, rows.y, rows.ids, rows.groups)
+    return Rows(x, rows.y, rows.ids, rows.groups)
 
 
 def read_unlabelled(

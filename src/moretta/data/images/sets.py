@@ -279,7 +279,7 @@ SETS: dict[str, tuple[Callable[[Path], Images | None], str, str]] = {
 """Each set: its reader, the files it expects, and where to get them."""
 
 
-SIZE = 64  # pixels, unless the run file says
+OFFICE_HOME_SIZE = 64  # pixels, unless the run file says
 _DOMAINS = {
     "Art": ("Art",),
     "Clipart": ("Clipart",),
@@ -292,7 +292,7 @@ _EXPECTED = "the folders Art, Clipart, Product and Real World, each with a folde
 _WHERE = "https://www.hemanthdv.org/officeHomeDataset.html"
 
 
-def load_office_home(folder: Path | None, size: int = SIZE) -> Images:
+def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Images:
     """Every image as pixels uint8[n, 3, size, size], squeezed to a square, with its category and its domain.
 
     Classes are the category names in sorted order, hidden folders left out. Files of other endings than .jpg, .jpeg
