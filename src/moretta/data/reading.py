@@ -72,8 +72,9 @@ class ExpectedRows:
 
     inputs: the shape of a sample, packed where it has a layout; None: any. tokens: whether samples are token ids.
     classes: how many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have
-    targets at all. may_lack: whether values may be absent. table: what the columns of these rows mean, where they are a
-    table's. image: what images become, where the table names their files.
+    targets at all. training: whether they are trained on, and so have no other columns. may_lack: whether values may be
+    absent. table: what the columns of these rows mean, where they are a table's. image: what images become, where the
+    table names their files.
     """
 
     inputs: tuple[int, ...] | None
@@ -85,6 +86,7 @@ class ExpectedRows:
     table: Schema | None = None
     layout: SampleLayout | None = None
     image: ImageForm | None = None
+    training: bool = True
 
     @classmethod
     def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> ExpectedRows:
@@ -144,9 +146,9 @@ def _read(source: Source, expected: ExpectedRows, where: str) -> Rows:
             f"{', '.join(ENDINGS)}"
         )
     if name.endswith(".npz"):
-        return _of_arrays(read_npz(base / name), expected, f"{where}: {name}")
+        return of_arrays(read_npz(base / name), expected, f"{where}: {name}")
     if is_reference(name):
-        return _of_arrays(called(name, base), expected, f"{where}: {name}")
+        return of_arrays(called(name, base), expected, f"{where}: {name}")
     raise ParameterError(
         f"{where}: source = {name!r}: expected a table ({', '.join(ENDINGS)}), an .npz file or "
         f'"module:function" of this site\'s own rows, or "{FOLDER}"'
@@ -161,7 +163,7 @@ def _of_table(path: Path, expected: ExpectedRows, where: str, form: Format | Non
             "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
     columns = read_columns(path, form, table.dropped)
-    rows = encode(columns, table, f"{where}: {path.name}", form, labelled=expected.labelled)
+    rows = encode(columns, table, f"{where}: {path.name}", form, labelled=expected.labelled, training=expected.training)
     return Rows(rows.x, _numbers(rows.y, expected, where), rows.ids, rows.groups, names=expansion_of(table).names)
 
 
@@ -182,7 +184,8 @@ def _images_of_folder(
     return replace(rows, y=_numbers(rows.y, expected, where))
 
 
-def _of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -> Rows:
+def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -> Rows:
+    """Return the rows of a file's or a function's arrays, for `read`."""
     arrays, layout = packed_parts(arrays, where, expected.layout)
     if layout is not None and expected.layout is None:
         raise ParameterError(
@@ -191,7 +194,8 @@ def _of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) 
         )
     x, y, ids, groups = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y", "id", "group"))
     if x is None or (y is None and expected.labelled):
-        raise ParameterError(f"{where}: expected arrays x and y; got {', '.join(arrays) or 'none'}")
+        wanted = "arrays x and y" if expected.labelled else "an array `x`"
+        raise ParameterError(f"{where}: expected {wanted}; got {', '.join(arrays) or 'none'}")
     x = as_features(x, where)
     for what, one in (("id", ids), ("group", groups)):
         if one is not None and np.shape(one) != (len(x),):

@@ -5,21 +5,20 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
 from moretta.data.images.folder import FILE, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
-from moretta.data.layout import gather
-from moretta.data.rows import as_features
-from moretta.data.tables.files import Format, is_predicted, is_table, read_columns, written
-from moretta.data.tables.rows import ABSENT_CATEGORY, encode, expansion_of
+from moretta.data.reading import ExpectedRows, Source, of_arrays, read
+from moretta.data.rows import Rows
+from moretta.data.tables.files import Format, is_predicted, is_table, written
+from moretta.data.tables.rows import ABSENT_CATEGORY, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import ParameterError
@@ -28,15 +27,6 @@ from moretta.run import trained_model
 from moretta.run.trained_model import TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Inputs [rows, ...], and what names each row: the name of that column, and its words; none without."""
-
-    x: Array
-    named: str = ""
-    names: NDArray[np.str_] | None = None
 
 
 def predict(
@@ -68,69 +58,52 @@ def predict(
     found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
-    given = _rows(rows, found, replace(found.form, **(form or {})))
-    outputs = found.outputs(given.x, str(rows))
-    _write(out, outputs, given, found)
+    read_rows, named = _rows(rows, found, replace(found.form, **(form or {})))
+    outputs = found.outputs(read_rows.x, str(rows))
+    _write(out, outputs, read_rows.ids, named, found)
     return outputs.shape[0], outputs.shape[1]
 
 
-def _rows(path: Path, model: TrainedModel, form: Format) -> _Rows:
-    """Return the rows to predict as a silo's own are: float32, NaN where a value is absent, or int64 for tokens."""
+def _rows(path: Path, model: TrainedModel, form: Format) -> tuple[Rows, str]:
+    """Return rows to predict as a silo's own are, with what names each as its id, and the name of that column."""
     if model.image is not None and (path.is_dir() or is_table(path.name)):
         return _images(path, model, model.image, form)
+    schema = model.table or _of_arrays(model)
+    layout = model.layout
+    expected = ExpectedRows(None, False, None, None, False, True, layout=layout, training=False)
     if path.suffix == ".npz":
-        found = _arrays(path, model)
-    elif is_table(path.name):
-        found = _table(path, model, form)
-    else:
+        return _arrays(path, model, expected), "id"
+    if not is_table(path.name):
         raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
-    return found
+    if schema is None:
+        raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
+    rows = read(Source(path.name, form, base=path.parent), replace(expected, table=schema), str(path.parent))
+    if rows.ids is not None:
+        return rows, schema.name_of("id") or ""
+    return replace(rows, ids=rows.groups), schema.name_of("group") or ""
 
 
-def _images(path: Path, model: TrainedModel, image: ImageForm, form: Format) -> _Rows:
+def _images(path: Path, model: TrainedModel, image: ImageForm, form: Format) -> tuple[Rows, str]:
     """Return the images of a folder, or those below its own folder that a table names; each is named by its path."""
     column = (model.table.name_of("file") if model.table else None) or FILE
     if path.is_dir():
         x, names = read_unlabelled(path, image)
     else:
         x, names = read_unlabelled(path.parent, image, path, form, column)
-    return _Rows(x, column, np.array(names, np.str_))
+    return Rows(x, np.empty(0), np.array(names, np.str_)), column
 
 
-def _arrays(path: Path, model: TrainedModel) -> _Rows:
-    arrays = read_npz(path)
-    if model.layout is not None:
-        x: Array = model.layout.pack(gather(arrays, "x"), f"{path}: x")
-    else:
-        x = _array(path, arrays, model)
-    names = arrays.get("id")
-    if names is not None and names.shape != (len(x),):
-        raise ParameterError(f"{path}: expected one id a row, {len(x)}; got {list(names.shape)}")
-    return _Rows(x, "id", None if names is None else names.astype(np.str_))
-
-
-def _array(path: Path, arrays: Mapping[str, Array], model: TrainedModel) -> Array:
-    if "x" not in arrays:
-        raise ParameterError(f"{path}: expected an array `x`, got {sorted(arrays)}")
-    pixels = model.source in SETS and arrays["x"].dtype == np.uint8
-    x: Array = as_features(arrays["x"], str(path)) if not pixels else scaled(arrays["x"])
-    if pixels and model.image is not None and x.shape[1:] == model.shape:
-        x = model.image.standardised(x)
-    schema = _of_arrays(model)
-    if schema is not None and x.ndim == 2 and x.shape[1] == len(schema.features) < len(model.columns):
-        x = expansion_of(schema).apply(x)  # with marks of what is absent
-    return x
-
-
-def _table(path: Path, model: TrainedModel, form: Format) -> _Rows:
-    schema = model.table or _of_arrays(model)
-    if schema is None:
-        raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
-    read = encode(read_columns(path, form), schema, path.name, form, labelled=False, training=False)
-    named, names = schema.name_of("id"), read.ids
-    if names is None:
-        named, names = schema.name_of("group"), read.groups
-    return _Rows(read.x, named or "", names)
+def _arrays(path: Path, model: TrainedModel, expected: ExpectedRows) -> Rows:
+    arrays, schema = read_npz(path), _of_arrays(model)
+    x = arrays.get("x")
+    if x is not None and model.source in SETS and x.dtype == np.uint8:
+        x = arrays["x"] = scaled(x)
+        if model.image is not None and x.shape[1:] == model.shape:
+            arrays["x"] = model.image.standardised(x)
+    rows = of_arrays(arrays, expected, str(path))
+    if schema is not None and rows.x.ndim == 2 and rows.x.shape[1] == len(schema.features) < len(model.columns):
+        return replace(rows, x=expansion_of(schema).apply(rows.x))  # with marks of what is absent
+    return rows
 
 
 def _of_arrays(model: TrainedModel) -> Schema | None:
@@ -143,15 +116,15 @@ def _of_arrays(model: TrainedModel) -> Schema | None:
     return Schema(columns={name: Number(blanks=marked.get(name, blanks)) for name in names})
 
 
-def _write(out: Path, outputs: Array, rows: _Rows, model: TrainedModel) -> None:
+def _write(out: Path, outputs: Array, names: Array | None, named: str, model: TrainedModel) -> None:
     if out.suffix.lower() == ".npy":
         buffer = io.BytesIO()
         np.save(buffer, outputs, allow_pickle=False)
         write_atomically(out, buffer.getvalue(), 0o600)  # of people, as those beside their ids are
         return
     header, columns = _predicted(outputs, model)
-    if rows.names is not None:
-        header, columns = [rows.named, *header], [rows.names.tolist(), *columns]
+    if names is not None:
+        header, columns = [named, *header], [names.tolist(), *columns]
     write_atomically(out, written(header, columns), 0o600)
 
 
