@@ -278,10 +278,10 @@ def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: boo
 
 def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:
     """Raise ParameterError unless ids, groups and domains are one a row. distinct: no two rows may have one id."""
-    for what, one in (("id", rows.ids), ("group", rows.groups), ("domain", rows.domain)):
-        if one is not None and (one.shape != (len(rows),) or one.dtype.kind not in "iuUSO"):
+    for what, one, kinds in (("id", rows.ids, "iuU"), ("group", rows.groups, "iuU"), ("domain", rows.domain, "")):
+        if one is not None and (one.shape != (len(rows),) or (kinds and one.dtype.kind not in kinds)):
             raise ParameterError(
-                f"{where}: expected one {what} per row ({len(rows)}), integers or strings, "
+                f"{where}: expected one {what} per row ({len(rows)}){', integers or strings' if kinds else ''}, "
                 f"got an array of shape {one.shape} and type {one.dtype}"
             )
     if distinct and rows.ids is not None and (count := len(np.unique(rows.ids))) < len(rows):
