@@ -32,13 +32,13 @@ def dataset(channels: int = 3, size: int = 9, **changes: Any) -> Split:
 
 def test_every_class_is_dealt_to_the_domains_in_equal_parts() -> None:
     made = into_domains(dataset(), NAMES, 3)
-    for domain, y in ((made.domain, made.train.y), (made.test.domain, made.test.y)):
+    for domain, y in ((made.train.domain, made.train.y), (made.test.domain, made.test.y)):
         assert domain is not None
         for label in range(10):
             _, counts = np.unique(domain[y == label], return_counts=True)
             assert set(counts.tolist()) == {len(y) // 40}
     uneven = into_domains(dataset(y_train=np.zeros(200, np.int64)), NAMES[:3], 3)
-    assert sorted(np.unique(uneven.domain, return_counts=True)[1].tolist()) == [66, 67, 67]
+    assert sorted(np.unique(uneven.train.domain, return_counts=True)[1].tolist()) == [66, 67, 67]
 
 
 def test_each_row_is_changed_as_its_domain_says_and_nothing_else_is() -> None:
@@ -48,7 +48,7 @@ def test_each_row_is_changed_as_its_domain_says_and_nothing_else_is() -> None:
     np.testing.assert_array_equal(before.train.x, kept)
     np.testing.assert_array_equal(made.train.y, before.train.y)
     for x, was, domain in (
-        (made.train.x, before.train.x, made.domain),
+        (made.train.x, before.train.x, made.train.domain),
         (made.test.x, before.test.x, made.test.domain),
     ):
         assert domain is not None
@@ -61,32 +61,32 @@ def test_each_row_is_changed_as_its_domain_says_and_nothing_else_is() -> None:
 
 def test_the_seed_decides_who_is_dealt_where() -> None:
     made, again, other = (into_domains(dataset(), NAMES, seed) for seed in (3, 3, 4))
-    assert made.domain is not None
-    assert other.domain is not None
-    np.testing.assert_array_equal(made.domain, again.domain)
-    assert (made.domain != other.domain).any()
+    assert made.train.domain is not None
+    assert other.train.domain is not None
+    np.testing.assert_array_equal(made.train.domain, again.train.domain)
+    assert (made.train.domain != other.train.domain).any()
     # fixed, because a run file should mean the same silos on every machine and in every release
-    assert made.domain[:6].tolist() == ["rotated", "recoloured", "recoloured", "blurred", "blurred", "recoloured"]
+    assert made.train.domain[:6].tolist() == ["rotated", "recoloured", "recoloured", "blurred", "blurred", "recoloured"]
     # numbers instead of classes: equal parts all the same
     y = np.linspace(0, 1, 320, dtype=np.float32)
     numbers = split_of("toy", "regression", images(200, 1, 5, 5), y[:200], images(120, 1, 5, 5), y[200:])
-    assert np.unique(into_domains(numbers, NAMES, 0).domain, return_counts=True)[1].tolist() == [50] * 4
+    assert np.unique(into_domains(numbers, NAMES, 0).train.domain, return_counts=True)[1].tolist() == [50] * 4
 
 
 def test_silos_from_different_domains() -> None:
     made = into_domains(dataset(), NAMES, 3)
-    assert made.domain is not None
+    assert made.train.domain is not None
     for silos in (4, 8, 6):
         dealt = distribute(made, silos, "by-domain", 3)
         for number, silo in enumerate(dealt.silos):
-            own = made.train.x[made.domain == sorted(NAMES)[number % 4]]
+            own = made.train.x[made.train.domain == sorted(NAMES)[number % 4]]
             assert {image.tobytes() for image in silo.x} <= {image.tobytes() for image in own}
         assert sum(len(silo.x) for silo in dealt.silos) == 200
     assert [len(silo.x) for silo in distribute(made, 6, "by-domain", 3).silos] == [25, 25, 50, 50, 25, 25]
     mixed = distribute(made, 4, "iid", 3).silos  # a mixture: no silo is a whole domain
     for silo in mixed:
         held = {image.tobytes() for image in silo.x}
-        shares = [sum(x.tobytes() in held for x in made.train.x[made.domain == name]) for name in NAMES]
+        shares = [sum(x.tobytes() in held for x in made.train.x[made.train.domain == name]) for name in NAMES]
         assert min(shares) > 3  # 12.5 of 50 rows expected, standard deviation 2.7 (hypergeometric)
 
 
