@@ -100,7 +100,7 @@ class SiloSection(Section):
 
 
 class RowsSection(Section):
-    """Where its rows are, and how a .csv file is written: see `moretta.data.reading.read_rows`.
+    """Where its rows are, and how a .csv file is written: see `moretta.data.reading.Source`.
 
     source: a table (.csv, .parquet, .arrow), an .npz file, "module:function" or "image-folder".
     path, labels: of "image-folder", the folder and the table that names its files.

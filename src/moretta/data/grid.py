@@ -10,6 +10,7 @@ Every participant gets the targets of its rows here; `Silo.labelled` says which 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -88,8 +89,8 @@ def deal(
             name, x = f"silo-{i}-{j}", np.take(rows.x, own, axis=1)
             names = tuple(source.feature_names[column] for column in own) if source.feature_names else ()
             check_owned(replace(rows, x=x), name, names, may_lack=source.may_lack)
-            silo = Silo(name, x, rows.y, row, tuple(own), rows.ids, labelled=j == holder, groups=rows.groups)
-            participants.append(replace(silo, aligned=True))  # all were dealt from one table
+            silo = partial(Silo, name, x, rows.y, row, tuple(own), rows.ids, groups=rows.groups)
+            participants.append(silo(labelled=j == holder, aligned=True))  # all were dealt from one table
     return tuple(participants)
 
 

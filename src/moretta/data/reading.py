@@ -638,7 +638,8 @@ def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple
         labelled = not joint or holder == part + 1
         own = table_of_part(table, parts[part], labelled=labelled)
         rows = read(source, ExpectedRows.of_table(own, labelled=labelled), f"silo `{name}`")
-        silo = Silo(name, rows.x, rows.y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
+        y = rows.y if table.classes else rows.y.astype(np.float32)
+        silo = Silo(name, rows.x, y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
         silos.append(silo if alignment is None else aligned(silo, Alignment.load(alignment)))
     if data.test is None:
         return silos, None

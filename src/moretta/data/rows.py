@@ -190,7 +190,7 @@ def as_features(x: ArrayLike, where: str) -> Array:
 
 
 def _single(y: Array) -> Array:
-    with np.errstate(over="ignore"):  # too large becomes infinite, which the construction of `Dataset` refuses
+    with np.errstate(over="ignore"):  # too large becomes infinite, which `check_targets_finite` refuses
         return y.astype(np.float32)
 
 

@@ -58,9 +58,9 @@ def predict(
     found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
-    read_rows, named = _rows(rows, found, replace(found.form, **(form or {})))
-    outputs = found.outputs(read_rows.x, str(rows))
-    _write(out, outputs, read_rows.ids, named, found)
+    found_rows, named = _rows(rows, found, replace(found.form, **(form or {})))
+    outputs = found.outputs(found_rows.x, str(rows))
+    _write(out, outputs, found_rows.ids, named, found)
     return outputs.shape[0], outputs.shape[1]
 
 
