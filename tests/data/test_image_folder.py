@@ -16,7 +16,7 @@ from test_dicom import dicom
 
 from moretta.contract.lazy_rows import LazyRows
 from moretta.data.images import folder as folders
-from moretta.data.images.folder import LabelledImages, read_labelled, read_unlabelled
+from moretta.data.images.folder import read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.partition import distribute
 from moretta.data.reading import ExpectedRows, Source
@@ -48,7 +48,7 @@ def one(folder: Path, name: str, form: ImageForm | None = None) -> np.ndarray:
     return read(folder, table(folder, f"{name},ill"), form).x[0]
 
 
-def read(folder: Path, labels: Path, form: ImageForm | None = None, **options: Any) -> LabelledImages:
+def read(folder: Path, labels: Path, form: ImageForm | None = None, **options: Any) -> Rows:
     return read_labelled(folder, labels, form or ImageForm(), LABELS, **options)
 
 
