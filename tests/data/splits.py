@@ -18,10 +18,10 @@ def load(
 
 
 def split_of(
-    x_train: Any, y_train: Any, x_test: Any, y_test: Any, *, ids: Any = None, groups: Any = None, domain: Any = None,
+    name: str, task: Any, x_train: Any, y_train: Any, x_test: Any, y_test: Any, *, ids: Any = None, groups: Any = None, domain: Any = None,
     domain_test: Any = None, x_validation: Any = None, y_validation: Any = None, **about: Any
 ) -> Split:  # fmt: skip
     """Return a split of arrays. about: its further fields."""
     x, y = (x_train[:0], y_train[:0]) if x_validation is None else (x_validation, y_validation)
     train, test = Rows(x_train, y_train, ids, groups, domain), Rows(x_test, y_test, domain=domain_test)
-    return Split(train, test, Rows(x, y), **about)
+    return Split(train, test, Rows(x, y), name, task, **about)

@@ -87,7 +87,7 @@ def test_uneven_parts_and_their_names() -> None:
     dealt = distribute(dataset(11), 6, "grid", 3, grid=(3, 2), sizes=[2, 1, 1])
     assert [silo.x.shape for silo in dealt.silos] == [(6, 3), (6, 2), (2, 3), (2, 2), (3, 3), (3, 2)]
     assert [silo.columns for silo in dealt.silos[:2]] == [(0, 1, 2), (3, 4)]
-    assert [silo.feature_names for silo in dealt.silos[:2]] == [("a", "b", "c"), ("d", "e")]
+    assert [silo.names for silo in dealt.silos[:2]] == [("a", "b", "c"), ("d", "e")]
     assert dealt.feature_names == ("a", "b", "c", "d", "e")
 
 
@@ -132,7 +132,7 @@ def test_a_text_column_is_named_by_its_own_name(tmp_path: Path) -> None:
     source = table(tmp_path)
     assert source.feature_names == ("age", "job=cook", "job=nurse", "job=smith", "balance")
     left, right = distribute(source, 2, "by-feature", columns=[["job", "age"], ["balance"]]).silos
-    assert left.feature_names == ("age", "job=cook", "job=nurse", "job=smith")  # in the order of the table
+    assert left.names == ("age", "job=cook", "job=nurse", "job=smith")  # in the order of the table
     assert (left.columns, right.columns) == ((0, 1, 2, 3), (4,))
     columns: list[list[str | int]] = [["job=nurse", 4], ["age", "job=cook", "job=smith"]]
     assert [s.columns for s in distribute(source, 2, "by-feature", columns=columns).silos] == [(2, 4), (0, 1, 3)]
@@ -156,7 +156,7 @@ def test_absent_values_and_their_marks_stay_with_the_participant_that_has_the_co
     source = table(tmp_path, "\n".join(lines), missing="indicator")
     dealt = distribute(source, 4, "by-feature", 1, columns=[["balance"], ["age", "job"]])
     assert dealt.feature_names[-1] == "balance=missing"
-    assert dealt.silos[0].feature_names == ("balance", "balance=missing")
+    assert dealt.silos[0].names == ("balance", "balance=missing")
     assert [silo.columns for silo in dealt.silos[:2]] == [(4, 5), (0, 1, 2, 3)]
     for silo, rows in zip(dealt.silos[::2], partition(source.train.y, 2, "iid", 1), strict=True):
         own = source.train.x[rows, 4]
@@ -179,7 +179,7 @@ def test_ids_travel_with_their_rows(tmp_path: Path) -> None:
     source = table(tmp_path, validation_fraction=0.2)
     dealt = distribute(source, 6, "grid", 2, grid=[3, 2])
     for silo in dealt.silos:
-        if "age" in silo.feature_names:
+        if "age" in silo.names:
             assert [f"P{int(age - 20) // 2:02}" for age in silo.x[:, 0]] == ids_of(silo)
     assert len(whole(dealt)[2]) == 12
     assert "patient" not in dealt.feature_names

@@ -41,7 +41,7 @@ def of_rows(dataset: Split, rows: np.ndarray) -> set[str]:
 def test_a_patient_is_in_one_part_and_the_silos_know_whose_rows_are_whose(tmp_path: Path) -> None:
     np.savez(tmp_path / "visits.npz", x=X, y=Y, group=VISITS, id=np.arange(90))
     dataset = load("visits.npz", base=tmp_path, validation_fraction=0.2)
-    train, test, validation = (of_rows(dataset, x) for _, x, _ in dataset.parts())
+    train, test, validation = (of_rows(dataset, rows.x) for rows in dataset.parts().values())
     assert not train & test
     assert not (train | test) & validation
     assert dataset.train.groups is not None

@@ -398,7 +398,7 @@ def test_a_schema_has_images_or_columns_as_inputs() -> None:
         ({"path": "none", "labels": "labels.csv"}, "there is no folder .*none of images"),
         ({"path": "scans", "labels": "none.csv"}, "there is no file .*none.csv"),
         ({"path": "scans", "labels": "labels.csv", "task": "regression"}, "target of a regression and holds words"),
-        ({"path": "scans", "labels": "labels.csv", "channels": 2}, "channels: expected 1, grey, or 3, coloured, got 2"),
+        ({"path": "scans", "labels": "labels.csv", "channels": 2}, "channels: expected 1 or 3, got 2"),
         ({"path": "scans", "labels": "labels.csv", "window": (1, 0)}, "expected a finite window center and a width of"),
         ({"path": "scans", "labels": "labels.csv", "spacing": 1.0}, "spacing needs image-size"),
         ({"path": "scans", "labels": "labels.csv", "encoding": "ordinal"}, "encoding is for a table of features"),

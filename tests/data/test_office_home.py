@@ -129,7 +129,7 @@ def test_a_category_in_no_training_row_is_named(tmp_path: Path, alone: int) -> N
         ({}, "needs path, the folder with the folders Art, Clipart, Product and Real World.*get them at https://"),
         ({"path": "nowhere"}, r"there is no folder .*nowhere; it should hold .*from https://"),
         ({"path": "."}, "lacks the folder Clipart, Real World; expected"),
-        ({"path": ".", "image_size": 0}, "image-size: expected 1 or more pixels, got 0"),
+        ({"path": ".", "image_size": 0}, "image_size: expected 1 or more, got 0"),
         ({"path": ".", "target": "y"}, "target is for a table"),
     ],
 )

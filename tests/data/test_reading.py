@@ -139,13 +139,13 @@ TABLE_OF_NUMBERS = replace(NUMBERS, table=Schema(columns={**COLUMNS, "y": Target
 
 def test_a_table_is_read_by_the_runs_schema(tmp_path: Path) -> None:
     text = "who,y,b,a\np1,0,2,1\np2,2,4,3\n"
-    x, y, ids, groups, names = of_csv(tmp_path, text, TABLE)
-    assert x.tolist() == [[1, 2], [3, 4]]
-    assert y.tolist() == [0, 2]
-    assert ids.tolist() == ["p1", "p2"]
-    assert groups is None
-    assert names == ("a", "b")
-    assert of_csv(tmp_path, "who,a,b,y\np,1,2,0.5\nq,3,4,1\n", TABLE_OF_NUMBERS)[1].tolist() == [0.5, 1.0]
+    rows = of_csv(tmp_path, text, TABLE)
+    assert rows.x.tolist() == [[1, 2], [3, 4]]
+    assert rows.y.tolist() == [0, 2]
+    assert rows.ids is not None
+    assert rows.ids.tolist() == ["p1", "p2"]
+    assert (rows.groups, rows.names) == (None, ("a", "b"))
+    assert of_csv(tmp_path, "who,a,b,y\np,1,2,0.5\nq,3,4,1\n", TABLE_OF_NUMBERS).y.tolist() == [0.5, 1.0]
 
 
 def test_a_site_of_one_class_and_one_category_has_the_columns_of_all(tmp_path: Path) -> None:

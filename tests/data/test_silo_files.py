@@ -134,7 +134,7 @@ def test_no_test_row_is_of_whom_a_silo_trains_on(here: Path) -> None:
     write(here / "whole.csv", others, "person", "age", "ward", "claims", "outcome")
     done = call("train", run(COLUMNS + 'test = "whole.csv"', CGD + "\nalign = true"), "--out", "mine")
     assert done.code == 2
-    assert "silo `clinic`, ids: 1 of 60 test rows have one that training rows have too" in done.sentence
+    assert "silo `clinic`: id: 1 of 60 test rows have one that training rows have too" in done.sentence
     assert "P-0" not in done.err
     assert not (here / "mine").exists()
 

@@ -57,8 +57,8 @@ def test_bank_marketing_in_the_publishers_format(tmp_path: Path) -> None:
     bank(tmp_path)
     data = load("bank-marketing", path=".", base=tmp_path)
     assert data.feature_names == ("age", "job=admin.", "job=student", "job=unknown")  # no duration
-    assert [len(part[1]) for part in data.parts()] == [80, 10, 10]
-    assert [int(y.sum()) for _, _, y in data.parts()] == [8, 1, 1]
+    assert [len(part) for part in data.parts().values()] == [80, 10, 10]
+    assert [int(part.y.sum()) for part in data.parts().values()] == [8, 1, 1]
     assert data.class_names == ("no", "yes")
     every = load("bank-marketing", path="bank-additional-full.csv", base=tmp_path, encoding="ordinal")
     assert every.feature_names == ("age", "job", "duration")
@@ -68,8 +68,8 @@ def test_bank_marketing_in_the_publishers_format(tmp_path: Path) -> None:
 
 def test_bank_marketing_as_published(public: Path) -> None:
     data = load("bank-marketing", path=public / "bank_marketing")
-    assert [len(part[1]) for part in data.parts()] == [32950, 4119, 4119]
-    assert sum(int(y.sum()) for _, _, y in data.parts()) == 4640
+    assert [len(part) for part in data.parts().values()] == [32950, 4119, 4119]
+    assert sum(int(part.y.sum()) for part in data.parts().values()) == 4640
     assert not any(name.startswith("duration") for name in data.feature_names)
     assert {"job=unknown", "default=unknown"} <= set(data.feature_names)
     full = load("bank-marketing", path=public / "bank_marketing" / "bank-full.csv.gz", encoding="ordinal")
@@ -80,7 +80,7 @@ def test_bank_marketing_as_published(public: Path) -> None:
     assert {"default", "housing", "loan", "duration", "month=may"} <= set(yes_no.feature_names)
     loan = yes_no.train.x[:, yes_no.feature_names.index("loan")]
     assert set(loan.tolist()) == {0.0, 1.0}
-    assert sum(len(part[1]) for part in full.parts()) == 45211
+    assert sum(len(part) for part in full.parts().values()) == 45211
 
 
 def test_only_columns_of_yes_and_no_become_one_number(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_module_function_beside_the_run_file(tmp_path: Path) -> None:
         ("wdbc", {"test_fraction": 1e-6}, "569 rows cannot be split by fractions 1e-06, 0.0"),
         ("wdbc", {"target": "y"}, 'target is for a table without a schema, but source = "wdbc" is none; remove target'),
         ("wdbc", {"path": "x"}, 'path is for a built-in set of files, but source = "wdbc" is none'),
-        ("wdbc", {"missing": "meidan"}, 'missing = "meidan" is unknown; did you mean "median"'),
-        ("wdbc", {"task": "regresion"}, 'task = "regresion" is unknown; did you mean "regression"'),
+        ("wdbc", {"missing": "meidan"}, 'missing: expected .* got "meidan"; did you mean "median"'),
+        ("wdbc", {"task": "regresion"}, 'task: expected .* got "regresion"; did you mean "regression"'),
         ("none.csv", {}, "there is no file"),
         ("none.npz", {}, "there is no file"),
         ("bank-marketing", {}, "needs path, .* got no path; get it at https"),

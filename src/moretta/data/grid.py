@@ -90,7 +90,7 @@ def deal(
             names = tuple(source.feature_names[column] for column in own) if source.feature_names else ()
             check_owned(replace(rows, x=x), name, names, may_lack=source.may_lack)
             silo = partial(Silo, name, x, rows.y, row, tuple(own), rows.ids, groups=rows.groups)
-            participants.append(silo(labelled=j == holder, aligned=True))  # all were dealt from one table
+            participants.append(silo(labelled=j == holder, aligned=True, names=names))  # all were dealt from one table
     return tuple(participants)
 
 
