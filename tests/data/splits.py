@@ -18,7 +18,8 @@ def load(
 
 
 def split_of(
-    name: str, task: Any, x_train: Any, y_train: Any, x_test: Any, y_test: Any, *, ids: Any = None, groups: Any = None, domain: Any = None,
+    name: str, task: Any, x_train: Any, y_train: Any, x_test: Any, y_test: Any, *,
+    ids: Any = None, groups: Any = None, domain: Any = None,
     domain_test: Any = None, x_validation: Any = None, y_validation: Any = None, **about: Any
 ) -> Split:  # fmt: skip
     """Return a split of arrays. about: its further fields."""
