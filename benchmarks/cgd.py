@@ -34,7 +34,7 @@ from moretta import CGD
 from moretta.contract.messages import Stamp
 from moretta.data.holders import Grid, Part
 from moretta.data.images.sets import load_images, scaled
-from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
+from moretta.protocols.cgd.simulation import Adding, GridRows, Simulation
 from moretta.secure_aggregation.encoding import Ring
 
 GRIDS, QUICK = [(10, 7), (100, 49), (1000, 112)], [(10, 7)]
@@ -84,7 +84,7 @@ class Fused:
             CGD(learning_rate=RATE, delta=0.1),
             mlp(),
             Grid(parts, {row: f"{row}-0" for row in counts}),
-            Rows(x, y, counts),
+            GridRows(x, y, counts),
             Adding("fused", Ring(64), 16.0),
             insecure=0,
             rounds=1000,

@@ -24,7 +24,7 @@ from moretta.models import catalogue
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.fedsgd.client import Client as FedSGDClient
 from moretta.protocols.fedsgd.messages import TrainOn as PlainTrainOn
 from moretta.protocols.fedsgd.params import FedSGD
@@ -52,7 +52,7 @@ class Case:
         random = np.random.default_rng(0)
         classes, x = random.integers(0, max(outputs, 2), BATCH), random.normal(size=(BATCH, *shape)).astype("f4")
         targets = enrolment.targets(classes, outputs, protocol.loss, "silo", torch.float32)
-        rows = SiloRows(Rows(x, targets.numpy(), Batches(BATCH, 0, 0, "silo")), torch.float32, device)
+        rows = SiloRows(TrainingRows(x, targets.numpy(), Batches(BATCH, 0, 0, "silo")), torch.float32, device)
         if len(shape) == 3:
             rows.x = rows.x.to(memory_format=torch.channels_last)
         self.protocol, self.tensors = protocol, copy.deepcopy(model).double().state_dict(keep_vars=True)

@@ -17,7 +17,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.data.domains import DOMAINS
-from moretta.data.rows import Dataset
+from moretta.data.rows import Rows, Split
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.baffle.cut import blocks_of, cut_of
@@ -269,7 +269,8 @@ def test_the_last_layer_on_features_is_the_whole_network_with_the_rest_frozen(
 def test_each_domain_is_scored_by_itself(scripts: SimpleNamespace, network: torch.nn.Sequential) -> None:
     domains, random = scripts.domains, np.random.default_rng(5)
     x, y = random.random((48, 3, 16, 16), dtype=np.float32), np.arange(48) % 4
-    images = Dataset("tiny", "classification", x[:32], y[:32], x[32:], y[32:], classes=4, standardise=False)
+    parts = (Rows(x[:32], y[:32]), Rows(x[32:], y[32:]), Rows(x[:0], y[:0]))
+    images = Split(*parts, "tiny", "classification", classes=4, standardise=False)
     run_file = run_files.load(FOLDER / "domains.toml", ["data.silos=4", "run.rounds=2", "data.batch-size=4"])
     trunk, head = domains.split(network)
     silos, tests = domains.dealt(run_file, images, trunk.eval())

@@ -21,7 +21,7 @@ from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run import prediction, trained_model
 from moretta.run.assembly import federation_of
@@ -92,7 +92,7 @@ def test_features_are_what_the_last_layer_reads(
 
 def _as_npz(images: Path, tmp_path: Path) -> Path:
     path = tmp_path / "rows.npz"
-    np.savez(path, x=load_images("cifar10", images).test.x)
+    np.savez(path, x=load_images("cifar10", images).x_test)
     return path
 
 
@@ -169,7 +169,7 @@ def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
     dp, random = script("dp"), np.random.default_rng(4)
     model = catalogue.build("mlp", inputs=shape, outputs=3, seed=1, hidden=hidden)
     x, y = random.normal(size=(40, *shape)).astype(np.float32), np.arange(40) % 3
-    rows = SiloRows(Rows(x, y, Batches(40, 10, 0, "silo")), torch.float32)
+    rows = SiloRows(TrainingRows(x, y, Batches(40, 10, 0, "silo")), torch.float32)
     root = SecretRoot.insecure(0, "silo")
     private = PrivateGradient(Privacy(1.0, clip, 1e-5), rows, 10, Loss("cross-entropy"), root, b"")
     for lot in (np.arange(0, 40, 3), np.arange(0)):

@@ -38,7 +38,7 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.assembly import federation_of
@@ -185,7 +185,7 @@ def test_it_trains_as_on_rows_packed_by_hand_to_the_last_bit(nets: Any, case: st
 def test_each_row_is_clipped_as_on_rows_packed_by_hand(nets: Any) -> None:
     x, y = rows(20)
     packed, layout = pack(x, "rows")
-    own = SiloRows(Rows(packed, y, Batches(20, 8, 0, "north")), torch.float32)
+    own = SiloRows(TrainingRows(packed, y, Batches(20, 8, 0, "north")), torch.float32)
     loss, root = Loss("cross-entropy"), SecretRoot.insecure(0, "north")
     private = PrivateGradient(Privacy(1.0, 0.1, 1e-5), own, 8, loss, root, b"")
     models = takes_packed(built(nets.Masked), layout), built(nets.ByHand)

@@ -47,7 +47,7 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
     if not isinstance(network.network, nn.Sequential) or not isinstance(layers[-1], nn.Linear):
         raise ParameterError(f"{backbone}: expected a network that ends in a linear layer, such as a resnet")
     trunk, found = nn.Sequential(*layers[:-1]).eval(), load_images("cifar10", images)
-    if found.test.x is None or found.test.y is None:
+    if found.x_test is None or found.y_test is None:
         raise ParameterError(f"{images}: expected test images beside the training images")
 
     def transport(pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
@@ -55,7 +55,7 @@ def make(backbone: Path, images: Path, out: Path = CACHE) -> Arrays:
         inputs = (prepared(scaled(x), network.preparation, network.dtype) for x in chunks)
         return np.concatenate([outputs_of(trunk, x).numpy() for x in inputs])
 
-    arrays = (transport(found.x), found.y, transport(found.test.x), found.test.y)
+    arrays = (transport(found.x), found.y, transport(found.x_test), found.y_test)
     np.savez(out, **dict(zip(PARTS, arrays, strict=True)))
     return arrays
 

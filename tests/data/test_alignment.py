@@ -291,14 +291,14 @@ def test_another_file_is_refused(tmp_path: Path, change) -> None:
 def test_rows_are_reordered_and_changed_rows_refused() -> None:
     ids, x, y = ["C", "a", "b"], np.arange(6.0).reshape(3, 2), np.array([10, 11, 12])
     found = align({"a": ids, "b": ["b", "c", "x"]})["a"]
-    rows = aligned(Silo("a", x, y, ids=ids, groups=["g1", "g2", "g3"]), found)
+    rows = aligned(Silo("a", x, y, ids=np.array(ids), groups=np.array(["g1", "g2", "g3"])), found)
     assert rows.subject_ids is not None
     assert rows.subject_ids.tolist() == ["b", "c"]
     assert rows.x.tolist() == [[4.0, 5.0], [0.0, 1.0]]
     assert rows.y.tolist() == [12, 10]
     assert rows.groups is not None
     assert rows.groups.tolist() == ["g3", "g1"]
-    assert len(aligned(Silo("a", x, y[:0], ids=ids), found).y) == 0
+    assert len(aligned(Silo("a", x, y[:0], ids=np.array(ids)), found).y) == 0
     for changed in (["a", "C", "b"], ["C", "a", "b", "d"], ["C", "a"]):
         with pytest.raises(ParameterError, match="not those that were aligned"):
             found.normalised(changed, "`a`")

@@ -22,6 +22,7 @@ from moretta.data.partition import distribute
 from moretta.data.reading import ExpectedRows, Source
 from moretta.data.reading import read as read_rows
 from moretta.data.rows import Rows, Split
+from moretta.data.silo import Silo
 from moretta.data.tables import schema
 from moretta.errors import MissingExtra, ParameterError
 
@@ -49,7 +50,12 @@ def one(folder: Path, name: str, form: ImageForm | None = None) -> np.ndarray:
 
 
 def read(folder: Path, labels: Path, form: ImageForm | None = None, **options: Any) -> Rows:
-    return read_labelled(folder, labels, form or ImageForm(), LABELS, **options)
+    return rows_of(folder, labels, form or ImageForm(), LABELS, **options)
+
+
+def rows_of(*args: Any, **options: Any) -> Rows:
+    x, found = read_labelled(*args, **options)
+    return Rows(x, found.y, found.ids, found.groups)
 
 
 def scans(folder: Path, rows: int = 20) -> Path:
@@ -154,7 +160,7 @@ def test_a_patient_is_on_one_side(tmp_path: Path) -> None:
 
 def test_more_than_memory_is_lazy_and_the_same(tmp_path: Path) -> None:
     args = tmp_path / "scans", scans(tmp_path), ImageForm(), NAMED
-    there, lazy = (read_labelled(*args, in_memory=size) for size in (20 * 64, 20 * 64 - 1))
+    there, lazy = (rows_of(*args, in_memory=size) for size in (20 * 64, 20 * 64 - 1))
     assert isinstance(there.x, np.ndarray)
     assert isinstance(lazy.x, LazyRows)
     np.testing.assert_array_equal(np.asarray(lazy.x), there.x)
@@ -169,8 +175,9 @@ def test_lazy_rows_stay_so_until_they_are_dealt_out(tmp_path: Path, monkeypatch:
     lazy = distribute(dataset(tmp_path, validation_fraction=0.1), 3, seed=2)
     assert there.validation is not None
     assert lazy.validation is not None
-    pairs = zip((*there.silos, there.test, there.validation), (*lazy.silos, lazy.test, lazy.validation), strict=True)
-    for mine, other in pairs:
+    mine_of: list[Silo | Rows] = [*there.silos, there.test, there.validation]
+    others: list[Silo | Rows] = [*lazy.silos, lazy.test, lazy.validation]
+    for mine, other in zip(mine_of, others, strict=True):
         assert isinstance(other.x, LazyRows)
         np.testing.assert_array_equal(np.asarray(other.x), mine.x)
         np.testing.assert_array_equal(other.y, mine.y)
@@ -418,7 +425,7 @@ def test_keys_of_image_folders_are_for_them_alone(tmp_path: Path, key: str) -> N
 
 
 def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
-    found = read_labelled(tmp_path / "scans", scans(tmp_path), ImageForm(), NAMED, in_memory=0)
+    found = rows_of(tmp_path / "scans", scans(tmp_path), ImageForm(), NAMED, in_memory=0)
     (tmp_path / "scans" / "003.png").write_bytes((tmp_path / "scans" / "004.png").read_bytes())
     assert len(found.x[:3]) == 3
     with pytest.raises(

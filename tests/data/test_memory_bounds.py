@@ -27,10 +27,10 @@ GIB = 1 << 30
 LOAD = """
 import resource, sys
 from pathlib import Path
-from typing import Any
 import numpy, PIL.Image, pyarrow.parquet, pyarrow.feather, pyarrow.csv
 from moretta.data.images.pixels import ImageForm, read_image
-from splits import load
+from moretta.data.reading import load
+from moretta.data.settings import Data
 from moretta.errors import ParameterError
 
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
@@ -39,7 +39,7 @@ try:
     if path.suffix in (".png", ".dcm"):
         read_image(path.read_bytes(), str(path), ImageForm())
     else:
-        load(path.name, target=None if path.suffix == ".npz" else "y", base=path.parent)
+        load(Data(source=path.name, target=None if path.suffix == ".npz" else "y"), seed=0, base=path.parent)
 except ParameterError as error:
     print(error)
     sys.exit(2)

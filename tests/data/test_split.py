@@ -185,6 +185,6 @@ def test_a_group_is_in_one_row_part_of_a_grid(numbers: list[int], parts: int, se
     for one, other in zip(silos[::2], silos[1::2], strict=True):
         assert one.groups is not None
         assert one.groups.tolist() == np.asarray(other.groups).tolist()  # partners hold the same rows
-        assert groups[(one.x[:, 0] / 2).astype(int)].tolist() == one.groups.tolist()
-    rows = [(silo.x[:, 0] / 2).astype(int) for silo in silos[::2]]
+        assert groups[(np.asarray(one.x)[:, 0] / 2).astype(int)].tolist() == one.groups.tolist()
+    rows = [(np.asarray(silo.x)[:, 0] / 2).astype(int) for silo in silos[::2]]
     assert together(rows, groups)

@@ -49,7 +49,7 @@ def silo_files() -> list[bytes]:
 
 def silo_file_words() -> list[str]:
     kinds = (silo_file.SiloSection, silo_file.RowsSection, silo_file.Limits, silo_file.Floors)
-    return sorted({key for kind in kinds for key in run_files._keys(kind)})
+    return sorted({key for kind in kinds for key in run_files.keys_of(kind)})
 
 
 def open_roster(data: bytes) -> None:

@@ -20,7 +20,7 @@ from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone, prepared, targets
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.statistics import AskHistogram
@@ -44,7 +44,7 @@ class Silo:
     ) -> None:  # fmt: skip
         self.phase = no_phase
         batches, schema = Batches(len(x), 4, 0, name), modules.schema(model)
-        self.rows = SiloRows(Rows(x, y, batches, schema, statistics=statistics), torch.float64)
+        self.rows = SiloRows(TrainingRows(x, y, batches, schema, statistics=statistics), torch.float64)
         self.contributor: Contributor = contributor(scheme, name, bits)
         self.model = model
         self.sent: list[Message] = []
@@ -324,7 +324,7 @@ def test_rows_are_seen_in_batches() -> None:
 
 def test_a_rounds_randomness_is_a_function_of_seed_silo_and_round_and_is_put_back() -> None:
     def draw(seed: int, silo: str, number: int) -> float:
-        rows = SiloRows(Rows(np.zeros((1, 1)), np.zeros(1), Batches(1, 1, seed, silo)), torch.float64)
+        rows = SiloRows(TrainingRows(np.zeros((1, 1)), np.zeros(1), Batches(1, 1, seed, silo)), torch.float64)
         before = torch.get_rng_state()
         with rows.randomness(number):
             drawn = float(torch.rand(1))

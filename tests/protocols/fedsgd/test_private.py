@@ -26,7 +26,7 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.result import Result
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -74,7 +74,7 @@ def inputs(scale: float = 1.0) -> np.ndarray:
 
 
 def rows(x: np.ndarray, dtype: torch.dtype = torch.float64, seed: int = 0, size: int = 8) -> SiloRows:
-    return SiloRows(Rows(x, np.arange(len(x)) % 3, Batches(len(x), size, seed, "north")), dtype)
+    return SiloRows(TrainingRows(x, np.arange(len(x)) % 3, Batches(len(x), size, seed, "north")), dtype)
 
 
 def private(

@@ -18,7 +18,7 @@ from moretta.protocols.common import enrolment
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import Predictions, Softmax, TrainOn
@@ -47,7 +47,7 @@ class Game:
 
     def _client(self, name: str, classes: NDArray[np.int64]) -> Client:
         y = enrolment.targets(classes, CLASSES, "cross-entropy", name, torch.float64)
-        rows = SiloRows(Rows(self.x[name], y.numpy(), Batches(ROWS, 0, 0, name)), torch.float64)
+        rows = SiloRows(TrainingRows(self.x[name], y.numpy(), Batches(ROWS, 0, 0, name)), torch.float64)
         head = self.perturbation.plan.head
         return Client(Loss("cross-entropy"), self.model, head, rows, contributor("none", name), self.form)
 

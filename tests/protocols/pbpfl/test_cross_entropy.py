@@ -23,7 +23,7 @@ from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.pbpfl import softmax
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.ideal import gradient
@@ -83,7 +83,7 @@ def play(
     x = random.normal(size=(rows, widths[0]))
     y = random.dirichlet(np.ones(widths[1]), rows) if soft else random.integers(0, widths[1], rows)
     wanted = enrolment.targets(y, widths[1], "cross-entropy", "silo", dtype).numpy()
-    own = SiloRows(Rows(x, wanted, Batches(rows, 0, 0, "silo")), dtype)
+    own = SiloRows(TrainingRows(x, wanted, Batches(rows, 0, 0, "silo")), dtype)
     inputs, targets = own.batch(1)
     plan = ScalePlan.of(model, (torch.zeros(2, widths[0], dtype=dtype),))
     perturbation = Perturbation(plan, partitions, form)
@@ -209,7 +209,7 @@ def ready_client() -> tuple[Client, Round]:
     """A silo that has answered nothing yet, and a round it could take part in."""
     done = play(mlp([5, 16, 6], True, torch.float64), "probabilities", 2, Loss("cross-entropy"))
     y = done.targets
-    own = SiloRows(Rows(done.inputs.numpy(), y.numpy(), Batches(len(y), 0, 0, "silo")), torch.float64)
+    own = SiloRows(TrainingRows(done.inputs.numpy(), y.numpy(), Batches(len(y), 0, 0, "silo")), torch.float64)
     return Client(done.loss, done.model, done.perturbation.plan.head, own, contributor("none", "silo")), done
 
 
@@ -243,7 +243,7 @@ def test_a_softmax_of_another_shape_is_the_servers_fault(rows, outputs, m) -> No
 
 def test_under_mse_there_is_no_softmax_to_answer() -> None:
     _, done = ready_client()
-    rows = SiloRows(Rows(done.inputs.numpy(), np.zeros((8, 6)), Batches(8, 0, 0, "silo")), torch.float64)
+    rows = SiloRows(TrainingRows(done.inputs.numpy(), np.zeros((8, 6)), Batches(8, 0, 0, "silo")), torch.float64)
     client = Client(Loss("mse"), done.model, done.perturbation.plan.head, rows, contributor("none", "silo"))
     client.answer(done.ask)
     with pytest.raises(MisuseError, match="without the predictions"):

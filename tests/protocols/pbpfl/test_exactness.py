@@ -17,7 +17,7 @@ from moretta.protocols.common import enrolment
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.ideal import gradient
 from moretta.protocols.pbpfl.messages import TrainOn
@@ -41,7 +41,9 @@ def mlp(widths: list[int], bias: bool, dtype: torch.dtype, seed: int = 0) -> nn.
 def silo_rows(inputs: int, outputs: int, rows: int, dtype: torch.dtype, seed: int = 0) -> SiloRows:
     random = np.random.default_rng(seed)
     targets = enrolment.targets(random.normal(size=(rows, outputs)), outputs, "mse", "silo", dtype)
-    return SiloRows(Rows(random.normal(size=(rows, inputs)), targets.numpy(), Batches(rows, 0, 0, "silo")), dtype)
+    return SiloRows(
+        TrainingRows(random.normal(size=(rows, inputs)), targets.numpy(), Batches(rows, 0, 0, "silo")), dtype
+    )
 
 
 def means_of(model: nn.Module, plan: ScalePlan, key: Key, noisy: dict[str, np.ndarray], rows: SiloRows) -> dict:

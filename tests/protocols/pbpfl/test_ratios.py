@@ -18,7 +18,7 @@ from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.pbpfl import ratios
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Ratios, Softmax, TrainOn
@@ -118,7 +118,7 @@ def client_and_ask() -> tuple[Client, TrainOn, Key]:
     key = perturbation.draw_key(ROOT.stream("client"), 1.0)
     random = np.random.default_rng(0)
     y = enrolment.targets(random.integers(0, 3, 6), 3, "cross-entropy", "silo", torch.float64)
-    rows = SiloRows(Rows(random.normal(size=(6, 5)), y.numpy(), Batches(6, 0, 0, "silo")), torch.float64)
+    rows = SiloRows(TrainingRows(random.normal(size=(6, 5)), y.numpy(), Batches(6, 0, 0, "silo")), torch.float64)
     client = Client(Loss("cross-entropy"), model, plan.head, rows, contributor("none", "silo"), "paper", ROOT)
     noisy = perturbation.perturb(model.state_dict(), key)
     return client, TrainOn(stamp=NOW, parameters=noisy, parts=key.parts, direction=key.direction, encoding={}), key

@@ -32,7 +32,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, prepared, targets
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.silo_rows import Begin, Rows
+from moretta.protocols.common.silo_rows import Begin, TrainingRows
 from moretta.protocols.common.specification import Specification
 
 M = TypeVar("M", bound=Message)
@@ -347,7 +347,7 @@ class Truth:
     def _silo_rows(self, silo: str) -> SiloRows:
         """Return a silo's rows with its randomness, on its device, as another one has another generator."""
         spec, held = self.federation.spec, self.rows(silo)
-        rows = Rows(held.x, held.y, self.batches(silo, self.run.rows[silo]))
+        rows = TrainingRows(held.x, held.y, self.batches(silo, self.run.rows[silo]))
         return SiloRows(rows, self.dtype, spec.run.device, augment=spec.data.varied)
 
     @property

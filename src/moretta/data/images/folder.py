@@ -25,9 +25,8 @@ from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
-from moretta.data.rows import Rows
 from moretta.data.tables.files import Column, Format, read_columns
-from moretta.data.tables.rows import encode, words_of
+from moretta.data.tables.rows import TableRows, encode, words_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, UnreadableRow
 
@@ -47,10 +46,11 @@ def read_labelled(
     labelled: bool = True,
     where: str | None = None,
     in_memory: int | None = None,
-) -> Rows:
+) -> tuple[Array, TableRows]:
     """Read the images [rows, channels, size, size] that a table names, by its schema, with a column of kind "file".
 
-    written: how a .csv table is written. labelled: whether targets are wanted. where: what sentences call the table.
+    Return them and the table's rows. written: how a .csv table is written. labelled: whether targets are wanted.
+    where: what sentences call the table.
     in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
     Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
     not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
@@ -62,7 +62,7 @@ def read_labelled(
         raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
     paths, said = _paths(columns[name], where)
     x = read_images(_files(folder, paths, said), said, form, in_memory)
-    return Rows(x, rows.y, rows.ids, rows.groups)
+    return x, rows
 
 
 def read_unlabelled(

@@ -25,7 +25,7 @@ from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.cgd.simulation import Adding, Rows, Simulation
+from moretta.protocols.cgd.simulation import Adding, GridRows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
@@ -270,7 +270,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         protocol,
         setting.model,
         grid,
-        Rows(prepared(x, found, setting.dtype), torch.from_numpy(y), counts),
+        GridRows(prepared(x, found, setting.dtype), torch.from_numpy(y), counts),
         Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
         setting.run.insecure_secret_seed,
         setting.run.rounds,

@@ -45,7 +45,7 @@ BLOCK = 8192
 
 
 @dataclass(frozen=True)
-class Rows:
+class GridRows:
     """All rows, one row of the grid after the other.
 
     x: [n, d]. y: as the loss wants them. counts: how many each row of the grid has, by its name.
@@ -110,7 +110,7 @@ class Simulation:
         params: CGD,
         model: nn.Module,
         grid: Grid,
-        rows: Rows,
+        rows: GridRows,
         adding: Adding,
         insecure: int | None,
         rounds: int,

@@ -42,7 +42,7 @@ from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import AskApart, Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Score
-from moretta.protocols.common.silo_rows import Begin, Ready, Rows
+from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
 from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.statistics import (
@@ -120,7 +120,7 @@ class SiloRows:
         augment: how inputs, images, are varied at each use (`varied`); empty: not.
     """
 
-    def __init__(self, of: Rows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "") -> None:
+    def __init__(self, of: TrainingRows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "") -> None:
         self._of, self.dtype, self.device, self._augment = of, dtype, device, augment
         self.answers, self.batches, self.y = of.answers, of.batches, torch.from_numpy(of.y).to(device)
         self.x = self._prepared(of.x)

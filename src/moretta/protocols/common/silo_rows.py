@@ -84,7 +84,7 @@ def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
     return digest_of({"rows": np.frombuffer(own, np.uint8), **figures})
 
 
-class Rows:
+class TrainingRows:
     """A silo's rows, its batches and its half of the enrolment.
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),

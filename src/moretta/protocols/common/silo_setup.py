@@ -22,7 +22,7 @@ from moretta.engines.journal import HelpedFile
 from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.scoring import HeldOut
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
@@ -95,14 +95,14 @@ class SiloSetup:
         """How it proves who it is, where it has an identity. Raises as `Credentials.of`."""
         return Credentials.of(self.name, self.identity, self.rules.roster)
 
-    def rows(self, batches: Batches | UnionBatches | None = None) -> Rows:
+    def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
         """Return its rows, which answer the set-up. batches: in the place of its own."""
         answers, held_out = self.answers, None
         if self.held_out is not None:
             held_out = HeldOut(*self.held_out, self.loss, self.figures, self.rounds, answers)
         own = batches or Batches(len(self.x), self.batch_size, self.seed, self.name, self.run)
         about, table, given = self.subjects, self.table, self.statistics
-        return Rows(self.x, self.y, own, self.schema, held_out, table, about, given, answers)
+        return TrainingRows(self.x, self.y, own, self.schema, held_out, table, about, given, answers)
 
     def contributor(
         self, insecure: SecretRoot | None, rules: Rules | None = None, run: str | None = None

@@ -22,7 +22,7 @@ from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.pbpfl import ideal, softmax
 from moretta.protocols.pbpfl.client import Client
 from moretta.protocols.pbpfl.messages import Predictions, TrainOn
@@ -208,7 +208,7 @@ def _errors(
     model = copy.deepcopy(double).to(inputs.dtype).train()
     loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # nothing to hide: the same every time
     targets = enrolment.targets(classes, plan.head.outputs, loss.name, "check", inputs.dtype)
-    rows = SiloRows(Rows(inputs.numpy(), targets.numpy(), Batches(ROWS, 0, 0, "check")), inputs.dtype)
+    rows = SiloRows(TrainingRows(inputs.numpy(), targets.numpy(), Batches(ROWS, 0, 0, "check")), inputs.dtype)
     true = copy.deepcopy(model)
     with rows.randomness(1):  # dropout draws the same in the true and in the noisy model
         wanted = ideal.gradient(true, *rows.batch(1), loss)

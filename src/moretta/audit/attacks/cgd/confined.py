@@ -28,7 +28,7 @@ from moretta.protocols.cgd.messages import Descend, Join
 from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.silo_rows import Rows
+from moretta.protocols.common.silo_rows import TrainingRows
 
 
 def check_whole(truth: Truth) -> None:
@@ -115,7 +115,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
     """
     held, batches = truth.rows(name), truth.batches(name, truth.run.rows[name])
     augment = truth.federation.spec.data.varied
-    rows = SiloRows(Rows(held.x, held.y, batches), truth.dtype, augment=augment)
+    rows = SiloRows(TrainingRows(held.x, held.y, batches), truth.dtype, augment=augment)
     weights = participant(truth, name, number).model()
     return whole_gradient(truth.network(), weights, rows, truth.loss, truth.drawn(number), no_phase)
 
