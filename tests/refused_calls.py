@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +115,18 @@ def frozen_head(part: str) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     model.get_parameter(f"2.{part}").requires_grad_(False)
     return model
+
+
+class Locked(nn.Identity):
+    """A layer with what cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
 
 
 class Broken(nn.Linear):

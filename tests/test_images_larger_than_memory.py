@@ -28,19 +28,19 @@ from moretta.protocols.common import modules
 
 folder.IN_MEMORY = 0
 table = schema.of({"columns": {"file": {"kind": "file"}, "label": {"kind": "target", "classes": ["0", "1"]}}})
-x, found = folder.read_labelled(Path("scans"), Path("labels.csv"), ImageForm(), table)
+found = folder.read_labelled(Path("scans"), Path("labels.csv"), ImageForm(), table)
 model = nn.Sequential(nn.Conv2d(1, 2, 9, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 2))
 
 def peak(rows):
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    parts = [lazy_rows.taken(x, slice(start, rows, 2)) for start in range(2)]
+    parts = [lazy_rows.taken(found.x, slice(start, rows, 2)) for start in range(2)]
     silos = [Silo(f"silo-{k}", part, found.y[k:rows:2]) for k, part in enumerate(parts)]
-    test = lazy_rows.taken(x, slice(0, rows)), found.y[:rows]
+    test = lazy_rows.taken(found.x, slice(0, rows)), found.y[:rows]
     Federation(model, silos, FedSGD(), test=test, batch_size=8, standardise=True).train(2)
     return status("VmHWM")
 
 peak(64)  # code is loaded once
-few, all = peak(64), peak(len(x))
+few, all = peak(64), peak(len(found.x))
 print(all - few)
 """
 

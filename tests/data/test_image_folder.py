@@ -54,8 +54,8 @@ def read(folder: Path, labels: Path, form: ImageForm | None = None, **options: A
 
 
 def rows_of(*args: Any, **options: Any) -> Rows:
-    x, found = read_labelled(*args, **options)
-    return Rows(x, found.y, found.ids, found.groups)
+    found = read_labelled(*args, **options)
+    return Rows(found.x, found.y, found.ids, found.groups)
 
 
 def scans(folder: Path, rows: int = 20) -> Path:

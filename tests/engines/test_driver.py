@@ -117,7 +117,7 @@ def test_too_few_silos_end_the_run_and_all_who_are_missing_are_named(clients: Cl
     server = ToyServer()
     rounds = driver_of(server, clients).rounds(1, 3)
     assert next(rounds).number == 1
-    with pytest.raises(RunFailed, match=r"round 2 .* \(a: ValueError: the disk is full; b: I have left\).*--resume"):
+    with pytest.raises(RunFailed, match=r"round 2 .* \(a: ValueError: the disk is full; b: I have left\).*mend what"):
         next(rounds)
     assert server.sums == [321]
 
@@ -155,7 +155,7 @@ def test_a_fault_that_nobody_can_be_named_for_ends_the_run_by_its_round(clients:
             yield from ()
             raise PeerError("weights that cannot be")
 
-    with pytest.raises(RunFailed, match=r"round 1, attempt 0: weights that cannot be; the last checkpoint is whole"):
+    with pytest.raises(RunFailed, match=r"round 1, attempt 0: weights that cannot be$"):
         play(Broken(), clients)
 
 

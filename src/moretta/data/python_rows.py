@@ -183,15 +183,23 @@ def _array(given: Any, where: str) -> NDArray[Any]:
         rows: Any = given
         return rows  # type: ignore[no-any-return]
     if isinstance(given, np.ndarray):
-        return given
+        return _plain(given)
     try:
         if hasattr(given, "detach"):
             return np.asarray(given.detach().cpu().numpy())
-        return np.asarray(given.to_numpy() if _is_series(given) else given)
+        return _plain(np.asarray(given.to_numpy() if _is_series(given) else given))
     except (ValueError, TypeError, RuntimeError):
         raise ParameterError(
             f"{where}: expected numbers, with as many in each row; got {kind_of(given)} that is no such array"
         ) from None
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as PyTorch takes it: of this machine's byte order, at most 64 bits, in no backward order."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return np.ascontiguousarray(array) if array.ndim and min(array.strides) < 0 else array
 
 
 def _refuse_streams(x: Any, where: str) -> None:

@@ -180,8 +180,8 @@ def _images_of_folder(
             "all sites; this one's rows are something else"
         )
     told, labelled = f"{where}: {labels.name}", expected.labelled
-    x, rows = read_labelled(folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=told)
-    return Rows(x, _numbers(rows.y, expected, where), rows.ids, rows.groups)
+    rows = read_labelled(folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=told)
+    return Rows(rows.x, _numbers(rows.y, expected, where), rows.ids, rows.groups)
 
 
 def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -> Rows:
@@ -403,11 +403,11 @@ def _image_folder(
             "and the target"
         )
     table = schema or infer_labels(read_columns(labels, form), hints, group_column, labels.name, form)
-    x, rows = read_labelled(place, labels, image, table, written=form)
+    rows = read_labelled(place, labels, image, table, written=form)
     y, task, classes = _targets_of(rows.y, table, wish)
     names = table.classes if classes else ()
     make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, table=table, standardise=False)
-    return _parts(make, Rows(x, y, rows.ids, rows.groups), wish)
+    return _parts(make, Rows(rows.x, y, rows.ids, rows.groups), wish)
 
 
 def _targets_of(y: Array, table: Schema, wish: _Wish) -> tuple[Array, Task, int | None]:

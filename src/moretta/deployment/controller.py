@@ -94,7 +94,7 @@ class Controller(FlareController):
 
         def aborted() -> None:
             if abort_signal.triggered:
-                raise RunFailed("the job was aborted; the last checkpoint is whole, so go on with --resume")
+                raise RunFailed("the job was aborted")
 
         try:
             self._play(fl_ctx, aborted)

@@ -165,7 +165,7 @@ class Driver:
                 self._cohort = present
                 ended = self._play(begin(now), lost)
         except PeerError as error:  # masks hide whose fault it is, so there is nobody to go on without
-            failure = RunFailed(f"{now}: {error}; the last checkpoint is whole, so go on with --resume")
+            failure = RunFailed(f"{now}: {error}")
             failure.__cause__ = error
             return Aborted({}), failure
         except RunFailed as error:
@@ -278,8 +278,8 @@ def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> s
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
         f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads "
-        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back "
-        "and go on with --resume, or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
+        f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back, "
+        "or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
     )
 
 
@@ -298,13 +298,23 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
             return ParameterError(f"round {number}: {silo}: {why.detail}{like}")
         return RunFailed(
             f"round {number}: {silo}: {why.detail}{like}; earlier rounds went well, so the run has probably diverged: "
-            "a lower learning rate helps, and the last checkpoint is whole"
+            "a lower learning rate helps"
         )
     reasons = "; ".join(f"{silo}: {why.detail}" for silo, why in missing.items()) or "nobody is missing"
     return RunFailed(
         f"round {number} cannot be completed by {left} of {left + len(missing)} silos, at least {least} are needed "
-        f"({reasons}); the last checkpoint is whole, so mend the silos and go on with --resume"
+        f"({reasons}); {_way_out(missing, left)}"
     )
+
+
+def _way_out(missing: Mapping[str, Missing], left: int) -> str:
+    """Return what helps, by whose fault it is: a machine's that is away, the model's, or a silo's."""
+    reasons, said = ({getattr(why, of) for why in missing.values()} for of in ("reason", "detail"))
+    if reasons <= {Reason.DISCONNECTED, Reason.LATE}:
+        return "bring the others back"
+    if reasons == {Reason.FAILED} and len(said) == 1 and not left:
+        return "each silo says the same, so it is the model or a setting, and no silo's rows: mend that"
+    return "mend what these silos say"
 
 
 def _nothing(now: Stamp) -> Exchange[None]:

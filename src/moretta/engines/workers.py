@@ -188,8 +188,8 @@ class Workers:
         one = self._workers[number]
         self.close()
         self._failure = RunFailed(
-            f"a process that silos play in {what}, and with it {', '.join(one.silos):.200}; the last checkpoint "
-            "is whole, so go on with --resume; where memory was short, fewer [engine] workers need less"
+            f"a process that silos play in {what}, and with it {', '.join(one.silos):.200}; where memory "
+            "was short, fewer [engine] workers need less"
         )
         raise self._failure from None
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
+from moretta.models.checks import dtype_of
 
 
 class Unpack:
@@ -67,7 +68,8 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
             f"a sample has the arrays {', '.join(layout.names)}, and an nn.Sequential takes one without a name; give a "
             f"module whose forward takes {', '.join(layout.names)} by keyword{layout.table_hint}"
         )
-    takes_arrays(model).register_forward_pre_hook(Unpack(layout), with_kwargs=True)
+    # Before all other hooks, which were made for arrays by keyword, such as `standardises`.
+    takes_arrays(model).register_forward_pre_hook(Unpack(layout), with_kwargs=True, prepend=True)
     return model
 
 
@@ -78,6 +80,11 @@ def takes_arrays(model: nn.Module) -> nn.Module:
             del model._forward_pre_hooks[key]
             model._forward_pre_hooks_with_kwargs.pop(key, None)
     return model
+
+
+def is_standardised(model: nn.Module) -> bool:
+    """Whether a module brings its arrays to scale itself, as `standardises` has it."""
+    return any(isinstance(hook, _Standardise) for hook in model._forward_pre_hooks.values())
 
 
 def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
@@ -100,7 +107,7 @@ class _Standardise:
         }
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        dtype = next(module.parameters()).dtype
+        dtype = dtype_of(module)
         named = {name: self._scaled(name, x, dtype) for name, x in kwargs.items()}
         places = chain(_positional(module), repeat(""))  # what a forward takes besides, such as *rest, has no name
         return tuple(self._scaled(name, x, dtype) for name, x in zip(places, args, strict=False)), named

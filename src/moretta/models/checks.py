@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_leaves
 
 from moretta.errors import ParameterError, UnsupportedModel
 
@@ -35,8 +38,67 @@ def check_weights(model: nn.Module) -> None:
             )
         if isinstance(value, nn.Parameter) and not value.numel():
             raise ParameterError(f"model: `{name}`: expected numbers, got shape {list(value.shape)}; leave it out")
+        if isinstance(value, nn.Parameter) and value.is_complex():
+            raise ParameterError(
+                f"model: `{name}`: expected real numbers, got {value.dtype}; keep real and imaginary parts as two "
+                "parameters, and join them by torch.complex"
+            )
         if isinstance(value, nn.Parameter) and not value.isfinite().all():
             raise ParameterError(f"model: `{name}`: expected finite numbers, got NaN or infinity; start it anew")
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Return the dtype in which a model computes: its first parameter's that is no whole number."""
+    return next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer computes as its class does: no hook makes its weight anew, as `weight_norm` and `prune` do."""
+    return not (layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a model's copy that a run may train: it keeps no tensor's history, and no layer has sparse gradients.
+
+    Weights that a layer computes anew from others (`torch.nn.utils.weight_norm`, `prune`) are tensors with a history.
+    Raises `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied.
+    """
+    kept = [one for layer in model.modules() for one in tree_leaves(dict(vars(layer)))]
+    computed = {id(one): one.detach().clone() for one in kept if isinstance(one, Tensor) and not one.is_leaf}
+    try:
+        with as_by_default():
+            own: nn.Module = copy.deepcopy(model, dict(computed))
+    except Exception as error:
+        named = list(model.named_modules())
+        name = next((name for name, layer in reversed(named) if not _can_be_copied(layer, computed)), "")
+        raise ParameterError(
+            f"model: {f'layer `{name}`' if name else 'it'} cannot be copied, and each role needs its own "
+            f"({type(error).__name__}: {error}".splitlines()[0]
+            + "); keep no file, lock, generator or connection in it, or give it a __deepcopy__"
+        ) from error
+    for layer in own.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False
+    return own
+
+
+def _can_be_copied(layer: nn.Module, computed: Mapping[int, Tensor]) -> bool:
+    try:
+        copy.deepcopy(layer, dict(computed))
+    except Exception:  # noqa: BLE001  # whatever somebody's layer does, the caller names it
+        return False
+    return True
+
+
+@contextmanager
+def as_by_default() -> Iterator[None]:
+    """Let torch compute as by default, whatever a caller has set around it: no_grad, inference mode or autocast."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        if not torch.cuda.is_available():
+            yield
+            return
+        with torch.autocast("cuda", enabled=False):
+            yield
 
 
 def check_traceable(model: nn.Module) -> None:

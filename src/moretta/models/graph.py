@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import with_one_argument
+from moretta.models.checks import dtype_of
 from moretta.models.operations import SIZES, WORDS, operation
 
 FORMAT = 1
@@ -138,7 +139,7 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
     blank = with_one_argument(copy.deepcopy(model).cpu().eval())
     rows = torch.zeros((2, *shape), dtype=dtype)
     if rows.is_floating_point():
-        rows = rows.to(next(blank.parameters()).dtype)
+        rows = rows.to(dtype_of(blank))
     try:
         with quietly(), torch.no_grad():
             program = torch.export.export(blank, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))

@@ -16,6 +16,7 @@ from torch import nn
 
 from moretta.contract.messages import Tensors
 from moretta.data.silo import Silo
+from moretta.models.checks import dtype_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.enrolment import targets as encode_targets
@@ -128,7 +129,7 @@ class Evaluator:
         return scores
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
-        return inputs_of(x, self._fitted.preparation, next(self._module.parameters()).dtype)
+        return inputs_of(x, self._fitted.preparation, dtype_of(self._module))
 
     def _scores(
         self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True, own: bool = True

@@ -39,8 +39,9 @@ from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Run
 from moretta.engines.usage import give_back_heap
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import takes_packed
+from moretta.models.checks import as_by_default, copied
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.own_loss import found
@@ -202,6 +203,7 @@ class Federation:
         federation._hold(spec, model, rows, out, python_arguments.Made.of(spec))
         return federation
 
+    @as_by_default()
     def _hold(
         self,
         spec: Specification,
@@ -232,10 +234,12 @@ class Federation:
         if self._roster is not None:
             self._roster.check(silo.name for silo in silos)
         dtype = {"float32": torch.float32, "float64": torch.float64}[spec.run.dtype]
-        self.model = takes_packed(copy.deepcopy(model).to(dtype), self.layout)
+        inputs.refuse_scaled_twice(model, standardise)
+        self.model = takes_packed(copied(model).to(dtype), self.layout)
         gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]
+        inputs.check_batches(self.model, silos, data.batch_size, dtype)
         if data.score_at_silos:
             check_scores(silos)
             if data.score_at_silos == TABLES_TOO:
@@ -296,7 +300,7 @@ class Federation:
         self._check_playing(rounds, seed)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
-            with self._speaking():
+            with self._speaking(), as_by_default():
                 if folder is not None and resume and folder.path.is_dir():
                     folder.hold()  # before its checkpoint is read, as others could move on from that
                 return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin)
@@ -362,6 +366,11 @@ class Federation:
             if folder is not None and not resume and (session is None or not session.has_begun):
                 folder.discard()  # nothing half-written: the mended run may take the same folder
             raise
+        except RunFailed as error:
+            kept = "the last checkpoint is whole, so then go on with --resume"
+            raise RunFailed(
+                f"{error}; {kept if folder else 'nothing of the run is kept, as it has no `out`'}"
+            ) from error
         finally:
             if session is not None:
                 session.close()

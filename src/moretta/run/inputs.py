@@ -18,9 +18,12 @@ from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
+from moretta.models.by_keyword import is_standardised
 from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.specification import Specification
 from moretta.run.evaluation import LabelledRows
+from moretta.run.raw_rows import Prepared
 
 LabelledSamples = tuple[Samples, NDArray[np.generic]]
 
@@ -85,6 +88,15 @@ class RowChecks:
             )
 
 
+def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str]) -> None:
+    """Raise `moretta.errors.ParameterError` where columns would be scaled for a model that scales them itself."""
+    if standardise and any(isinstance(one, Prepared) or is_standardised(one) for one in model.modules()):
+        raise ParameterError(
+            "standardise = True, and this model came out of a run and scales its rows itself, so that they would be "
+            "scaled twice; leave standardise out, and training goes on from where that run was"
+        )
+
+
 def count_outputs(
     model: nn.Module,
     silos: Sequence[Silo],
@@ -98,8 +110,7 @@ def count_outputs(
     Raises `moretta.errors.ParameterError` where it cannot take the silos' rows, writes to them, or gives no
     [rows, outputs] of floats, with a gradient where one is needed.
     """
-    sample = torch.zeros((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
-    sample = sample.to(dtype) if sample.is_floating_point() else sample
+    sample = _sample(silos, dtype)
     clone = modules.out_of_place(copy.deepcopy(model)).eval()
     try:
         with torch.enable_grad():  # whoever makes a federation may be under no_grad
@@ -129,6 +140,32 @@ def count_outputs(
             "torch.no_grad or inference_mode; leave that out, or use baffle, which needs no gradient"
         )
     return int(outputs.shape[1])
+
+
+def _sample(silos: Sequence[Silo], dtype: torch.dtype) -> torch.Tensor:
+    """Return two rows of zeros."""
+    sample = torch.zeros((2, *row_shape(silos)), dtype=torch.tensor(silos[0].x[:0]).dtype)
+    return sample.to(dtype) if sample.is_floating_point() else sample
+
+
+def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtype: torch.dtype) -> None:
+    """Raise `moretta.errors.RowsError` where a silo that is here has batches of one row, and the model trains on none.
+
+    Batch normalisation does not, where a row has one value a channel.
+    """
+    alone = [one for one in silos if len(one.x) and Batches(len(one.x), batch_size, 0, one.name).fewest == 1]
+    if not alone:
+        return
+    clone = modules.out_of_place(copy.deepcopy(model)).train()
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=()):
+            clone(_sample(silos, dtype)[:1])
+    except Exception as error:
+        silo, said = alone[0], f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RowsError(
+            f"silo `{silo.name}`: a batch of its {len(silo.x)} rows has one row, on which the model cannot train "
+            f"({said}); use batches of two rows or more, and silos of as many, or leave out batch normalisation"
+        ) from error
 
 
 def _has_gradient_in_training(model: nn.Module, sample: torch.Tensor) -> bool:

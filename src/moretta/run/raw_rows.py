@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.data.tables.preparation import ONE_OF, PLAIN, Expansion, Preparation
+from moretta.models.checks import dtype_of
 
 
 class _Uncast(nn.Module):
@@ -58,7 +59,7 @@ class Prepared(_Uncast):
         self.register_buffer("whole", torch.tensor(~may_lack))
         self.expand = None if expansion is None else Expanded(expansion)
         self.like: Tensor  # of the model's dtype, with which it is cast; a scripted forward asks no parameters
-        self.register_buffer("like", torch.zeros((), dtype=next(model.parameters()).dtype), persistent=False)
+        self.register_buffer("like", torch.zeros((), dtype=dtype_of(model)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""

@@ -33,7 +33,7 @@ from moretta.engines.files import make_folder, read_file, write_atomically
 from moretta.engines.run_folder import RunFolder, read_inputs, read_json, read_model
 from moretta.errors import MorettaError, ParameterError
 from moretta.models import catalogue, graph
-from moretta.models.checks import build_within
+from moretta.models.checks import build_within, dtype_of
 from moretta.models.graph import Graph
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
@@ -98,7 +98,7 @@ class TrainedModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The network's present dtype: a user may have said `.double()`."""
-        return next((one.dtype for one in self.network.parameters() if one.is_floating_point()), torch.float32)
+        return dtype_of(self.network)
 
     @property
     def expansion(self) -> Expansion | None:

@@ -362,7 +362,7 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
     if len(cohort) < rules.plan(len(cohort)).threshold:
         raise RunFailed(
             f"{now}: expected at least {rules.plan(len(cohort)).threshold} silos, the threshold of secure aggregation, "
-            f"{len(cohort)} are left; bring the others back and go on with --resume"
+            f"{len(cohort)} are left; bring the others back"
         )
 
     sparse = rules.plan(len(cohort)).degree is not None

@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -46,10 +47,10 @@ def read_labelled(
     labelled: bool = True,
     where: str | None = None,
     in_memory: int | None = None,
-) -> tuple[Array, TableRows]:
+) -> TableRows:
     """Read the images [rows, channels, size, size] that a table names, by its schema, with a column of kind "file".
 
-    Return them and the table's rows. written: how a .csv table is written. labelled: whether targets are wanted.
+    written: how a .csv table is written. labelled: whether targets are wanted.
     where: what sentences call the table.
     in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
     Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
@@ -62,7 +63,7 @@ def read_labelled(
         raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
     paths, said = _paths(columns[name], where)
     x = read_images(_files(folder, paths, said), said, form, in_memory)
-    return x, rows
+    return replace(rows, x=x)
 
 
 def read_unlabelled(

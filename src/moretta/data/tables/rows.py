@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.messages import Array
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_columns, as_numbers, read_columns
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
@@ -32,13 +33,13 @@ _CENSORED = re.compile(r"^[<>]=?\s*(?=[+-]?[0-9.])")
 
 @dataclass(frozen=True, eq=False)
 class TableRows:
-    """The rows of one file: coded inputs, the same expanded (x), targets, and whose they are.
+    """The rows of one file: coded inputs, the same expanded (x), or its images, targets, and whose they are.
 
     y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
     """
 
     coded: NDArray[np.float32]
-    x: NDArray[np.float32]
+    x: Array
     y: NDArray[Any]
     ids: NDArray[np.str_] | None
     groups: NDArray[np.str_] | None

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from moretta.models.checks import is_plain
 from moretta.protocols.baffle.silo.forward import Layout
 
 ELEMENTWISE = (
@@ -166,6 +167,8 @@ def _multiply(tensors: Tensors, x: Tensor) -> Tensor:
 
 
 def _is_known(layer: nn.Module) -> bool:
+    if not is_plain(layer):
+        return False
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros"
     if type(layer) is nn.Flatten:

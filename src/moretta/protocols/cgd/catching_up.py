@@ -54,7 +54,7 @@ class CatchingUp:
             if far and len(self._behind[name]) == len(far):
                 raise RunFailed(
                     f"round {now.round}: group `{name}` has stepped by the sum of round {last}, and all who have are "
-                    "missing; the others need D from one of them: bring one back and go on with --resume"
+                    "missing; the others need D from one of them: bring one back"
                 )
         yield from self._bring_up(now, cohort)
         return None

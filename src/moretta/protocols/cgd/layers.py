@@ -13,6 +13,7 @@ from torch import nn
 from moretta.contract.messages import Array, Tensors
 from moretta.data.holders import Grid
 from moretta.errors import ParameterError
+from moretta.models.checks import is_plain
 from moretta.protocols.common import modules
 
 
@@ -40,6 +41,11 @@ class Layers:
             raise ParameterError(
                 "columns can be split only below a linear first layer; expected an nn.Sequential that begins with "
                 f'nn.Linear, such as the built-in "mlp", got {type(model).__name__}'
+            )
+        if not is_plain(first):
+            raise ParameterError(
+                f"columns can be split only below a linear first layer, and `{rest[0][0]}` computes its weight from "
+                "others (weight_norm, prune) or has hooks; remove those"
             )
         name, upper = rest[0][0], nn.Sequential(OrderedDict(copy.deepcopy(rest[1:])))
         if modules.ties(model):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import Phase
 from moretta.errors import ParameterError
+from moretta.models.checks import dtype_of
 from moretta.protocols.cgd.layers import Layers
 from moretta.protocols.cgd.params import CGD, Delta
 from moretta.protocols.common import modules
@@ -64,7 +65,7 @@ def narrowed(model: nn.Module, layers: Layers, columns: int) -> nn.Module:
     name, _, _ = layers.weight.rpartition(".")
     first = nn.Linear(columns, layers.width, bias=bool(layers.bias))
     reference = next(model.parameters())
-    setattr(narrow, name, first.to(device=reference.device, dtype=reference.dtype))
+    setattr(narrow, name, first.to(device=reference.device, dtype=dtype_of(model)))
     return narrow
 
 

@@ -159,10 +159,9 @@ class Server:
         why += f", and likewise {len(others)} others" if others else ""
         diverged = now.round > 1 and any(missing.reason is Reason.BAD_INPUT for missing in self._why.values())
         way_out = (
-            "the run has probably diverged: a lower learning rate or a decaying schedule helps; the state after round "
-            f"{now.round - 1} is kept"
+            "the run has probably diverged: a lower learning rate or a decaying schedule helps"
             if diverged
-            else "mend the others and go on with --resume"
+            else "mend the others"
         )
         return RunFailed(
             f"round {now.round}: {left} of the {len(self._groups[group].members)} participants of group `{group}` can "
@@ -245,7 +244,7 @@ class Server:
         why = "; ".join(f"{silo}: {missing.detail}" for silo, missing in self._why.items())
         return RunFailed(
             f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened ({why:.500}), so nobody "
-            "stepped; mend these participants and go on with --resume"
+            "stepped; mend these participants"
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:

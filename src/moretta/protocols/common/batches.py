@@ -3,6 +3,9 @@
 Two takes of a round draw rows independently (`moretta.secure_aggregation.one_sum`), unless a batch has more than half
 of the rows. Nearly the same rows would come again whatever is drawn, so then all takes have the same rows.
 
+No batch has a single row where more are asked for: batch normalisation cannot train on one, and its gradient would be
+that one person's. The batch before gives the last one a row, or takes its one where that would leave it with one.
+
 Under differential privacy rows are drawn in secret instead (`Lots`): Poisson sampling, as the accountant needs it.
 """
 
@@ -19,6 +22,11 @@ from moretta.errors import PeerError, RowsError
 from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 
+def most_rows(size: int) -> int:
+    """Return how many rows the largest batch has where batches have `size`."""
+    return 3 if size == 2 else size
+
+
 class Batches:
     """The mini-batches of one silo: a fresh permutation each epoch, the last partial batch kept.
 
@@ -32,7 +40,10 @@ class Batches:
             raise RowsError(f"silo `{silo}` has no rows; expected at least one")
         self.rows = rows
         self.size = min(size, rows) or rows
-        self.per_epoch = -(-rows // self.size)
+        bounds = [*range(0, rows, self.size), rows]
+        if self.size > 1 and rows % self.size == 1:
+            bounds[-2:-1] = [] if self.size == 2 else [rows - 2]
+        self._bounds, self.per_epoch = np.array(bounds), len(bounds) - 1
         self.entropy = [seed, *(_number(name) for name in (silo, run) if name)]
         self.whole = 2 * self.size > rows
         self._in_order = in_order
@@ -48,12 +59,16 @@ class Batches:
             generator = np.random.Generator(np.random.PCG64([*self.entropy, number, take]))
             return generator.permutation(self.rows)[: self.size]
         epoch, position = divmod(number - 1, self.per_epoch)
-        return self._in_epoch(epoch)[position * self.size : (position + 1) * self.size]
+        return self._in_epoch(epoch)[slice(*self._bounds[position : position + 2])]
 
     def of_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the batches of epoch `epoch`, counted from 0: each row once. Raises as `of_round`."""
-        order = self._in_epoch(epoch)
-        return [order[start : start + self.size] for start in range(0, self.rows, self.size)]
+        return np.split(self._in_epoch(epoch), self._bounds[1:-1])
+
+    @property
+    def fewest(self) -> int:
+        """How many rows the smallest batch has."""
+        return int(np.diff(self._bounds).min())
 
     def _in_epoch(self, epoch: int) -> NDArray[np.int64]:
         if epoch < 0:

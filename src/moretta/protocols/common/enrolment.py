@@ -38,6 +38,7 @@ from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied
+from moretta.protocols.common.batches import most_rows
 from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import AskApart, Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
@@ -284,7 +285,7 @@ class Enrolment:
 
     def most_weight(self) -> int:
         """Return an upper bound of the rows that a round of the cohort uses."""
-        return self.aggregation.parties * self._batch_size or self._rows
+        return self.aggregation.parties * most_rows(self._batch_size) or self._rows
 
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
         """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.

@@ -6,6 +6,7 @@ import hashlib
 
 from moretta.contract.roles import Client as Role
 from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.batches import most_rows
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import (
     POOL,
@@ -41,7 +42,7 @@ def build_fedavg(protocol: Training, setting: Setting) -> Roles:
 
 def build_centralised(protocol: Training, setting: Setting) -> Roles:
     """Build a server and one party that has all rows."""
-    return _build(protocol, setting, "none", setting.data.batch_size * len(setting.silos), pooled=True)
+    return _build(protocol, setting, "none", most_rows(setting.data.batch_size) * len(setting.silos), pooled=True)
 
 
 def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *, pooled: bool = False) -> Roles:

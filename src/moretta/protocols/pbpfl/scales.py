@@ -312,7 +312,8 @@ def _solver(model: nn.Module) -> Solver:
 def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:
     """State the equalities of every call of a trace, in order, and those of its output; return the results' ids."""
     solver.values = {id(tensor): constant(tensor.shape) for tensor in inputs}
-    solver.values |= {id(tensor): View(name, tensor.shape) for name, tensor in model.named_parameters()}
+    floats = [(name, one) for name, one in model.named_parameters() if one.is_floating_point()]
+    solver.values |= {id(tensor): View(name, tensor.shape) for name, tensor in floats}
     solver.buffers = {id(tensor): name for name, tensor in model.named_buffers()}
     history = []
     for call in trace.calls:
@@ -371,8 +372,8 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
         blocks=tuple(len(block) for block in blocks),
         forced=tuple(
             Forced(name, why)
-            for name in named
-            if name != head.bias and (why := _why(solver, stored[name], found[name]))
+            for name, one in named.items()
+            if name != head.bias and one.is_floating_point() and (why := _why(solver, stored[name], found[name]))
         ),
         head=head,
     )

@@ -57,7 +57,7 @@ def double_precision() -> Iterator[None]:
 
 
 def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a float64 copy of the model with noise on its parameters, and inputs of at least four different rows.
+    """Return a float64 copy of the model with noise on what it trains, and inputs of at least four different rows.
 
     The noise is there because some parameters start at 0 or 1, where a wrong rule could not be seen.
     Raises UnsupportedModel if the inputs have no common batch axis.
@@ -67,11 +67,12 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
     clone, generator = modules.out_of_place(copy.deepcopy(model)).double(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in clone.parameters():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and parameter.requires_grad:
                 fan_in = max(parameter.numel() // max(len(parameter), 1), 1) if parameter.dim() else 1
                 size = min(float(parameter.square().mean().sqrt()) + 0.1, fan_in**-0.5)
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.5 * size)
-                parameter.requires_grad_()
+            elif parameter.is_floating_point():
+                parameter.requires_grad_()  # frozen, perhaps a mask or places, so it keeps its values
     return clone.cpu(), tuple(_rows(tensor.detach().cpu(), generator) for tensor in inputs)
 
 
@@ -173,11 +174,11 @@ def _train_step(
     model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradients of a fixed function of the outputs in training, and the buffers afterwards."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    leaves = {name: one.detach().requires_grad_() for name, one in parameters.items() if one.is_floating_point()}
     after = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        outputs = functional_call(model.train(), {**leaves, **after}, tuple(inputs))
+        outputs = functional_call(model.train(), {**parameters, **leaves, **after}, tuple(inputs))
     weights = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)
     loss = (outputs * weights).sum() + 0.5 * outputs.square().mean()
     gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)

@@ -103,7 +103,8 @@ class Server:
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._model, self._dtype = params, copy.deepcopy(model).train(), dtype
-        self._tensors = self._model.state_dict(keep_vars=True)  # the tensors themselves, which are stepped in place
+        # The tensors themselves, which are stepped in place; what is frozen and scaled is moved for silos' eyes alone.
+        self._tensors = self._model.state_dict(keep_vars=True) | _moved(self._model, plan)
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._trained, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
         self._stepper = SummedStep(self._model, params, rounds)
@@ -350,6 +351,20 @@ class Server:
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
         self._sizes_so_far.restore(state)
         self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])
+
+
+def _moved(model: nn.Module, plan: ScalePlan) -> dict[str, torch.Tensor]:
+    """Return what is sent in the place of frozen parameters that the key scales, by name (`modules.first_weights`).
+
+    As an initialiser drew them, their scales could be found from what silos see; the model keeps them as they are.
+    """
+    scaled = [
+        name
+        for name, one in model.named_parameters()
+        if not one.requires_grad and one.is_floating_point() and plan.parameters[name].follows
+    ]
+    moved = modules.first_weights(model, frozen=True) if scaled else model
+    return {name: moved.get_parameter(name).data.to(model.get_parameter(name).dtype) for name in scaled}
 
 
 def _collected(ask: Ask) -> Exchange[Replies | Aborted]:

@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from moretta.contract.roles import LEAST, Phase
 from moretta.errors import PeerError
+from moretta.models.checks import is_plain
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.stacked import LARGEST
@@ -121,7 +122,7 @@ def dense_layers(model: nn.Module, head: str) -> dict[str, nn.Linear] | None:
         return None
     dense: dict[str, nn.Linear] = {}
     for (name, linear), (_, activation) in pairs:
-        if type(linear) is not nn.Linear or type(activation) is not nn.ReLU:
+        if type(linear) is not nn.Linear or type(activation) is not nn.ReLU or not is_plain(linear):
             return None
         dense[name] = linear
     frozen = any(not parameter.requires_grad for layer in dense.values() for parameter in layer.parameters())

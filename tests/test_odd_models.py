@@ -1,0 +1,250 @@
+"""Odd models, arrays and modes of torch have two outcomes: the run trains, or one sentence says what to do.
+
+Models that people bring keep tensors with a history, are pruned or weight-normed in the old way, have sparse gradients
+or batch normalisation; they call under no_grad or autocast, and their arrays have any layout and byte order.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+from moretta import BAFFLE, CGD, PBPFL, Engine, FedAvg, Federation, FedSGD, SecureAggregation, Silo
+from moretta.errors import MorettaError, ParameterError, RunFailed
+from moretta.protocols.common.batches import Batches, most_rows
+
+SOFT: dict[str, Any] = {"loss": "cross-entropy", "learning_rate": 0.1}
+KINDS = {"FedSGD": FedSGD(**SOFT), "FedAvg": FedAvg(**SOFT), "PBPFL": PBPFL(**SOFT), "CGD": CGD(**SOFT)} | {
+    "BAFFLE": BAFFLE(loss="cross-entropy", k=2)
+}
+
+
+def rows(seed: int, count: int = 13) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return random.normal(size=(count, 4)).astype(np.float32), np.arange(count) % 2
+
+
+def federation(model: nn.Module, protocol: Any, change: Any = lambda x: x, **options: Any) -> Federation:
+    silos = [Silo(name, change(x), y) for name, (x, y) in (("a", rows(0)), ("b", rows(1, 17)))]
+    return Federation(model, silos, protocol, test=(change(rows(2)[0]), rows(2)[1]), **{"batch_size": 4} | options)
+
+
+class Remembers(nn.Linear):
+    """Keeps what it computed last, with its history."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+class Rounded(nn.Module):
+    """Numbers become places of a table with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table(x.abs().clamp(max=4).long()).mean(1)
+
+
+class Detaches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+class Half(nn.Module):
+    """Computes in another dtype inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).to(x.dtype)
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    prune.l1_unstructured(layer, "weight", amount=0.3)
+    return layer
+
+
+def called(layer: nn.Module) -> nn.Module:
+    layer(torch.ones(2, 4))
+    return layer
+
+
+LAYERS: dict[str, Any] = {
+    "linear": lambda: nn.Linear(4, 4),
+    "batch norm": lambda: nn.BatchNorm1d(4),
+    "batch norm without statistics": lambda: nn.BatchNorm1d(4, track_running_stats=False),
+    "layer norm": lambda: nn.LayerNorm(4),
+    "dropout": lambda: nn.Dropout(0.3),
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "tanh": nn.Tanh,
+    "old weight norm": lambda: weight_norm(nn.Linear(4, 4)),
+    "old weight norm, called": lambda: called(weight_norm(nn.Linear(4, 4))),
+    "weight norm": lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
+    "spectral norm": lambda: spectral_norm(nn.Linear(4, 4)),
+    "pruned": lambda: pruned(nn.Linear(4, 4)),
+    "pruned, called": lambda: called(pruned(nn.Linear(4, 4))),
+    "remembers": lambda: Remembers(4, 4),
+    "remembers, called": lambda: called(Remembers(4, 4)),
+    "sparse table": Rounded,
+    "frozen": lambda: nn.Linear(4, 4).requires_grad_(False),
+    "double": lambda: nn.Linear(4, 4).double(),
+    "half": lambda: nn.Linear(4, 4).half(),
+    "bfloat inside": Half,
+    "detaches": Detaches,
+}
+MODES: dict[str, Any] = {
+    "plainly": nullcontext,
+    "no grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+ARRAYS: dict[str, Any] = {
+    "as they are": lambda x: x,
+    "in columns": np.asfortranarray,
+    "the other byte order": lambda x: x.astype(x.dtype.newbyteorder()),
+    "backwards": lambda x: x[::-1, ::-1],
+    "every other": lambda x: np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2],
+    "read only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
+    "half": lambda x: x.astype(np.float16),
+    "long double": lambda x: x.astype(np.longdouble),
+    "objects": lambda x: x.astype(object),
+    "masked": lambda x: np.ma.masked_greater(x, 1.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@settings(deadline=None, max_examples=5 * settings().max_examples)
+@given(
+    layers=st.lists(st.sampled_from(sorted(LAYERS)), max_size=3),
+    kind=st.sampled_from(sorted(KINDS)),
+    mode=st.sampled_from(sorted(MODES)),
+    arrays=st.sampled_from(sorted(ARRAYS)),
+)
+def test_an_odd_model_trains_or_is_refused_by_one_sentence(
+    layers: list[str], kind: str, mode: str, arrays: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(LAYERS[name]() for name in layers), nn.Linear(4, 2))
+    context: AbstractContextManager[Any] = MODES[mode]()
+    try:
+        with context:
+            result = federation(model, KINDS[kind], ARRAYS[arrays]).train(2, seed=1, progress=False)
+    except MorettaError as error:
+        said = str(error)
+        assert 0 < len(said) < 1200
+        assert "\n" not in said
+        return
+    scores = result.test or next(iter(result.record["test"]["silos"].values()))
+    assert np.isfinite(scores["accuracy"])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("layer", ["old weight norm, called", "pruned, called", "weight norm"])
+@pytest.mark.parametrize("kind", ["PBPFL", "BAFFLE"])
+def test_what_computes_its_weight_from_others_trains_those(layer: str, kind: str) -> None:
+    """By no faster way for plain layers, which would read a weight that is no parameter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(LAYERS[layer](), nn.ReLU(), nn.Linear(4, 2))
+    result = federation(model, KINDS[kind]).train(3, seed=1, progress=False)
+    assert not result.record["dropped"]
+    assert np.isfinite(result.test["loss"])
+
+
+TAKEN = sorted(set(LAYERS) - {"detaches", "spectral norm", "remembers, called"})
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("layer", TAKEN)
+def test_fedsgd_takes_all_that_torch_can_train(layer: str) -> None:
+    """And it trains the same as under no_grad, whose caller forgot it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), LAYERS[layer](), nn.Linear(4, 2))
+    weights = []
+    for mode in ("plainly", "inference", "autocast"):
+        with MODES[mode]():
+            trained = federation(model, KINDS["FedSGD"], insecure_secret_seed=3).train(2, seed=1, progress=False)
+        weights.append(trained.model.state_dict()["2.weight"])
+    assert not torch.equal(weights[0], model[2].weight)
+    assert all(torch.equal(one, weights[0]) for one in weights)
+
+
+@pytest.mark.parametrize("name", sorted(set(ARRAYS) - {"half", "masked", "objects"}))
+def test_rows_train_alike_however_their_array_is_laid_out(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 2))
+
+    def weights(change: Any) -> Tensor:
+        made = federation(model, KINDS["FedSGD"], change, insecure_secret_seed=3).train(2, seed=1, progress=False)
+        return made.model.state_dict()["0.weight"]
+
+    def backwards(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x[::-1, ::-1])
+
+    same = backwards if name == "backwards" else ARRAYS["as they are"]
+    assert torch.equal(weights(ARRAYS[name]), weights(same))
+
+
+# -- Batches of one row ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", range(1, 40))
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 7])
+def test_no_batch_has_one_row_where_more_are_asked_for(rows: int, size: int) -> None:
+    batches = Batches(rows, size, 5, "north")
+    parts = batches.of_epoch(3)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(rows))
+    assert max(map(len, parts)) <= (most_rows(size) if size else rows)
+    assert batches.fewest == min(map(len, parts)) == (1 if size == 1 or rows == 1 else min(map(len, parts)))
+    if size != 1 and rows > 1:
+        assert batches.fewest > 1
+    first = 3 * batches.per_epoch + 1
+    for number, part in enumerate(parts, first):
+        np.testing.assert_array_equal(batches.of_round(number), part)
+
+
+@pytest.mark.parametrize("kind", [FedSGD, FedAvg, PBPFL], ids=lambda kind: kind.__name__)
+def test_batch_normalisation_trains_where_a_last_batch_would_have_one_row(kind: Any, tmp_path: Path) -> None:
+    """13 and 17 rows by 4: both leave one over."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    result = federation(model, kind(**SOFT), out=tmp_path).train(6, progress=False)
+    assert not result.record["dropped"]
+
+
+def test_what_failed_says_whose_fault_it_is() -> None:
+    class Fails(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and len(x) > 2:
+                raise RuntimeError("no batches of more than two rows")
+            return super().forward(x)
+
+    with pytest.raises(RunFailed) as caught:
+        federation(Fails(4, 2), KINDS["FedSGD"]).train(1, progress=False)
+    assert "each silo says the same, so it is the model or a setting" in str(caught.value)
+    assert "nothing of the run is kept, as it has no `out`" in str(caught.value)
+    assert "checkpoint" not in str(caught.value)
+    faults = {"drop": [{"round": 2, "silo": "a"}]}
+    with pytest.raises(RunFailed, match="bring the others back; nothing of the run is kept"):
+        federation(nn.Linear(4, 2), KINDS["FedSGD"], engine=Engine(faults=faults)).train(3, progress=False)
+
+
+def test_a_model_of_a_run_goes_on_from_where_it_was() -> None:
+    change = lambda x: x * np.float32(100) + np.float32(7)  # noqa: E731
+    options: dict[str, Any] = {"change": change, "aggregation": SecureAggregation(scheme="none")}
+    first = federation(nn.Sequential(nn.Linear(4, 2)), KINDS["FedSGD"], standardise=True, **options)
+    done = first.train(40, progress=False)
+    still = FedSGD(loss="cross-entropy", learning_rate=1e-9)
+    again = federation(done.model, still, **options).train(1, progress=False)
+    assert again.test["loss"] == pytest.approx(done.test["loss"], rel=1e-4)
+    for model in (done.model, done.raw_model()):
+        with pytest.raises(ParameterError, match="leave standardise out"):
+            federation(model, still, standardise=True, **options)
