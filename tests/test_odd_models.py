@@ -248,3 +248,36 @@ def test_a_model_of_a_run_goes_on_from_where_it_was() -> None:
     for model in (done.model, done.raw_model()):
         with pytest.raises(ParameterError, match="leave standardise out"):
             federation(model, still, standardise=True, **options)
+
+
+# -- What runs and may not be meant ------------------------------------------------------------------------------------
+
+
+def warnings_of(model: nn.Module, protocol: Any, change: Any = lambda x: x, **options: Any) -> str:
+    return " ".join(federation(model, protocol, change, **options).train(1, progress=False).record["warnings"])
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.Sigmoid()], ids=["softmax", "sigmoid"])
+def test_outputs_that_are_probabilities_already_are_said_under_cross_entropy(last: nn.Module) -> None:
+    said = "outputs lie between 0 and 1"
+    assert said in warnings_of(nn.Sequential(nn.Linear(4, 2), last), KINDS["FedSGD"])
+    assert said not in warnings_of(nn.Sequential(nn.Linear(4, 2), last), FedSGD(loss="mse"))
+    assert said not in warnings_of(nn.Sequential(nn.Linear(4, 2)), KINDS["FedSGD"])
+
+
+def test_a_bound_that_promises_nothing_and_sums_in_the_clear_are_said() -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    loose = FedSGD(**SOFT, dp_noise=0.01, dp_clip=1.0, dp_delta=0.5)
+    said = warnings_of(model, loose, aggregation=SecureAggregation(ring_bits=64))
+    assert "delta = 0.5: with that chance the bound does not hold" in said
+    assert "bounds nothing that matters" in said
+    assert "sums are in the clear" not in said
+    assert "sums are in the clear" in warnings_of(model, KINDS["FedSGD"], aggregation=SecureAggregation(scheme="none"))
+
+
+def test_images_that_are_nearly_black_are_said() -> None:
+    """As 32-bit DICOM files are without a window: all that they can hold is 1."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    images = lambda scale: lambda x: np.abs(x).reshape(-1, 1, 2, 2) * np.float32(scale)  # noqa: E731
+    assert "silo `a`: its images are nearly black" in warnings_of(model, KINDS["FedSGD"], images(1e-4))
+    assert "nearly black" not in warnings_of(model, KINDS["FedSGD"], images(0.3))

@@ -1,20 +1,25 @@
 """What a federation is given, checked against each other before anything runs.
 
-Every check raises `moretta.errors.ParameterError`.
+Every check raises `moretta.errors.ParameterError`; what runs and may not be meant is one of its `doubts`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, check_least, row_shape
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
+from moretta.models.checks import copied, dtype_of
+from moretta.protocols.common import modules
 from moretta.protocols.common.augmentation import PADDING
 from moretta.protocols.common.own_loss import check as check_loss
 from moretta.protocols.common.specification import Specification
@@ -125,3 +130,41 @@ def check_training(
         raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
     if spec.data.varied == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
         raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
+
+
+DARK = 0.02  # of the range of pixels: images that have nothing above it are nearly black
+
+
+def doubts(spec: Specification, model: nn.Module, silos: Sequence[Silo]) -> Iterator[str]:
+    """Yield what is odd of a model and the rows that are here, in sentences; they run all the same."""
+    if spec.protocol.loss == "cross-entropy" and spec.protocol.own_loss is None and _gives_shares(model, silos):
+        yield (
+            "the model's outputs lie between 0 and 1 whatever it reads, as after a softmax or sigmoid, and "
+            "cross-entropy takes their softmax once more, so that it learns little; leave out the last such layer"
+        )
+    for silo in silos:
+        brightest = _brightest(silo.x)
+        if 0 < brightest < DARK:
+            yield (
+                f"silo `{silo.name}`: its images are nearly black, no pixel is above {brightest:.1g} of 1; for DICOM "
+                "files give [data] window, else scale them"
+            )
+
+
+def _brightest(x: NDArray[np.generic]) -> float:
+    """Return the largest size of a pixel; 0 for what are no images in memory."""
+    images = isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == "f" and x.size
+    return float(np.nanmax(np.abs(x))) if images else 0.0
+
+
+def _gives_shares(model: nn.Module, silos: Sequence[Silo]) -> bool:
+    """Whether a model's outputs are in [0, 1] for rows of any size."""
+    if silos[0].x.dtype.kind in "iu":
+        return False
+    generator = torch.Generator().manual_seed(0)
+    rows = 100 * torch.randn(16, *row_shape(silos), generator=generator, dtype=torch.float64)
+    try:
+        outputs = modules.outputs_of(copied(model).cpu(), rows.to(dtype_of(model)))
+    except Exception:  # noqa: BLE001  # a model of somebody's may take no such rows, and then nothing is said
+        return False
+    return outputs.shape[1] > 1 and bool((outputs.min() >= 0) & (outputs.max() <= 1))

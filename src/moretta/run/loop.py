@@ -27,6 +27,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
 from moretta.run.checkpoints import BestRound, restore_states, states_of
+from moretta.run.checks import doubts
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import Line, OnRound, StopTraining, line_of, round_of
@@ -261,6 +262,7 @@ class Session:
             parameters=modules.size(self._of.model),
             scheme=self._players.scheme,
             has_test_rows=self._of.test is not None,
+            doubts=list(doubts(self._of.spec, self._of.model, self._of.silos)),
         )
 
     def _end(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> RunEnd:

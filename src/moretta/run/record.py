@@ -19,7 +19,7 @@ from moretta.engines.takes import OpenedSum
 from moretta.protocols.common.claims import Claim
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import claims_of
+from moretta.protocols.registry import claims_of, entry_of
 from moretta.run.history import all_sums, sum_line, total_bytes, total_seconds
 
 
@@ -29,6 +29,7 @@ class RunPlan:
 
     rounds: how many were asked for. silos: their names. parameters: how many numbers the model has.
     scheme: of the secure sums, as the roles make them. has_test_rows: whether the server measures on rows of its own.
+    doubts: sentences on what was given, which runs all the same (`moretta.run.checks.doubts`).
     """
 
     spec: Specification
@@ -37,6 +38,7 @@ class RunPlan:
     parameters: int
     scheme: str
     has_test_rows: bool
+    doubts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,13 @@ def _rate(protocol: Training, number: int, rounds: int) -> float:
     return 1.0 if protocol.steps_at_silos else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
 
 
+MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above which a bound is said to promise next to nothing
+
+
 def warnings_of(plan: RunPlan, end: RunEnd) -> list[str]:
     """Return what a reader of the result should know, in sentences."""
     parts = (_warnings_of_secrets, _warnings_of_rounds, _warnings_of_scores)
-    return [*end.warnings, *(sentence for part in parts for sentence in part(plan, end))]
+    return [*plan.doubts, *end.warnings, *(sentence for part in parts for sentence in part(plan, end))]
 
 
 def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
@@ -180,6 +185,13 @@ def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
         )
     if plan.spec.run.insecure_secret_seed is not None:
         yield "every secret of this run follows from insecure-secret-seed; it hides nothing"
+    if plan.scheme == "none" and len(plan.silos) > 1 and entry_of(plan.spec.protocol).summed:
+        yield 'scheme = "none": sums are in the clear, so the server reads what each silo uploads'
+    delta, epsilon = (end.outcome.facts.get(name) for name in ("delta", "epsilon"))
+    if isinstance(delta, float) and delta > MOST_DELTA:
+        yield f"delta = {delta:.3g}: with that chance the bound does not hold for a row; give less than 1 in all rows"
+    if isinstance(epsilon, float) and epsilon > MOST_EPSILON:
+        yield f"epsilon = {epsilon:.3g} bounds nothing that matters: more noise or fewer rounds make it smaller"
 
 
 def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
