@@ -186,7 +186,8 @@ def test_values_beyond_the_ring_name_the_tensor_and_the_range(here: Path) -> Non
     assert done.code == 2
     assert re.search(
         r"round 1: silo-1: `\w[\w.]*`: a value is outside the range of the secure sum, "
-        r"\+-[\d.e+-]+; nothing was sent \(a higher `limit` widens the range and coarsens its step\); the largest "
+        r"\+-[\d.e+-]+; nothing was sent \(bring inputs to scale by standardise, .* a higher `limit` "
+        r"widens the range and coarsens its step\); the largest "
         r"magnitude is \d",
         done.err.splitlines()[-1],  # after what it trains on
     )
