@@ -31,7 +31,7 @@ from moretta.secure_aggregation import pairwise
 from moretta.secure_aggregation.additive import AddedShares
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode
-from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.pairwise import MaskedUpload, summed
 from moretta.secure_aggregation.sums import Aggregator, Sum
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Survivors, put_together, recovered_masks
 
@@ -262,12 +262,14 @@ def test_withheld_shares_and_a_retry_give_nobodys_own_upload(roster: bool) -> No
 
     def secret_of(maker: str, holders: Mapping[str, Any]) -> bytes | None:
         shares = {name: given[name].by_maker[maker] for name in holders}
-        return put_together(cohort, label, maker, shares, uploads[maker].committed)
+        points = {cohort.point(holder): share for holder, share in shares.items()}
+        return put_together(points, cohort.plan.threshold, label, maker, uploads[maker].committed)
 
     assert all(secret_of(maker, rest) is None for maker in names)  # without the late shares there is nothing
     assert {bool(reply.secret) for name, reply in given.items() if name != late} == {roster}
     secrets = {maker: secret_of(maker, silos) for maker in names}
-    relayed = server._sum_of(uploads, recovered_masks(label, names, {}, secrets), wanted, np.empty)
+    masks = recovered_masks(label, names, {}, secrets)
+    relayed = summed(server._ring, uploads, masks, wanted.shapes, public=server._rules.public_weights)
     first = decode(server._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
     difference = first.means["w"] * first.weight - second.means["w"] * second.weight
     assert np.abs(difference - silos[late].tensors["w"]).min() > 1

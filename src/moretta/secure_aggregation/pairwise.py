@@ -200,6 +200,27 @@ class PairwiseContributor:
         return f"PairwiseContributor({self._name!r}, {self._ring}, <redacted>)"
 
 
+def summed(
+    ring: Ring,
+    uploads: Mapping[str, MaskedUpload],
+    masks: Sequence[Mask],
+    shapes: Shapes,
+    empty: Callable[..., Words] = np.empty,
+    *,
+    public: bool,
+) -> Relayed:
+    """Add uploads in the ring, where masks between survivors cancel, and take off the others.
+
+    masks: by `recovered_masks`. empty: makes the vector of the sum. public: whether weights are, and have no mask.
+    """
+    words, tensors = room_for(shapes, ring, empty)
+    weight = add_up([upload.weight for upload in uploads.values()], words[:1].reshape(()))
+    for name, total in tensors.items():
+        add_up([upload.tensors[name] for upload in uploads.values()], total)
+    add_masks(words[public:], masks)
+    return Relayed({name: tensors[name] for name in shapes}, weight, tuple(uploads))
+
+
 def _put_together(
     cohort: Cohort,
     label: Label,
@@ -222,11 +243,11 @@ def _put_together(
             secrets[maker] = given[maker].secret
             continue
         shares = {
-            holder: held[holder][maker]
+            cohort.point(holder): held[holder][maker]
             for holder in circles[maker]
             if holder in given and maker not in unopened[holder]
         }
-        secret = put_together(cohort, label, maker, shares, uploads[maker].committed)
+        secret = put_together(shares, cohort.plan.threshold, label, maker, uploads[maker].committed)
         if secret is not None:
             secrets[maker] = secret
         elif len(shares) >= cohort.plan.threshold:
@@ -316,18 +337,8 @@ class PairwiseAggregator:
         if isinstance(secrets, Aborted):
             return secrets
         keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
-        return self._sum_of(uploads, recovered_masks(label, tuple(uploads), keys, secrets), wanted, replies.empty)
-
-    def _sum_of(
-        self, uploads: Mapping[str, MaskedUpload], masks: Sequence[Mask], wanted: Wanted, empty: Callable[..., Words]
-    ) -> Relayed:
-        """Add uploads in the ring, where masks between survivors cancel, and take off the others."""
-        words, tensors = room_for(wanted.shapes, self._ring, empty)
-        weight = add_up([upload.weight for upload in uploads.values()], words[:1].reshape(()))
-        for name, total in tensors.items():
-            add_up([upload.tensors[name] for upload in uploads.values()], total)
-        add_masks(words[self._rules.public_weights :], masks)
-        return Relayed({name: tensors[name] for name in wanted.shapes}, weight, tuple(uploads))
+        masks = recovered_masks(label, tuple(uploads), keys, secrets)
+        return summed(self._ring, uploads, masks, wanted.shapes, replies.empty, public=self._rules.public_weights)
 
     def _confirm(
         self,

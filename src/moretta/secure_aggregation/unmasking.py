@@ -46,7 +46,7 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
-from moretta.secure_aggregation.cohort import Cohort, Credentials
+from moretta.secure_aggregation.cohort import Credentials
 from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
@@ -354,12 +354,11 @@ def recovered_masks(
 
 
 def put_together(
-    cohort: Cohort, label: Label, maker: str, shares: Mapping[str, bytes], committed: bytes
+    shares: Mapping[int, bytes], threshold: int, label: Label, maker: str, committed: bytes
 ) -> bytes | None:
-    """Return a survivor's secret from its holders' shares; None where they are not what it committed to."""
-    points = {cohort.point(holder): share for holder, share in shares.items()}
+    """Return a survivor's secret from shares by their points; None where they are not what it committed to."""
     try:
-        secret = shamir.reconstruct(points, cohort.plan.threshold)
+        secret = shamir.reconstruct(shares, threshold)
     except PeerError:
         return None
     return secret if commitment(secret, label, maker) == committed else None

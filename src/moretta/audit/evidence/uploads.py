@@ -8,6 +8,7 @@ unmasked ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,17 @@ import numpy as np
 
 from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.contract.messages import Array, Message, Stamp, Tensors
-from moretta.errors import ParameterError, PeerError
+from moretta.errors import ParameterError
 from moretta.protocols.common.scoring import Score
-from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode, room_for, shapes_of
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode, shapes_of, unpacked
 from moretta.secure_aggregation.graph import CommittedKeys
-from moretta.secure_aggregation.masks import Label, add_masks, label_of
-from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.masks import Label, label_of
+from moretta.secure_aggregation.pairwise import MaskedUpload, summed
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.sums import Sum, Wanted
-from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, commitment, recovered_masks
+from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, put_together, recovered_masks
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -103,38 +103,30 @@ class Uploads:
         if not told or not self.digest:
             raise ParameterError("the keys of this sum were agreed on in a round that was not recorded")
         counted = {silo: uploads[silo] for silo in told[-1].survivors}
-        shapes = shapes_of(next(iter(counted.values())).tensors)
-        label = label_of(self.stamp, self.digest, shapes, self.encoding, next(iter(counted.values())).asked)
+        first = next(iter(counted.values()))
+        shapes = shapes_of(first.tensors)
+        label = label_of(self.stamp, self.digest, shapes, self.encoding, first.asked)
         shares = {silo: message.by_maker for silo, message in self.later if isinstance(message, SelfMaskShares)}
         secrets = {silo: self._secret(silo, one.committed, label, shares) for silo, one in counted.items()}
         keys = {
             silo: message.keys for silo, message in self.later if isinstance(message, Confirmed) and silo in counted
         }  # the last of each
-        bits = 8 * next(iter(counted.values())).weight.itemsize
-        whole, tensors = room_for(shapes, Ring(bits))
-        weight = add_up([upload.weight for upload in counted.values()], whole[:1].reshape(()))
-        for name, total in tensors.items():
-            add_up([upload.tensors[name] for upload in counted.values()], total)
-        add_masks(whole[self._public_weights :], recovered_masks(label, tuple(counted), keys, secrets))
-        return self._decoded(tensors, int(weight), tuple(counted))
+        masks = recovered_masks(label, tuple(counted), keys, secrets)
+        found = summed(Ring(8 * first.weight.itemsize), counted, masks, shapes, public=self._public_weights)
+        return self._decoded(found.tensors, int(found.weight), tuple(counted))
 
     def _secret(self, maker: str, committed: bytes, label: Label, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Return a survivor's secret. The threshold is tried: the right one gives what the maker committed to."""
         points = {self.names.index(holder) + 1: held[maker] for holder, held in shares.items() if maker in held}
         for threshold in range(len(points), 1, -1):
-            try:
-                secret = shamir.reconstruct(points, threshold)
-            except PeerError:
-                continue
-            if commitment(secret, label, maker) == committed:
+            if secret := put_together(points, threshold, label, maker, committed):
                 return secret
         raise ParameterError("the recorded shares do not unmask this sum")
 
     def _added(self) -> Sum:
         added = {silo: message.words for silo, message in self.later if isinstance(message, AddedShares)}
-        total = add_up(list(added.values()))
         weight = sum(one.weight for one in self.received.values() if isinstance(one, SealedShares))
-        tensors, first = self._unpacked(total)
+        tensors, first = self._unpacked(add_up(list(added.values())))
         return self._decoded(tensors, weight if self._public_weights else first, tuple(sorted(added)))
 
     def _first_share(self, upload: SealedShares) -> dict[str, Array]:
@@ -144,16 +136,12 @@ class Uploads:
 
     def _unpacked(self, words: Array) -> tuple[dict[str, Array], int]:
         """Return tensors that lie behind each other in the order of their names, and the weight before them."""
-        start, tensors = 0 if self._public_weights else 1, dict[str, Array]()
-        names = sorted(set(self.encoding) - {MOST_WEIGHT})
-        shapes = {name: self._shape(name) for name in names if name != SCALARS}
-        left = words.size - start - sum(int(np.prod(shape, dtype=int)) for shape in shapes.values())
-        for name in names:
-            shape = shapes.get(name, (left,))
-            count = int(np.prod(shape, dtype=int))
-            tensors[name] = np.array(words[start : start + count]).reshape(shape)
-            start += count
-        return tensors, int(words[0])
+        words = np.array(words)
+        shapes = {name: self._shape(name) for name in set(self.encoding) - {MOST_WEIGHT, SCALARS}}
+        rest = words if self._public_weights else words[1:]
+        if SCALARS in self.encoding:
+            shapes[SCALARS] = (rest.size - sum(map(math.prod, shapes.values())),)
+        return unpacked(rest, shapes), int(words[0])
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor of an upload: ``PREFIX/PARAMETER`` is as the parameter."""
