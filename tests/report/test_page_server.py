@@ -238,6 +238,10 @@ def is_closed(there):
         return True
 
 
+def test_a_whole_request_may_take_as_long_as_its_parts():
+    assert page_server._Request.timeout == page_server.PATIENCE
+
+
 def test_a_connection_that_says_nothing_is_closed(server, monkeypatch):
     monkeypatch.setattr(page_server._Request, "timeout", 0.2)
     with socket.create_connection(("127.0.0.1", port_of(server)), timeout=10) as there:

@@ -245,7 +245,7 @@ def main() -> None:
 
 
 PROGRAM = (sys.executable, "-P", "-m", "moretta.report.page_server")
-PATIENCE = 3.0  # seconds that the process has to end in, once the run has
+ENDING = 3.0  # seconds that the process has to end in, once the run has
 
 Say = Callable[[str], None]
 
@@ -309,7 +309,7 @@ def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     _input(process).close()
     try:
-        process.wait(PATIENCE)
+        process.wait(ENDING)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
