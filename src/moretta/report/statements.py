@@ -114,15 +114,16 @@ def verdict_text(verdict: Verdict) -> Text:
 def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.given:
         return "There were no test rows, so nothing says how good the model is."
-    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
-    said = f"On the {rows} {_whose(record)} reaches {scored(record.test)}{_beside(record, records)}"
+    said = f"{reached(record)}{_beside(record, records)}"
     return f"{said}." if brief else f"{said} ({_scale(record, records)})."
 
 
-def _whose(record: RunRecord) -> str:
-    if record.test.mean is not None:
-        return "the worst of the silos’ models"
-    return "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
+def reached(record: RunRecord) -> str:
+    """Return what the run's model reaches on which rows, without a full stop."""
+    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
+    whose = "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
+    whose = whose if record.test.mean is None else "the worst of the silos’ models"
+    return f"On the {rows} {whose} reaches {scored(record.test)}"
 
 
 def _trains(record: RunRecord) -> str:
@@ -317,13 +318,15 @@ def scored(scores: TestScores | PlainScores) -> str:
     return f"a mean squared error of {plain(scores.mse)}"
 
 
-def _missed(record: RunRecord) -> str:
-    if not record.missed:
-        return ""
-    silos = len({missed.silo for missed in record.missed})
-    rounds = len({missed.round for missed in record.missed})
+def missed(record: RunRecord) -> str:
+    """Return how many silos missed how many rounds, without a full stop; empty where none did."""
+    silos, rounds = (len({getattr(one, key) for one in record.missed}) for key in ("silo", "round"))
     answers = "answers in " if record.sums is None else ""
-    return f"With {label_of(record)}, {_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}."
+    return f"{_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}" if silos else ""
+
+
+def _missed(record: RunRecord) -> str:
+    return f"With {label_of(record)}, {said}." if (said := missed(record)) else ""
 
 
 Role = Literal["Server", "A silo", "An eavesdropper"]

@@ -11,8 +11,8 @@ from moretta.protocols.common.claims import About, Claim, Record, has_roster
 from moretta.protocols.registry import claims_of
 from moretta.report.audit import ROLES
 from moretta.report.dossier.document import Sentence, of_inputs, of_planned, of_result, sentence, sentences, under
-from moretta.report.dossier.evidence import Evidence
-from moretta.report.statements import scored
+from moretta.report.dossier.evidence import FILES, Evidence
+from moretta.report.statements import missed, reached
 from moretta.report.table import human_bytes
 
 MOST_NAMES = 30  # silos or inputs that are listed by their names
@@ -183,14 +183,9 @@ def scope(evidence: Evidence) -> Iterator[Sentence]:
         f"{record.rounds:,} rounds, to predict {task}",
         *(of_result(key) for key in ("parameters", "protocol", "rounds", "task")),
     )
-    if record.missed:
-        silos, rounds = (len({getattr(one, key) for one in record.missed}) for key in ("silo", "round"))
-        answers, keys = ("answers in ", ("dropped",)) if record.sums is None else ("", ("dropped", "sums"))
-        yield sentence(
-            f"{silos} {'silo' if silos == 1 else 'silos'} missed {answers}{rounds} "
-            f"{'round' if rounds == 1 else 'rounds'}",
-            *(of_result(key) for key in keys),
-        )
+    if said := missed(record):
+        keys = ("dropped",) if record.sums is None else ("dropped", "sums")
+        yield sentence(said, *(of_result(key) for key in keys))
 
 
 def functions(evidence: Evidence) -> Iterator[Sentence]:
@@ -243,8 +238,7 @@ def means(evidence: Evidence) -> Iterator[Sentence]:
         where = "between machines by NVIDIA FLARE" if engine == "flare" else f"by the engine {engine}"
         yield sentence(f"Messages were carried {where}", _of_run(evidence, "engine", "name"))
     kept = {
-        "model.safetensors": "the trained model, or what the server has in its place",
-        "released.safetensors": "the model that silos may be given",
+        **{name: FILES[name] for name in ("model.safetensors", "released.safetensors")},
         "models": "each silo’s own model",
         "views": "recorded messages, from which attacks can be played",
         "truth": "what an audit is scored by, among it secrets of the roles",
@@ -280,9 +274,7 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
     if not record.test.given:
         yield sentence("No test rows say how well the model predicts", of_result("test"))
         return
-    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
-    key = "mse" if record.test.accuracy is None else "accuracy"
-    yield sentence(f"On the {rows} the model reaches {scored(record.test)}", of_result("test", key))
+    yield sentence(reached(record), of_result("test", "mse" if record.test.accuracy is None else "accuracy"))
 
 
 MEASURES = ("not given", "obfuscated", "bounded")
