@@ -78,7 +78,7 @@ def claim_of(
         lines = said.decode(errors="replace").strip().splitlines()
         raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({process.returncode})")
     try:
-        return unpack_arrays(memoryview(bytearray(out)))  # which may be written to
+        return unpack_arrays(memoryview(out))
     except CodecError as error:
         raise AttackFailed(f"its claim cannot be read: {error}") from None
 
