@@ -101,54 +101,35 @@ def audit(
     if background is not None:
         _check_background(background, truth)
     with held(folder):
-        name = "test rows" if background is None else background_name
-        return _audited(folder, truth, thorough, name, progress, chosen, needed)
-
-
-def _audited(
-    folder: Path,
-    truth: Truth,
-    thorough: bool,
-    background_name: str,
-    progress: Progress | None,
-    chosen: Iterable[Attack] | None,
-    needed: Iterable[str],
-) -> Audit:
-    known = catalogue.all_attacks() if chosen is None else chosen
-    tried = [attack for attack in known if truth.run.protocol in attack.protocols]
-    missed = {attack: why for attack in tried if (why := _why_not(attack, truth, thorough))}
-    ready, done = [attack for attack in tried if attack not in missed], dict[Attack, Done]()
-    names = [attack.name for attack in ready]
-    for name in needed:
-        if name not in names:
-            raise _not_tried(name, names, _not_run(missed))
-    if ready:
-        _ = truth.architecture  # once, and here: the threads below would each export the model
-    for attack, came_to in _attacked(ready, truth, thorough, progress):
-        if isinstance(came_to, str):
-            missed[attack] = came_to
-        else:
-            done[attack] = came_to
-    in_order = [done[attack] for attack in ready if attack in done]
-    record = {
-        "run": truth.run.id,
-        "index": views.digest(folder / "views"),
-        "protocol": truth.run.protocol,
-        "thorough": thorough,
-        "background": background_name,
-        "confined_by": "kernel" if landlock() else "python",
-        "views": truth.views.rounds,
-        "attacks": [line for line, _ in in_order],
-        "not_run": _not_run({attack: missed[attack] for attack in tried if attack in missed}),
-    }
-    # New pictures get new names, and an earlier audit's are removed last, so audit.json always names what is there.
-    token = secrets.token_hex(4)
-    named = [name for line, pictures in in_order if pictures for name in _write_pictures(folder, line, pictures, token)]
-    RunFolder(folder).write_json("audit.json", record)
-    for file in (folder / "audit").glob("*"):
-        if file.name not in named:
-            file.unlink()
-    return Audit(record)
+        known = catalogue.all_attacks() if chosen is None else chosen
+        tried = [attack for attack in known if truth.run.protocol in attack.protocols]
+        missed = {attack: why for attack in tried if (why := _why_not(attack, truth, thorough))}
+        ready, done = [attack for attack in tried if attack not in missed], dict[Attack, Done]()
+        names = [attack.name for attack in ready]
+        for name in needed:
+            if name not in names:
+                raise _not_tried(name, names, _not_run(missed))
+        if ready:
+            _ = truth.architecture  # once, and here: the threads below would each export the model
+        for attack, came_to in _attacked(ready, truth, thorough, progress):
+            if isinstance(came_to, str):
+                missed[attack] = came_to
+            else:
+                done[attack] = came_to
+        in_order = [done[attack] for attack in ready if attack in done]
+        record = {
+            "run": truth.run.id,
+            "index": views.digest(folder / "views"),
+            "protocol": truth.run.protocol,
+            "thorough": thorough,
+            "background": "test rows" if background is None else background_name,
+            "confined_by": "kernel" if landlock() else "python",
+            "views": truth.views.rounds,
+            "attacks": [line for line, _ in in_order],
+            "not_run": _not_run({attack: missed[attack] for attack in tried if attack in missed}),
+        }
+        _write(folder, record, in_order)
+        return Audit(record)
 
 
 def _why_not(attack: Attack, truth: Truth, thorough: bool) -> str:
@@ -276,6 +257,16 @@ def plainly(text: str) -> str:
         return f"{value:.{len(found[1])}g}" if -3 <= exponent <= 4 else f"{found[1]}e{exponent}"
 
     return re.sub(r"\b(\d(?:\.\d+)?)e([+-]\d+)\b", written, text)
+
+
+def _write(folder: Path, record: Mapping[str, Any], done: Iterable[Done]) -> None:
+    """Write audit.json and pictures, whose names are new; an earlier audit's go last, so it names what is there."""
+    token = secrets.token_hex(4)
+    named = [name for line, some in done if some for name in _write_pictures(folder, line, some, token)]
+    RunFolder(folder).write_json("audit.json", record)
+    for file in (folder / "audit").glob("*"):
+        if file.name not in named:
+            file.unlink()
 
 
 def _write_pictures(

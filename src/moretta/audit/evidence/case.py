@@ -147,6 +147,23 @@ class Architecture:
     base: str = "."
     program: bytes = field(default=b"", repr=False)
 
+    def built(self, run: PublicRun, seed: int = 0) -> nn.Module:
+        """Return the model of a run file, in the run's dtype, with weights drawn by a seed."""
+        from moretta.data.references import OWN_CODE
+        from moretta.models import catalogue
+
+        made = catalogue.build(
+            self.source,
+            inputs=run.shape,
+            outputs=run.outputs,
+            base=Path(self.base),
+            seed=seed,
+            layout=run.layout,
+            agreed=OWN_CODE,
+            **self.arguments,
+        )
+        return made.to(torch_dtype(run))
+
 
 @dataclass(frozen=True)
 class Case:
@@ -197,22 +214,11 @@ class Case:
         """Built once: what builds a user's model may read files, which an attack may not."""
         import torch
 
-        from moretta.data.references import OWN_CODE
-        from moretta.models import catalogue
-
-        made = catalogue.build(
-            self.architecture.source,
-            inputs=self.run.shape,
-            outputs=self.run.outputs,
-            base=Path(self.architecture.base),
-            layout=self.run.layout,
-            agreed=OWN_CODE,
-            **self.architecture.arguments,
-        )
+        made = self.architecture.built(self.run).train()
         with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed
             for parameter in made.parameters():
                 parameter.zero_()
-        return made.to(torch_dtype(self.run)).train()
+        return made
 
     def pack(self) -> bytes:
         """Return the case as bytes."""

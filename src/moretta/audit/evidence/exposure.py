@@ -12,20 +12,17 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
+import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit import attacks
+from moretta.audit.evidence.attack import Given
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.uploads import PREFIX, Uploads, gradient_of
+from moretta.audit.evidence.truth import Truth
+from moretta.audit.evidence.uploads import PREFIX, gradient_of, of_round, rows_of, under
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.protocols.common.entry import ATTACKS, installed
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from moretta.audit.evidence.truth import Truth
 
 Models = dict[int, dict[str, Array]]
 """Models by round, whole: by tensor."""
@@ -114,16 +111,46 @@ def why_not(run: PublicRun) -> str:
     return estimated.why_not(run) if estimated else ""
 
 
-def public(truth: Truth) -> dict[str, Array]:
-    """Return what everybody knows that `shown` needs."""
-    estimated = exposure(truth.run).estimated
-    return estimated.public(truth) if estimated else {}
+def given_gradients(truth: Truth, rounds: Mapping[int, Sequence[str]], arrays: Mapping[str, Array], view: str) -> Given:
+    """Give the server what `read` needs, and background rows: its view, or the gradients that its own secret recovers.
+
+    rounds: with the silos whose uploads counted in them. arrays: what else it is given. view: in words.
+    """
+    run, known, shown = truth.run, truth.background, exposure(truth.run)
+    given = {**arrays, "x": known.x, "y": known.y, **(shown.estimated.public(truth) if shown.estimated else {})}
+    said = f"{len(known.x)} labelled background rows"
+    if shown.recovered:
+        said = f"its key, with which it recovers true gradients and model, and {said}"
+        return Given({"server": ()}, given | shown.recovered(truth, rounds), view, said)
+    # Keys of a sum were agreed on in an earlier round, perhaps.
+    return Given({"server": tuple(one for one in run.recorded if one <= max(rounds))}, given, view, said)
 
 
-def shown(case: Case, held: Uploads, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the model that was sent in a round, and the gradient in an upload or a sum of it, by parameter."""
-    estimated = exposure(case.run).estimated
-    return estimated.shown(case, held.stamp, tensors) if estimated else (held.parameters, gradient_of(tensors))
+def counted(case: Case, number: int) -> list[str]:
+    """Return the silos whose uploads counted in a round, in the run's order."""
+    if exposure(case.run).recovered:
+        return [silo for silo, there in zip(case.run.silos, case.arrays[f"present/{number}"], strict=True) if there]
+    held = of_round(case, number).counted
+    return [silo for silo in case.run.silos if silo in held]
+
+
+def read(case: Case, number: int, silo: str = "") -> tuple[Tensors, Tensors, int]:
+    """Return the model that was sent in a round, the gradient in a silo's upload, by parameter, and of how many rows.
+
+    silo: empty for the sum of all. A masked upload's words are taken for unmasked ones.
+    """
+    run, shown = case.run, exposure(case.run)
+    if shown.recovered:
+        rows = sum(rows_of(run, one, number) for one in ([silo] if silo else counted(case, number)))
+        gradient = under(case.arrays, f"gradient/{number}/{silo or 'sum'}/")
+        return under(case.arrays, f"model/{number}/"), gradient, rows
+    held = of_round(case, number)
+    total = None if silo else held.total()
+    rows = total.weight if total else rows_of(run, silo, number)
+    tensors = total.means if total else held.bare(silo, rows)
+    if shown.estimated:
+        return *shown.estimated.shown(case, held.stamp, tensors), rows
+    return held.parameters, gradient_of(tensors), rows
 
 
 def fitting(attack: str) -> frozenset[str]:

@@ -264,3 +264,13 @@ def pairing(found: Array, true: Array) -> NDArray[np.int64]:
 def matched(found: Array, true: Array) -> Matrix:
     """Return the rows found in the order of the true ones that they go with."""
     return np.asarray(found, np.float64)[pairing(found, true)]
+
+
+def squares(found: Array, true: Array, mean: Array) -> Matrix:
+    """Return the mean squared error of each row, and that of the mean row in its place, [rows, 2].
+
+    found: in the order of the true ones (`matched`).
+    """
+    rows = np.asarray(true, np.float64)
+    apart = (np.asarray(one, np.float64) - rows for one in (found, mean))
+    return np.stack([np.square(one).reshape(len(rows), -1).mean(axis=1) for one in apart], axis=1)

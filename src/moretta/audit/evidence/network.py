@@ -8,17 +8,15 @@ in a second, and what a call into torch costs beside them, measured on small net
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from moretta.audit.evidence.case import PublicRun
 from moretta.contract.messages import Array, Tensors
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.case import PublicRun
 
 SECOND = 3e9  # in a second
 CALL = 4e4  # that an operation on one tensor takes as long as, however small

@@ -15,22 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from moretta.audit.evidence import network
+from moretta.audit.evidence.case import PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.modules import chunks
 from moretta.protocols.common.training import BETAS
 from moretta.secure_aggregation.settings import SecureAggregation
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.case import PublicRun
 
 LEAST_STEPS = 10
 MOST_ROWS = 64  # whose own gradients are held at once

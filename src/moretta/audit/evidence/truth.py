@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported
+from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported, torch_dtype
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
@@ -56,31 +56,21 @@ class PartyRows:
 
 
 class Trained(Protocol):
-    """Silos with their rows, a model's architecture, and the settings that a run was trained by."""
+    """Silos with their rows, a model's architecture, and the settings that a run was trained by.
 
-    @property
-    def model(self) -> nn.Module:
-        """The architecture, with weights that say nothing."""
+    model: with weights that say nothing. silos: everybody who trained, with their rows. layout: how a sample of several
+    arrays is packed; None where it is one array. outputs: how many the model has.
+    """
 
-    @property
-    def silos(self) -> Sequence[Silo]:
-        """Everybody who trained, with their rows."""
-
-    @property
-    def spec(self) -> Specification:
-        """The settings that it was trained by."""
+    model: nn.Module
+    silos: Sequence[Silo]
+    spec: Specification
+    layout: SampleLayout | None
+    outputs: int
 
     @property
     def test(self) -> tuple[Array, Array] | None:
         """Rows that nobody trained on."""
-
-    @property
-    def layout(self) -> SampleLayout | None:
-        """How a sample of several arrays is packed; None where it is one array."""
-
-    @property
-    def outputs(self) -> int:
-        """How many outputs the model has."""
 
     def digest(self, seed: int, rounds: int) -> str:
         """Return what the states of a run are bound to."""
@@ -142,11 +132,12 @@ class Truth:
 
     # What roles saw
 
-    def heard(self, role: str, number: int) -> list[Heard]:
-        """Return the messages of a role's view of one round."""
+    def heard(self, role: str, *numbers: int) -> list[Heard]:
+        """Return the messages of a role's view of some rounds."""
         reader = codec()
         return [
             Heard(seen.direction, seen.peer, reader.decode(seen.data))
+            for number in numbers
             for seen in views.parse(self.views.data(role, number), f"round {number} of {role}")
         ]
 
@@ -239,7 +230,7 @@ class Truth:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the model."""
-        return {"float32": torch.float32, "float64": torch.float64}[self.run.dtype]
+        return torch_dtype(self.run)
 
     def prepared(self, x: Array, y: Array, who: str) -> PartyRows:
         """Return rows as the model and the loss take them."""
@@ -337,18 +328,18 @@ class Truth:
         parameters: None for the true model before the round. loss: of outputs and targets, None for the run's.
         Dropout and augmentation draw what they drew in the run.
         """
-        of, rows = self.federation, self._silo_rows(silo)
+        of, rows = self.federation, self.silo_rows(silo, self.federation.spec.run.device)
         at = self.parameters(number) if parameters is None else parameters
         with rows.randomness(*self.drawn(number)):
             x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
             return gradient(of.model, at, PartyRows(x, y), loss or self.loss, of.spec.run.device)
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def _silo_rows(self, silo: str) -> SiloRows:
-        """Return a silo's rows with its randomness, on its device, as another one has another generator."""
-        spec, held = self.federation.spec, self.rows(silo)
+    def silo_rows(self, silo: str, device: str = "cpu") -> SiloRows:
+        """Return a silo's rows with its randomness. device: the run's draws as the silo did, having its generator."""
+        held, varied = self.rows(silo), self.federation.spec.data.varied
         rows = TrainingRows(held.x, held.y, self.batches(silo, self.run.rows[silo]))
-        return SiloRows(rows, self.dtype, spec.run.device, augment=spec.data.varied)
+        return SiloRows(rows, self.dtype, device, augment=varied)
 
     @property
     def loss(self) -> Any:

@@ -11,35 +11,38 @@ import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from moretta.audit.attacks.baffle.moves import Moves
-from moretta.audit.evidence.attack import augmented, no_training
-from moretta.audit.evidence.case import Case, Heard, PublicRun
-from moretta.audit.evidence.uploads import from_heard, over, under
+from moretta.audit.evidence import network
+from moretta.audit.evidence import truth as evidence
+from moretta.audit.evidence.attack import Given, augmented, no_training
+from moretta.audit.evidence.case import Case, Heard, PublicRun, torch_dtype
+from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.uploads import from_heard, over, rows_of, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
+from moretta.protocols.baffle import cut, torch_blocks
 from moretta.protocols.baffle.silo.blocks import MovesBlocks, Rule
+from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Form, differences, directions_of, gradient
-from moretta.protocols.baffle.silo.forward import Layout
+from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.common import modules
 from moretta.protocols.common.targets import RowLosses
 from moretta.secure_aggregation.additive import SealedShares
 from moretta.secure_aggregation.keystream import derive, encode_parts
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import Unmask
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from moretta.audit.evidence.truth import PartyRows, Truth
-    from moretta.protocols.baffle.silo.forward import Forward
 
 ROUNDS = 12  # how many are attacked, the last ones
 FIXED = "fixed/"
@@ -185,11 +188,6 @@ def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, 
 
     fixed: tensors that are not trained, by name. tokens: whether inputs are whole numbers.
     """
-    import torch
-
-    from moretta.audit.evidence.case import torch_dtype
-    from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
-
     model = partly_trained(model, run)
     held = model.state_dict(keep_vars=True)
     with torch.no_grad():
@@ -198,8 +196,6 @@ def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, 
     layout = layout_of(model)
     if not by_blocks(run):
         return TorchForward(model, layout)
-    from moretta.protocols.baffle import cut, torch_blocks
-
     graph = cut.cut_of(model, layout, run.shape, torch.int64 if tokens else torch_dtype(run))
     return torch_blocks.TorchBlocks(model, layout, graph, cut.blocks_of(graph, layout, _rule(run)))
 
@@ -224,11 +220,34 @@ def check_scalars(truth: Truth) -> None:
 
 def fixed_of(truth: Truth) -> dict[str, Array]:
     """Return the tensors that the run did not train, which every role holds, by ``fixed/TENSOR``."""
-    from moretta.protocols.baffle.torch_forward import layout_of
-
     model = partly_trained(truth.network(), truth.run)
     held = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     return over(FIXED, {name: value for name, value in held.items() if name not in layout_of(model).shapes})
+
+
+def given_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> Given:
+    """Give the server its view of `rounds_seen`, what its sums opened to, the tensors that are fixed, and more."""
+    check_scalars(truth)
+    rounds = rounds_seen(truth)
+    arrays = {**fixed_of(truth), **(opened(truth, rounds) if truth.run.masked else {}), **more}
+    return Given(
+        views={"server": rounds},
+        arrays=arrays,
+        view=f"{len(rounds)} rounds of the server, and the sums that it opened in them",
+        knowledge=knowledge,
+    )
+
+
+def uploads_of(case: Case, seen: Mapping[int, Round]) -> list[tuple[int, int, NDArray[np.float64], int]]:
+    """Return what the server has: a round's number, a silo's (-1: all together), x_k, and of how many rows."""
+    run, found = case.run, list[tuple[int, int, NDArray[np.float64], int]]()
+    for number, one in seen.items():
+        rows = {silo: rows_of(run, silo, number) for silo in one.silos}
+        if run.masked:
+            found.append((number, -1, np.asarray(case.arrays[f"{OPENED}{number}"]), sum(rows.values())))
+        else:
+            found += [(number, run.silos.index(silo), x, rows[silo]) for silo, x in one.uploads.items()]
+    return found
 
 
 def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
@@ -239,8 +258,7 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
     forward, found = forward_at(truth), dict[str, Array]()
     if truth.run.setting("dp-noise"):
         return _unmasked(truth, rounds, forward)
-    heard = [one for number in rounds for one in truth.heard("server", number)]
-    for number, seen in seeded_rounds(truth.run, heard, forward).items():
+    for number, seen in seeded_rounds(truth.run, truth.heard("server", *rounds), forward).items():
         rows = truth.joined({silo: truth.batch(silo, number) for silo in seen.silos})
         found[f"{OPENED}{number}"] = scalars(recipe_of(truth.run), forward, seen, rows.x, rows.y)
     return found
@@ -249,10 +267,9 @@ def opened(truth: Truth, rounds: Sequence[int]) -> dict[str, Array]:
 def _unmasked(truth: Truth, rounds: Sequence[int], forward: Forward) -> dict[str, Array]:
     """Return the noised sums of rounds, as `evidence.uploads` puts them together from the server's messages."""
     upto = [number for number in truth.run.recorded if number <= max(rounds)]
-    heard = [one for number in upto for one in truth.heard("server", number)]
     found, recipe = dict[str, Array](), recipe_of(truth.run, forward)
     for number in rounds:
-        held = from_heard(truth.run, heard, number)
+        held = from_heard(truth.run, truth.heard("server", *upto), number)
         count = recipe.scalars or directions_of(recipe.form, truth.messages("server", number, Estimate)[-1].k)
         found[f"{OPENED}{number}"] = np.asarray(held.total().means["scalars"][:count], np.float64)
     return found
@@ -263,8 +280,6 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     number = seen.ask.stamp.round
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    from moretta.protocols.baffle.silo.client import Client
-
     client = truth.role(silo, number)
     if not isinstance(client, Client):
         raise ParameterError(f"expected a silo of baffle, got {type(client).__name__}")
@@ -274,8 +289,6 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
 
 def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *, tokens: bool) -> float:
     """Return what a round's K numbers of so many rows cost (`moretta.audit.evidence.network`)."""
-    from moretta.audit.evidence import network
-
     count = seen.directions.count
     forward = network.cost_of_passes(model, network.cost_of_row(model, shape, tokens=tokens), rows, 1.0)
     return count * forward + drawn_at(seen.directions)
@@ -305,9 +318,6 @@ def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) ->
 
 def true_gradient(truth: Truth, layout: Layout, at: Array, rows: PartyRows) -> NDArray[np.float64]:
     """Return the gradient of rows' mean loss at flat parameters, float64[n]."""
-    from moretta.audit.evidence import truth as evidence
-    from moretta.protocols.common import modules
-
     model = truth.network()
     tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}
     for tied, name in modules.ties(model).items():

@@ -5,18 +5,19 @@ With `linear = "activations"` they also upload gradients of linear layers, as lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from moretta.audit.attacks.baffle import estimates
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import Estimated, Exposure, Models
+from moretta.audit.evidence.truth import Truth
+from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.baffle.silo.estimate import ESTIMATE
 from moretta.protocols.baffle.silo.messages import Estimate
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
+from moretta.protocols.baffle.torch_forward import layout_of
+from moretta.protocols.common import modules
 
 PLACES = "places/"  # of layers in an upload's estimate
 GRADIENTS = frozenset({"gradient-inversion", "gradient-inversion-of-sum", "labels-from-head"})
@@ -29,22 +30,16 @@ def sent(case: Case, silo: str, base: Tensors) -> Models:
 
 
 def _whole(case: Case, ask: Estimate, base: Tensors) -> dict[str, Array]:
-    from moretta.audit.attacks.baffle.estimates import partly_trained
-    from moretta.protocols.baffle.torch_forward import layout_of
-    from moretta.protocols.common import modules
-
     model = case.model()
-    at = {**base, **layout_of(partly_trained(model, case.run)).split(np.array(ask.parameters))}
+    at = {**base, **layout_of(estimates.partly_trained(model, case.run)).split(np.array(ask.parameters))}
     return at | {tied: at[name] for tied, name in modules.ties(model).items()}
 
 
 def why_not(run: PublicRun) -> str:
     """Say why uploads have no gradient that can be read."""
-    from moretta.audit.attacks.baffle.estimates import uploads_layers
-
     if run.setting("local-epochs"):
         return "an upload is the difference of several steps along estimates, and not a gradient"
-    if not uploads_layers(run):
+    if not estimates.uploads_layers(run):
         return "silos upload loss differences or estimates along directions, and no layer's gradient"
     if run.scheme == "additive-shares":
         return "the sums that the server opened are not put together from shares again here"
@@ -53,35 +48,29 @@ def why_not(run: PublicRun) -> str:
 
 def public(truth: Truth) -> dict[str, Array]:
     """Return the tensors that are not trained, and where in an estimate each linear layer's lie."""
-    from moretta.audit.attacks.baffle.estimates import draws_own, fixed_of, forward_at, recipe_of
-
-    forward = forward_at(truth)
-    names, start = recipe_of(truth.run, forward).units, 0
+    forward = estimates.forward_at(truth)
+    names, start = estimates.recipe_of(truth.run, forward).units, 0
     if not names:
         raise ParameterError("no linear layer of this model moves unit by unit, and no layer's gradient was uploaded")
-    found = fixed_of(truth)
+    found = estimates.fixed_of(truth)
     for name, shape in forward.layout.shapes.items():
         size = int(np.prod(shape, dtype=int))
         if name in names:
             found[f"{PLACES}{name}"] = np.array([start, *shape])
-        if name in names or draws_own(truth.run):
+        if name in names or estimates.draws_own(truth.run):
             start += size
     return found
 
 
 def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]:
     """Return the model that was sent, and the gradients of linear layers in an upload or a sum."""
-    from moretta.audit.attacks.baffle.estimates import FIXED
-    from moretta.audit.evidence.uploads import under
-    from moretta.protocols.baffle.silo.estimate import ESTIMATE
-
     asks = (one.message for one in case.heard("server", Estimate))
     ask = next(one for one in asks if isinstance(one, Estimate) and one.stamp == stamp)
     estimate, gradients = np.asarray(tensors[ESTIMATE], np.float64), dict[str, Array]()
     for name, place in under(case.arrays, PLACES).items():
         start, *shape = place.tolist()
         gradients[name] = estimate[start : start + int(np.prod(shape, dtype=int))].reshape(shape)
-    return _whole(case, ask, under(case.arrays, FIXED)), gradients
+    return _whole(case, ask, under(case.arrays, estimates.FIXED)), gradients
 
 
 EXPOSED = {

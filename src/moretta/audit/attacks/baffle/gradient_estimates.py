@@ -33,34 +33,16 @@ error: the cosine is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.baffle.estimates import (
-    FIXED,
-    OPENED,
-    Round,
-    check_scalars,
-    cosine,
-    draws_own,
-    estimate_of,
-    fits,
-    fixed_of,
-    forward_at,
-    forward_in,
-    opened,
-    partly_trained,
-    recipe_of,
-    rounds_seen,
-    seeded_rounds,
-    true_gradient,
-    uploads_layers,
-    used,
-)
+from moretta.audit.attacks.baffle import estimates
 from moretta.audit.attacks.baffle.moves import Moves, cosine_expected
+from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import (
     Attack,
     AttackResult,
@@ -73,16 +55,14 @@ from moretta.audit.evidence.attack import (
 )
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_mean, relative_error
-from moretta.audit.evidence.uploads import first_rounds, of_round, rows_of, under
+from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.uploads import first_rounds, of_round, under
 from moretta.contract.messages import Array, Message
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import ESTIMATE, Parts, directions_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import PartyRows, Truth
 
 MOST_ENTRIES = 1 << 24  # of all estimates together, and of D
 STARTS, STEPS = 100, 150  # of made-up rows, and of each one's L-BFGS
@@ -92,32 +72,24 @@ SEED = 13
 
 def given(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and what a mean row is like."""
-    check_scalars(truth)
-    rounds = rounds_seen(truth)
-    arrays = fixed_of(truth)
-    arrays |= opened(truth, rounds) if truth.run.masked else {}
-    arrays["tokens"] = np.array(truth.run.has_tokens or truth.rows(truth.run.silos[0]).x.dtype.kind in "iu")
-    return Given(
-        views={"server": rounds},
-        arrays=arrays,
-        view=f"{len(rounds)} rounds of the server, and the sums that it opened in them",
-        knowledge="nothing",
-    )
+    tokens = truth.run.has_tokens or truth.rows(truth.run.silos[0]).x.dtype.kind in "iu"
+    return estimates.given_numbers(truth, {"tokens": np.array(tokens)}, "nothing")
 
 
 def attack(case: Case) -> Claim:
     """Claim estimates [uploads, n] of rounds and silos (-1 for their sum), and one row for the smallest upload."""
-    forward = forward_in(case, tokens=bool(case.arrays["tokens"]))
-    seen, form = seeded_rounds(case.run, case.heard("server", Message), forward), recipe_of(case.run).form
-    uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
+    forward = estimates.forward_in(case, tokens=bool(case.arrays["tokens"]))
+    seen = estimates.seeded_rounds(case.run, case.heard("server", Message), forward)
+    form = estimates.recipe_of(case.run).form
+    uploads = estimates.uploads_of(case, seen)
     size = next(iter(seen.values())).directions.size
     uploads = uploads[-max(1, MOST_ENTRIES // size) :]
-    found = [estimate_of(form, seen[number], x) for number, _, x in uploads]
-    best = min(range(len(uploads)), key=lambda place: _rows(case, *uploads[place][:2], seen))
+    found = [estimates.estimate_of(form, seen[number], x) for number, _, x, _ in uploads]
+    best = min(range(len(uploads)), key=lambda place: uploads[place][3])
     row, misfit = _row(case, form, forward.layout, seen[uploads[best][0]], uploads[best][2])
     return {
-        "rounds": np.array([number for number, _, _ in uploads]),
-        "silos": np.array([silo for _, silo, _ in uploads]),
+        "rounds": np.array([number for number, *_ in uploads]),
+        "silos": np.array([silo for _, silo, *_ in uploads]),
         "estimates": np.array(found, dtype=np.float32),
         "best": np.array(best),
         "row": row,
@@ -125,28 +97,17 @@ def attack(case: Case) -> Claim:
     }
 
 
-def _uploads(case: Case, number: int, seen: Round) -> list[tuple[int, int, NDArray[np.float64]]]:
-    if case.run.masked:
-        return [(number, -1, np.asarray(case.arrays[f"{OPENED}{number}"]))]
-    return [(number, case.run.silos.index(silo), found) for silo, found in seen.uploads.items()]
-
-
-def _rows(case: Case, number: int, silo: int, seen: Any) -> int:
-    names = seen[number].silos if silo < 0 else (case.run.silos[silo],)
-    return sum(rows_of(case.run, name, number) for name in names)
-
-
-def _row(case: Case, form: str, layout: Layout, seen: Round, found: NDArray[np.float64]) -> tuple[Array, float]:
+def _row(
+    case: Case, form: str, layout: Layout, seen: estimates.Round, found: NDArray[np.float64]
+) -> tuple[Array, float]:
     """Return the row whose own x_k come closest to those found, empty where D is too large, and by how much."""
-    import torch
-
     of = seen.directions
     entries = of.products if isinstance(of, Moves) else of.size * of.count
     # Tokens cannot be moved a little, and a program's operations may be bound to float32.
     if entries > MOST_ENTRIES or case.arrays["tokens"] or case.architecture.program:
         return np.zeros(0), 1.0
-    known = {name: torch.tensor(value) for name, value in under(case.arrays, FIXED).items()}
-    model, at = partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
+    known = {name: torch.tensor(value) for name, value in under(case.arrays, estimates.FIXED).items()}
+    model, at = estimates.partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
     held = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in at.items()}
     return matched(case, model.double(), held, known, _numbers(of, form), entries, torch.tensor(found))
 
@@ -156,8 +117,6 @@ def _numbers(of: Directions | Moves, form: str) -> Callable[[Mapping[str, Any]],
 
     Of the form "mean" D has the mean direction taken off, as its x_k have it.
     """
-    import torch
-
     if isinstance(of, Moves):
         return of.along
     rows = np.concatenate([part.copy() for part in of.perturbed(np.zeros(of.size), 1.0)])
@@ -178,7 +137,6 @@ def matched(
 
     numbers: gives x_k of a gradient, by so many products.
     """
-    import torch
     from scipy.optimize import minimize
 
     generator = np.random.Generator(np.random.PCG64(SEED))
@@ -206,8 +164,6 @@ def matched(
 
 
 def _starts(case: Case, model: Any, products: int) -> int:
-    from moretta.audit.evidence import network
-
     step = (
         network.cost_of_passes(model, network.cost_of_row(model, case.run.shape), 1, network.SEARCHED) + 4.0 * products
     )
@@ -222,37 +178,51 @@ def _loss(name: str, outputs: Any, targets: Any) -> Any:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare the estimates with the true gradients of the rows in them; and the row with the rows of its batch."""
-    heard, forward = [one for number in rounds_seen(truth) for one in truth.heard("server", number)], forward_at(truth)
-    seen, layout = seeded_rounds(truth.run, heard, forward), forward.layout
+    forward, heard = estimates.forward_at(truth), truth.heard("server", *estimates.rounds_seen(truth))
+    seen, layout = estimates.seeded_rounds(truth.run, heard, forward), forward.layout
     of = next(iter(seen.values())).directions
     count, covered = of.count, of.covered if isinstance(of, Moves) else np.ones(layout.size, bool)
     units = list(zip(claim["rounds"], claim["silos"], claim["estimates"], strict=True))
     size, cosines, expected = int(covered.sum()), list[float](), list[float]()
     for number, silo, estimate in units:
         rows = _batch(truth, seen[int(number)], int(silo))
-        true = true_gradient(truth, layout, seen[int(number)].ask.parameters, rows) * covered
-        cosines.append(cosine(estimate, true))
+        true = estimates.true_gradient(truth, layout, seen[int(number)].ask.parameters, rows) * covered
+        cosines.append(estimates.cosine(estimate, true))
         blocks = of.recipe.blocks if isinstance(of, Moves) else ()
         expected.append(cosine_expected(blocks, layout, true) if blocks else np.sqrt(count / (count + size)))
     number, silo, _ = units[int(claim["best"])]
     mean = float(np.mean(cosines))
     rows = _batch(truth, seen[int(number)], int(silo))
     extra, pictures = _compared(claim["row"], rows, truth)
-    return AttackResult(
+    sentence = f"The server learns the silos' gradient by {count} of {size} directions a round"
+    sentence += ", each of one block of layers" * isinstance(of, Moves)
+    return _finding(
+        cosines,
+        {"directions": count, "parameters": size, "cosine_expected": np.mean(expected)},
+        extra,
         measure="cosine between the server's K-rank estimate and the true gradient",
-        score=mean,
-        chance=float(np.sqrt(2 / (np.pi * size))),
+        sentence=f"{sentence}, at a cosine of {mean:.2f} with the true one{_said(extra, len(rows.x))}",
+        pictures=pictures,
+    )
+
+
+def _finding(
+    cosines: Sequence[float],
+    figures: Mapping[str, Any],
+    extra: Mapping[str, float],
+    *,
+    measure: str,
+    sentence: str,
+    pictures: Sequence[Reconstruction] = (),
+) -> AttackResult:
+    """Return the mean cosine, beside a random direction's. cosines: by upload. figures, extra: before and after."""
+    return AttackResult(
+        measure=measure,
+        score=float(np.mean(cosines)),
+        chance=float(np.sqrt(2 / (np.pi * figures["parameters"]))),
         interval=of_mean(np.array(cosines), -1.0, 1.0),
-        sentence=f"The server learns the silos' gradient by {count} of {size} directions a round"
-        f"{', each of one block of layers' if isinstance(of, Moves) else ''}, at a cosine "
-        f"of {mean:.2f} with the true one" + _said(extra, len(rows.x)),
-        figures={
-            "directions": float(count),
-            "parameters": float(size),
-            "cosine_expected": float(np.mean(expected)),
-            "uploads": float(len(units)),
-            **extra,
-        },
+        sentence=sentence,
+        figures={name: float(value) for name, value in figures.items()} | {"uploads": float(len(cosines)), **extra},
         pictures=pictures,
     )
 
@@ -292,9 +262,9 @@ def _mean_row(truth: Truth, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape)
 
 
-def _batch(truth: Truth, seen: Round, silo: int) -> PartyRows:
+def _batch(truth: Truth, seen: estimates.Round, silo: int) -> PartyRows:
     names = seen.silos if silo < 0 else (truth.run.silos[silo],)
-    return truth.joined({name: used(truth, seen, name) for name in names})
+    return truth.joined({name: estimates.used(truth, seen, name) for name in names})
 
 
 K_RANK = Attack(
@@ -304,7 +274,7 @@ K_RANK = Attack(
     role="server",
     source="Feng et al. (BAFFLE), Theorem 3.1; the K numbers matched as in Zhu et al., NeurIPS 2019",
     protocols=frozenset({"baffle"}),
-    fits=fits,
+    fits=estimates.fits,
     given=given,
     attack=attack,
     score=score,
@@ -316,7 +286,7 @@ FIRST = 12  # the first so many
 
 def fits_own(run: PublicRun) -> str:
     """Say why not."""
-    if not (draws_own(run) or uploads_layers(run)) or run.setting("local-epochs"):
+    if not (estimates.draws_own(run) or estimates.uploads_layers(run)) or run.setting("local-epochs"):
         return (
             'silos upload whole estimates with directions = "own", and of layers with linear = "activations", at the '
             "batch level alone"
@@ -330,8 +300,8 @@ def fits_own(run: PublicRun) -> str:
 
 def given_own(truth: Truth) -> Given:
     """Give the server its view of the first rounds."""
-    rounds, layers = list(first_rounds(truth, FIRST)), not draws_own(truth.run)
-    if layers and not recipe_of(truth.run, forward_at(truth)).units:
+    rounds, layers = list(first_rounds(truth, FIRST)), not estimates.draws_own(truth.run)
+    if layers and not estimates.recipe_of(truth.run, estimates.forward_at(truth)).units:
         raise ParameterError("no linear layer of this model moves unit by unit, and no estimate was uploaded")
     return Given(
         views={"server": tuple(number for number in truth.run.recorded if number <= rounds[-1])},
@@ -351,48 +321,46 @@ def attack_own(case: Case) -> Claim:
         else:
             silos = case.run.silos
             found += [(number, silos.index(silo), held.bare(silo, 1)[ESTIMATE]) for silo in held.counted]
-    rounds, silos_of, estimates = zip(*found, strict=True)
-    return {"rounds": np.array(rounds), "silos": np.array(silos_of), "estimates": np.array(estimates, np.float32)}
+    rounds, silos_of, values = zip(*found, strict=True)
+    return {"rounds": np.array(rounds), "silos": np.array(silos_of), "estimates": np.array(values, np.float32)}
 
 
 def score_own(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true gradients of the rows in each upload or sum: the mean cosine."""
-    forward, counted, own, silos = forward_at(truth), first_rounds(truth, FIRST), draws_own(truth.run), 1
-    layout, recipe = forward.layout, recipe_of(truth.run, forward)
+    forward, own = estimates.forward_at(truth), estimates.draws_own(truth.run)
+    counted, silos = first_rounds(truth, FIRST), 1
+    layout, recipe = forward.layout, estimates.recipe_of(truth.run, forward)
     parts, cosines, expected = Parts.of(layout, None if own else recipe.units), list[float](), list[float]()
     for number, silo, estimate in zip(claim["rounds"], claim["silos"], claim["estimates"], strict=True):
         names = counted[int(number)] if silo < 0 else (truth.run.silos[int(silo)],)
         true, silos = _true(truth, layout, int(number), names), len(names)
-        cosines.append(cosine(estimate, parts.taken(true)))
+        cosines.append(estimates.cosine(estimate, parts.taken(true)))
         compared = [one for one in recipe.blocks if own or one.kind == "units"]
         if compared:
             expected.append(cosine_expected(compared, layout, true, silos))
     k = (recipe.scalars if recipe.blocks else directions_of(recipe.form, recipe.most)) if own else 0
     size, mean = parts.size, float(np.mean(cosines))
-    return AttackResult(
+    if own:
+        sentence = f"Of {silos * k} directions that the server does not know, in {size} parameters, it opens an "
+        sentence += f"estimate of the silos' gradient at a cosine of {mean:.2f} with the true one"
+    else:
+        sentence = f"Of {size} of {layout.size} parameters, those of linear layers, the server opens the silos' "
+        sentence += f"gradient at a cosine of {mean:.4f} with the true one"
+    likely = np.mean(expected or np.sqrt(silos * k / (silos * k + size)))
+    figures = {"directions": k * silos, "parameters": size, "cosine_expected": likely}
+    return _finding(
+        cosines,
+        figures,
+        {},
         measure="cosine between what the server opened and the true gradient",
-        score=mean,
-        chance=float(np.sqrt(2 / (np.pi * size))),
-        interval=of_mean(np.array(cosines), -1.0, 1.0),
-        sentence=(
-            f"Of {silos * k} directions that the server does not know, in {size} parameters, it opens an estimate of "
-            f"the silos' gradient at a cosine of {mean:.2f} with the true one"
-            if own
-            else f"Of {size} of {layout.size} parameters, those of linear layers, the server opens the silos' gradient "
-            f"at a cosine of {mean:.4f} with the true one"
-        ),
-        figures={
-            "directions": float(k * silos),
-            "parameters": float(size),
-            "cosine_expected": float(np.mean(expected or np.sqrt(silos * k / (silos * k + size)))),
-            "uploads": float(len(cosines)),
-        },
+        sentence=sentence,
     )
 
 
 def _true(truth: Truth, layout: Layout, number: int, names: tuple[str, ...]) -> NDArray[np.float64]:
     (ask,) = truth.messages("server", number, Estimate, names[0])
-    return true_gradient(truth, layout, ask.parameters, truth.joined({n: truth.batch(n, number) for n in names}))
+    rows = truth.joined({name: truth.batch(name, number) for name in names})
+    return estimates.true_gradient(truth, layout, ask.parameters, rows)
 
 
 OWN = Attack(

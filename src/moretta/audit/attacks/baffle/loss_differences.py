@@ -17,34 +17,17 @@ silo. Noise has the column means and deviations of background rows, and their la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.baffle.estimates import (
-    OPENED,
-    Round,
-    by_row,
-    check_scalars,
-    cost_of,
-    fits,
-    fixed_of,
-    forward_in,
-    opened,
-    recipe_of,
-    rounds_seen,
-    scalars,
-    seeded_rounds,
-)
+from moretta.audit.attacks.baffle import estimates
+from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import auc
-from moretta.audit.evidence.uploads import rows_of
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Message
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 LEAST, DRAWS = 12, 48  # noise batches an upload; a third is for the mean, one for T's deviation, one to test against
 TOGETHER = 4  # of them that pass through the model at once
@@ -56,35 +39,28 @@ SMALL = 1e-300
 
 def given(truth: Truth) -> Given:
     """Give the server its view, what its sums opened to, and background rows."""
-    check_scalars(truth)
-    rounds, known = rounds_seen(truth), truth.background
-    arrays = fixed_of(truth)
-    arrays |= {"x": known.x, "y": known.y} | (opened(truth, rounds) if truth.run.masked else {})
-    return Given(
-        views={"server": rounds},
-        arrays=arrays,
-        view=f"{len(rounds)} rounds of the server, and the sums that it opened in them",
-        knowledge=f"{len(known.x)} labelled background rows, to compare with and to make noise like",
-    )
+    known = truth.background
+    knowledge = f"{len(known.x)} labelled background rows, to compare with and to make noise like"
+    return estimates.given_numbers(truth, {"x": known.x, "y": known.y}, knowledge)
 
 
 def attack(case: Case) -> Claim:
     """Claim z of what was uploaded, [rounds or silos of them], of noise, and the p value of masked words."""
-    forward = forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
-    recipe = recipe_of(case.run, forward)
+    forward = estimates.forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
+    recipe = estimates.recipe_of(case.run, forward)
     generator = np.random.Generator(np.random.PCG64(SEED))
-    seen = seeded_rounds(case.run, case.heard("server", Message), forward)
-    uploads = [one for number in seen for one in _uploads(case, number, seen[number])]
-    draws, tokens = _draws(case, seen, max(rows for _, _, rows in uploads), len(uploads)), case.run.has_tokens
+    seen = estimates.seeded_rounds(case.run, case.heard("server", Message), forward)
+    uploads, tokens = estimates.uploads_of(case, seen), case.run.has_tokens
+    draws = _draws(case, seen, max(rows for *_, rows in uploads), len(uploads))
     data, noise = list[float](), list[float]()
-    for number, found, rows in uploads:
+    for number, _, found, rows in uploads:
         known_x, known_y = case.arrays["x"][:MOST_ROWS].copy(), case.arrays["y"][:MOST_ROWS]
         batches = list[NDArray[np.float64]]()
         while len(batches) < draws:
             x, y = noise_rows(case.arrays["x"], case.arrays["y"], rows * TOGETHER, generator, tokens=tokens)
-            slopes = by_row(recipe, forward, seen[number], x, y).reshape(-1, TOGETHER, rows).mean(axis=2)
+            slopes = estimates.by_row(recipe, forward, seen[number], x, y).reshape(-1, TOGETHER, rows).mean(axis=2)
             batches += list(slopes.T)
-        of_data = scalars(recipe, forward, seen[number], known_x, known_y)
+        of_data = estimates.scalars(recipe, forward, seen[number], known_x, known_y)
         one, others = told(found, of_data, np.array(batches))
         data.append(one)
         noise += list(others)
@@ -92,22 +68,12 @@ def attack(case: Case) -> Claim:
     return {"data": np.array(data), "noise": np.array(noise), "words_p": np.array(uniformity(words))}
 
 
-def _draws(case: Case, seen: Mapping[int, Round], rows: int, uploads: int) -> int:
+def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: int) -> int:
     """Return how many batches of noise each of so many uploads, of so many rows, is compared with."""
-    from moretta.audit.evidence import network
-
     last, tokens = seen[max(seen)], case.arrays["x"].dtype.kind in "iu"
-    together = cost_of(last, case.model(), case.run.shape, rows * TOGETHER, tokens=tokens)
+    together = estimates.cost_of(last, case.model(), case.run.shape, rows * TOGETHER, tokens=tokens)
     seconds = (SECONDS_THOROUGH if case.thorough else SECONDS) / uploads
     return TOGETHER * network.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
-
-
-def _uploads(case: Case, number: int, seen: Round) -> list[tuple[int, NDArray[np.float64], int]]:
-    """Return what the server has of a round: its number, x_k, and of how many rows."""
-    rows = {silo: rows_of(case.run, silo, number) for silo in seen.silos}
-    if case.run.masked:
-        return [(number, np.asarray(case.arrays[f"{OPENED}{number}"]), sum(rows.values()))]
-    return [(number, found, rows[silo]) for silo, found in seen.uploads.items()]
 
 
 def told(
@@ -175,7 +141,7 @@ ATTACK = Attack(
     role="server",
     source="two-sample test of Feng et al. (BAFFLE), appendix D, Fig. 5",
     protocols=frozenset({"baffle"}),
-    fits=fits,
+    fits=estimates.fits,
     given=given,
     attack=attack,
     score=score,

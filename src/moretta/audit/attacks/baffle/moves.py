@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
@@ -22,9 +23,6 @@ from moretta.protocols.baffle.silo.blocks import LayerBlock, MovesBlocks
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.work import differences
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,6 @@ class Moves:
 
     def along(self, gradient: Mapping[str, Tensor]) -> Tensor:
         """Return d_k . g of all moves, float64[K], differentiable. gradient: by tensor, float64."""
-        import torch
-
         found: list[Tensor] = []
         for block, signs in zip(self.recipe.blocks, self._signs, strict=True):
             parts = [gradient[name] for name in block.tensors]
@@ -104,8 +100,6 @@ class Moves:
 
         v is the target where something moves.
         """
-        import torch
-
         parts = {name: torch.from_numpy(value) for name, value in self.layout.split(target).items()}
         shares = np.concatenate([np.full(block.scalars, 1 / block.repeats) for block in self.recipe.blocks])
         whole = float(np.square(target[self.covered]).sum())
@@ -114,8 +108,6 @@ class Moves:
     @cached_property
     def _signs(self) -> Sequence[Sequence[Tensor]]:
         """The signs of each block: u and v of one of rank one, else on each tensor."""
-        import torch
-
         found, shapes = [], self.layout.shapes
         for block, key in zip(self.recipe.blocks, self.keys, strict=True):
             drawn = block.signs(shapes, key)

@@ -23,27 +23,19 @@ more of. The attack cannot detect a choice made for another target.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.baffle.estimates import (
-    FIXED,
-    Round,
-    check_scalars,
-    directions_at,
-    drawn_at,
-    fixed_of,
-    forward_in,
-    partly_trained,
-    recipe_of,
-    seeded_rounds,
-)
+from moretta.audit.attacks.baffle import estimates
 from moretta.audit.attacks.baffle.moves import Moves
+from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Message
 from moretta.protocols.baffle.silo.directions import Directions
@@ -51,9 +43,6 @@ from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
 from moretta.protocols.baffle.silo.seeds import SERVER, commitment
 from moretta.secure_aggregation.keystream import SecretRoot
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 SEEDS, LEAST = 1 << 10, 160  # that a server tries, and at the least, where directions take long: 146 can tell
 SECONDS, SECONDS_THOROUGH = 4.0, 60.0  # of an idle core, about, by which seeds are counted
@@ -75,9 +64,9 @@ def fits(run: PublicRun) -> str:
 
 def given(truth: Truth) -> Given:
     """Give the server its view of the first round, in which the seed was agreed on, and background rows."""
-    check_scalars(truth)
+    estimates.check_scalars(truth)
     known = truth.background
-    arrays = fixed_of(truth)
+    arrays = estimates.fixed_of(truth)
     return Given(
         views={"server": truth.recorded[:1]},
         arrays=arrays | {"x": known.x, "y": known.y},
@@ -89,8 +78,8 @@ def given(truth: Truth) -> Given:
 def attack(case: Case) -> Claim:
     """Claim S of the recorded seed and of seeds at random, and whether the agreement is in order."""
     heard = case.heard("server", Message)
-    forward = forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
-    seen = next(iter(seeded_rounds(case.run, heard, forward).values()))
+    forward = estimates.forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
+    seen = next(iter(estimates.seeded_rounds(case.run, heard, forward).values()))
     target = _target(case, seen, forward.layout)
     recorded = gain(seen.directions, target)
     return {
@@ -111,21 +100,19 @@ def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
     return total / directions.count
 
 
-def _seeds(seen: Round, *, thorough: bool) -> int:
-    from moretta.audit.evidence import network
-
-    return network.times(SECONDS_THOROUGH if thorough else SECONDS, drawn_at(seen.directions), LEAST, SEEDS)
+def _seeds(seen: estimates.Round, *, thorough: bool) -> int:
+    return network.times(SECONDS_THOROUGH if thorough else SECONDS, estimates.drawn_at(seen.directions), LEAST, SEEDS)
 
 
 def gains(
-    run: PublicRun, forward: Forward, seen: Round, target: NDArray[np.float64], seeds: int
+    run: PublicRun, forward: Forward, seen: estimates.Round, target: NDArray[np.float64], seeds: int
 ) -> NDArray[np.float64]:
     """Return S of so many seeds at random in this round."""
-    recipe, root = recipe_of(run, forward), SecretRoot.insecure(INSECURE, SERVER)
+    recipe, root = estimates.recipe_of(run, forward), SecretRoot.insecure(INSECURE, SERVER)
     found = list[float]()
     for number in range(seeds):
         seed = root.derive("a seed that a server tries", number)
-        found.append(gain(directions_at(recipe, forward.layout, seen.ask, seed), target))
+        found.append(gain(estimates.directions_at(recipe, forward.layout, seen.ask, seed), target))
     return np.array(found)
 
 
@@ -172,20 +159,16 @@ def _kept(
     )
 
 
-def _target(case: Case, seen: Round, layout: Layout) -> NDArray[np.float64]:
+def _target(case: Case, seen: estimates.Round, layout: Layout) -> NDArray[np.float64]:
     """Return the gradient of the background rows at the round's parameters, to length 1."""
-    import torch
-
-    from moretta.audit.evidence.network import loss_of
-
-    model = partly_trained(case.model(), case.run)
+    model = estimates.partly_trained(case.model(), case.run)
     at = {
         name: torch.tensor(value, requires_grad=True)
         for name, value in layout.split(np.array(seen.ask.parameters)).items()
     }
-    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in under(case.arrays, FIXED).items()}
+    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in under(case.arrays, estimates.FIXED).items()}
     outputs = torch.func.functional_call(model, {**fixed, **at}, (torch.tensor(case.arrays["x"]),))
-    value = loss_of(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
+    value = network.loss_of(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
     slopes = torch.autograd.grad(value, list(at.values()), materialize_grads=True)
     flat: Array = np.concatenate([one.numpy().ravel() for one in slopes]).astype(np.float64)
     length = float(np.linalg.norm(flat))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.audit.attacks.cgd.confined import after_last
+from moretta.audit.attacks.cgd.confined import aligned_order
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import auc, of_rate
@@ -31,7 +31,6 @@ from moretta.data.alignment.ids import IdRules, numbered
 from moretta.data.alignment.partner import Listing, Partner
 from moretta.data.holders import grid_of
 from moretta.errors import ParameterError
-from moretta.protocols.cgd.row_order import ALIGNED_ORDER
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -148,10 +147,9 @@ def given_shared(truth: Truth) -> Given:
     """Give the first holder of a row of several what it keeps itself."""
 
     name = _holders(truth)[0]
-    state = truth.states(after_last(truth))[f"silo-{name}"]
     return Given(
         views={},
-        arrays={"order": np.asarray(state[ALIGNED_ORDER]), "rows": np.array(len(_elements(truth)[name]))},
+        arrays={"order": np.asarray(aligned_order(truth, name)), "rows": np.array(len(_elements(truth)[name]))},
         view=f"none but what {name} holds itself",
         knowledge="its own ids, and its alignment",
     )

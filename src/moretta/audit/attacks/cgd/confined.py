@@ -1,34 +1,35 @@
 """What attacks on CGD read of the truth: D, confined models and their gradients, and the rows of a joint grid.
 
 With w_l(k) = w_l(1) + D(k), every member of a group holds D of the group's layers in its own state (`displacement`).
-Everything else here is for a participant's own part, or for scoring.
+Everything else here is for a participant's own part, or for scoring. What needs torch is imported where it is used:
+most of these attacks' own processes do without.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import Interval, bootstrapped
-from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import no_phase
 from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import in_order
 from moretta.errors import ParameterError
-from moretta.protocols.cgd.client import ROW_RING, Client
-from moretta.protocols.cgd.layers import Layers
-from moretta.protocols.cgd.local import Local, head_pass, part_of_z, whole_gradient
 from moretta.protocols.cgd.messages import Descend, Join
-from moretta.protocols.cgd.row_order import ALIGNED_ORDER
-from moretta.protocols.common import modules
-from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.silo_rows import TrainingRows
+
+if TYPE_CHECKING:
+    from moretta.audit.evidence.truth import PartyRows, Truth
+    from moretta.protocols.cgd.client import Client
+    from moretta.protocols.cgd.layers import Layers
+    from moretta.protocols.cgd.local import Local
 
 
 def check_whole(truth: Truth) -> None:
@@ -39,6 +40,8 @@ def check_whole(truth: Truth) -> None:
 
 def participant(truth: Truth, name: str, number: int) -> Client:
     """Return a participant as it stood before a round, until another round is asked for."""
+    from moretta.protocols.cgd.client import Client
+
     client = truth.roles(number).clients[name]
     if not isinstance(client, Client):
         raise ParameterError("only cgd has confined models; this is another protocol")
@@ -47,7 +50,7 @@ def participant(truth: Truth, name: str, number: int) -> Client:
 
 def displacement(truth: Truth, name: str, number: int) -> Tensors:
     """Return D before a round, as a participant holds it, float64 by tensor."""
-    return modules.under("displacement/", truth.states(number)[f"silo-{name}"])
+    return under(truth.states(number)[f"silo-{name}"], "displacement/")
 
 
 def after_last(truth: Truth) -> int:
@@ -65,6 +68,12 @@ def center(truth: Truth, name: str, number: int) -> dict[str, Array]:
         {key: np.zeros_like(value) if key.startswith("displacement/") else value for key, value in state.items()}
     )
     return client.displaced()
+
+
+def deviation(run: PublicRun) -> float:
+    """Return that of starts, the mean over participants where each has its own."""
+    delta = run.setting("delta")
+    return float(np.mean(list(delta.values()) if isinstance(delta, dict) else delta))
 
 
 def is_readable(truth: Truth) -> bool:
@@ -113,11 +122,10 @@ def local(truth: Truth, name: str, number: int) -> Local:
 
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
-    held, batches = truth.rows(name), truth.batches(name, truth.run.rows[name])
-    augment = truth.federation.spec.data.varied
-    rows = SiloRows(TrainingRows(held.x, held.y, batches), truth.dtype, augment=augment)
+    from moretta.protocols.cgd.local import whole_gradient
+
     weights = participant(truth, name, number).model()
-    return whole_gradient(truth.network(), weights, rows, truth.loss, truth.drawn(number), no_phase)
+    return whole_gradient(truth.network(), weights, truth.silo_rows(name), truth.loss, truth.drawn(number), no_phase)
 
 
 # How good a model is
@@ -168,6 +176,14 @@ def compared(found: Array, true: Array) -> tuple[float, Interval]:
 # A row of a joint grid
 
 
+def aligned_order(truth: Truth, name: str) -> NDArray[np.int64] | None:
+    """Return which of its rows a holder trained on, in which order; None where the run did not align them."""
+    from moretta.protocols.cgd.row_order import ALIGNED_ORDER
+
+    found: NDArray[np.int64] | None = truth.states(after_last(truth))[f"silo-{name}"].get(ALIGNED_ORDER)
+    return found
+
+
 @dataclass(frozen=True)
 class JointRow:
     """A row of a grid in the form "joint": its holders' columns, z and Delta. name: of the row."""
@@ -212,22 +228,19 @@ class JointRow:
     @cached_property
     def rows(self) -> PartyRows:
         """The row's samples with all columns, and their targets."""
-        held = {silo.name: in_order(silo, self._order(silo.name)) for silo in self.truth.federation.silos}
+        silos = self.truth.federation.silos
+        held = {silo.name: in_order(silo, aligned_order(self.truth, silo.name)) for silo in silos}
         head = held[self.head]
         x = np.zeros((len(head.x), *self.truth.run.shape), head.x.dtype)
         for name in self.grid.rows[self.name]:
             x[:, self.columns(name)] = held[name].x
         return self.truth.prepared(x, head.y, self.name)
 
-    def _order(self, name: str) -> NDArray[np.int64] | None:
-        """Return which of its rows a holder trained on, in which order, where the run aligned them."""
-        state = self.truth.states(after_last(self.truth))[f"silo-{name}"]
-        found: NDArray[np.int64] | None = state.get(ALIGNED_ORDER)
-        return found
-
     @cached_property
     def layers(self) -> Layers:
         """The architecture, cut behind its first layer."""
+        from moretta.protocols.cgd.layers import Layers
+
         return Layers.of(self.truth.network())
 
     def batch(self, number: int) -> NDArray[np.int64]:
@@ -236,6 +249,10 @@ class JointRow:
 
     def part_of_z(self, name: str, number: int) -> Array:
         """Return X_ij W1_ij of a round's batch, [rows, H1]."""
+        import torch
+
+        from moretta.protocols.cgd.local import part_of_z
+
         x = torch.tensor(self.rows.x[self.batch(number)][:, self.columns(name)])
         return part_of_z(x, participant(self.truth, name, number).model()[self.layers.weight])
 
@@ -248,12 +265,18 @@ class JointRow:
 
     def others_z(self, number: int) -> NDArray[np.float64]:
         """Return the sum of the others' parts in a round's `Join`, as the head has it, in the ring's precision."""
+        from moretta.protocols.cgd.client import ROW_RING
+
         bits, total = self.fraction_bits(number), len(self.grid.rows[self.name])
         words = [ROW_RING.encode("z", self.part_of_z(name, number), 1, bits, total, total) for name in self.others]
         return np.asarray(ROW_RING.decode(np.sum(words, axis=0, dtype=np.uint64), bits), dtype=np.float64)
 
     def delta(self, number: int) -> Array:
         """Return Delta of a round's batch, [rows, H1], as the head seals it for the others."""
+        import torch
+
+        from moretta.protocols.cgd.local import head_pass
+
         z = torch.tensor(self.part_of_z(self.head, number).astype(np.float64) + self.others_z(number))
         targets = torch.tensor(self.rows.y[self.batch(number)])
         weights = participant(self.truth, self.head, number).model()

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, of_rate
 from moretta.audit.evidence.uploads import over, under
+from moretta.protocols.cgd.messages import Descend
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -31,8 +33,6 @@ NO_FLOOR = 1e300  # R^2 has none
 
 def given(truth: Truth) -> Given:
     """Give the first participant its own D after the last recorded round, and the public point."""
-    from moretta.audit.attacks.cgd import confined
-
     confined.check_whole(truth)
     silo, number = truth.run.silos[0], confined.after_last(truth)
     return Given(
@@ -53,8 +53,6 @@ def attack(case: Case) -> Claim:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the confined models on rows that nobody trained on."""
-    from moretta.audit.attacks.cgd import confined
-
     rows, number = truth.others, confined.after_last(truth)
     hits = confined.merits(truth, claim, rows)
     found, chance = float(hits.mean()), confined.guessing(truth, rows)
@@ -98,8 +96,6 @@ SEED = 0
 
 def given_outside(truth: Truth) -> Given:
     """Give the relayed sums from the first round on where they can be read, else a participant's D."""
-    from moretta.audit.attacks.cgd import confined
-
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _from_the_first(truth)
     center = over("center/", confined.center(truth, silo, 1))
@@ -127,8 +123,7 @@ def attack_outside(case: Case) -> Claim:
     """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is taken."""
     center = under(case.arrays, "center/")
     moved = _added_up(case) if "server" in case.views else under(case.arrays, "moved/")
-    delta, generator, models = case.run.setting("delta"), np.random.default_rng(SEED), {}
-    size = float(np.mean(list(delta.values()) if isinstance(delta, dict) else delta))  # like the participants'
+    size, generator, models = confined.deviation(case.run), np.random.default_rng(SEED), {}
     for name, value in center.items():
         shifted = value + moved[name] if name in moved else value
         noise = size * generator.standard_normal((STARTS, *value.shape)) if name in moved else 0.0
@@ -137,8 +132,6 @@ def attack_outside(case: Case) -> Claim:
 
 
 def _added_up(case: Case) -> dict[str, Any]:
-    from moretta.protocols.cgd.messages import Descend
-
     moved: dict[str, Any] = {}
     for number, sums in case.last_of_each_round("server", Descend, "sent").items():
         for name, mean in sums.tensors.items():
@@ -148,8 +141,6 @@ def _added_up(case: Case) -> dict[str, Any]:
 
 def score_outside(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the participants' own models on rows that nobody trained on. The interval is over rows."""
-    from moretta.audit.attacks.cgd import confined
-
     rows = truth.others
     last = _from_the_first(truth) if confined.is_readable(truth) else []
     number = last[-1] + 1 if last else confined.after_last(truth)

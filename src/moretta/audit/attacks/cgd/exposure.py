@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.exposure import Exposure, Holding
 from moretta.contract.messages import Array, Tensors
@@ -19,8 +20,6 @@ SEED = 23
 
 def displaced(truth: Truth, silo: str, number: int) -> dict[str, Array]:
     """Return c + D as a model: D on the public point that starts lie around, with the participant's buffers."""
-    from moretta.audit.attacks.cgd import confined
-
     confined.check_whole(truth)
     held = {**confined.center(truth, silo, number), **confined.displacement(truth, silo, number)}
     return {name: value.astype(truth.run.dtype) for name, value in held.items()}
@@ -28,15 +27,12 @@ def displaced(truth: Truth, silo: str, number: int) -> dict[str, Array]:
 
 def counted(truth: Truth, silo: str, number: int) -> Sequence[str]:
     """Return whose parts are in the sum that a participant stepped by."""
-    from moretta.audit.attacks.cgd import confined
-
     return confined.summed_silos(truth, silo, number)
 
 
 def start(begin: Tensors, held: Tensors, run: PublicRun) -> dict[str, Array]:
     """Return a start as participants draw theirs: near zero, or near where the model begins."""
-    delta = run.setting("delta")
-    size = float(np.mean(list(delta.values()) if isinstance(delta, dict) else delta))
+    size = confined.deviation(run)
     generator = np.random.Generator(np.random.PCG64(SEED))
     around = {name: value if run.setting("around") == "model" else 0 * value for name, value in begin.items()}
     noise = {n: (size * generator.standard_normal(v.shape)).astype(v.dtype) for n, v in held.items() if v.ndim}

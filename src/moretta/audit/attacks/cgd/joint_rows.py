@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import classes
@@ -47,8 +48,6 @@ def fits(run: PublicRun) -> str:
 
 def given(truth: Truth) -> Given:
     """Give the head's z of the others by round, and D1 of their columns by a member of another row each."""
-    from moretta.audit.attacks.cgd import confined
-
     row, rounds = confined.JointRow.first(truth), truth.recorded[:ROUNDS]
     helpers, weight = row.holders_in_other_rows(), row.layers.weight
     arrays = {"step": np.array(2.0 ** -row.fraction_bits(rounds[0]))}
@@ -103,8 +102,6 @@ def solved(z: NDArray[np.float64], moved: NDArray[np.float64], noise: float) -> 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the features, beside the mean row of the helpers, who have such rows. The interval is over rows."""
-    from moretta.audit.attacks.cgd import confined
-
     row = confined.JointRow.first(truth)
     if not len(claim["rows"]):
         raise ParameterError("no row was used in two recorded rounds, so that there are no differences of z")
@@ -155,8 +152,6 @@ def fits_labels(run: PublicRun) -> str:
 
 def given_labels(truth: Truth) -> Given:
     """Give a holder without labels the Delta that it opens, of the first recorded rounds until all rows were used."""
-    from moretta.audit.attacks.cgd import confined
-
     row = confined.JointRow.first(truth)
     if not row.others:
         raise ParameterError("nobody in the first row is without labels")
@@ -223,8 +218,6 @@ def _squares(rows: Array, centers: Array) -> NDArray[np.float64]:
 def score_labels(claim: Claim, truth: Truth) -> AttackResult:
     """Compare clusters with labels by the adjusted Rand index, which is 0 of clusters at random and 1 of the labels."""
     from sklearn.metrics import adjusted_rand_score
-
-    from moretta.audit.attacks.cgd import confined
 
     row = confined.JointRow.first(truth)
     labels = classes(row.rows.y[claim["rows"]])

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import (
@@ -56,8 +57,6 @@ def fits(run: PublicRun) -> str:
 
 def given(truth: Truth) -> Given:
     """Give the first participant the steps of its own D and its own gradients, flat."""
-    from moretta.audit.attacks.cgd import confined
-
     confined.check_whole(truth)
     silo = truth.run.silos[0]
     rounds = confined.whole_sums(truth)[:FIRST]
@@ -86,8 +85,6 @@ def attack(case: Case) -> Claim:
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true n_l g_l of the participant with the most rows, beside an equal share of the sum."""
-    from moretta.audit.attacks.cgd import confined
-
     silo, *others = truth.run.silos
     other = max(others, key=lambda name: truth.run.rows[name])
     errors, guesses = [], []
@@ -140,8 +137,6 @@ def fits_rows(run: PublicRun) -> str:
 
 def given_rows(truth: Truth) -> Given:
     """Give the first participant its D, its confined model, its gradients and its rows."""
-    from moretta.audit.attacks.cgd import confined
-
     confined.check_whole(truth)
     silo, rounds = truth.run.silos[0], _rounds(truth)
     arrays = {"rounds": np.array(rounds), "x": truth.rows(silo).x}
@@ -163,8 +158,6 @@ def given_rows(truth: Truth) -> Given:
 
 def _rounds(truth: Truth) -> list[int]:
     """Return the rounds that are worth most: whose sums are of the fewest rows, of these the latest."""
-    from moretta.audit.attacks.cgd import confined
-
     whole = confined.whole_sums(truth)
     chosen = sorted(whole, key=lambda k: (confined.rows_of_sum(truth, k), -k))[:ROUNDS_THOROUGH]
     others = confined.rows_of_sum(truth, chosen[0]) - len(truth.batch(truth.run.silos[0], chosen[0]))
@@ -238,13 +231,12 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
     )
 
 
-def _squares(found: Array, true: Array, mean: Array) -> tuple[float, float]:
+def _squares(found: Array, true: Array, mean: Array) -> NDArray[np.float64]:
     """Return the sums over rows of the mean squared error, rows paired, and of that of the mean row."""
-    from moretta.audit.evidence.inversion import matched
+    from moretta.audit.evidence.inversion import matched, squares
 
-    nearest, rows = np.nan_to_num(matched(np.nan_to_num(found), true)), true.astype(np.float64)
-    found_off, mean_off = (float(np.square(one - rows).sum() / rows[0].size) for one in (nearest, mean))
-    return found_off, mean_off
+    total: NDArray[np.float64] = squares(np.nan_to_num(matched(np.nan_to_num(found), true)), true, mean).sum(axis=0)
+    return total
 
 
 def _drawn(others: Array, count: int, generator: np.random.Generator) -> list[Array]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import kept, recovered, to_error
@@ -44,8 +45,6 @@ def fits(run: PublicRun) -> str:
 
 def given(truth: Truth) -> Given:
     """Give the first participant its own D by round, and the rates."""
-    from moretta.audit.attacks.cgd import confined
-
     confined.check_whole(truth)
     _check_linear(truth)
     silo = truth.run.silos[0]
@@ -122,8 +121,6 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
     The interval is over the data's columns, each with its line of X'X, as if they were drawn of many like them.
     """
-    from moretta.audit.attacks.cgd import confined
-
     bias = bool(truth.run.head_bias)
     parts = [extended(truth.rows(name).x, bias=bias) for name in truth.run.silos]
     true, own = (_moments(np.concatenate(some)) for some in (parts, parts[:1]))

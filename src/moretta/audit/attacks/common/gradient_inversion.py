@@ -22,25 +22,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction, no_training
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
+from moretta.audit.evidence.exposure import exposure, fitting, given_gradients, read, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
-from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, matched, pairing, quotient_start
+from moretta.audit.evidence.inversion import (
+    Effort,
+    Gradients,
+    Inputs,
+    Inverted,
+    invert,
+    matched,
+    pairing,
+    quotient_start,
+    squares,
+)
 from moretta.audit.evidence.network import head_inputs
-from moretta.audit.evidence.uploads import Uploads, of_round, rows_of, sum_of, survivors, under
+from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.uploads import rows_of, sum_of, survivors
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.inversion import Inputs, Inverted
-    from moretta.audit.evidence.truth import PartyRows, Truth
 
 Matrix = NDArray[np.float64]
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
@@ -101,14 +107,9 @@ def given(truth: Truth) -> Given:
 
 
 def given_of(truth: Truth, number: int, silos: Sequence[str], view: str) -> Given:
-    """Give the server its view up to a round, the silos that are attacked, and background rows."""
-    background, run = truth.background, truth.run
-    places = np.array([run.silos.index(silo) for silo in silos])
-    arrays = {"round": np.array(number), "silos": places, "x": background.x, "y": background.y} | public(truth)
-    said = f"{len(background.x)} labelled background rows"
-    if recovered := exposure(run).recovered:
-        return Given({"server": ()}, arrays | recovered(truth, {number: silos}), view, f"its key, and {said}")
-    return Given({"server": tuple(one for one in run.recorded if one <= number)}, arrays, view, said)
+    """Give the server a round's gradients, the silos that are attacked, and background rows."""
+    places = np.array([truth.run.silos.index(silo) for silo in silos])
+    return given_gradients(truth, {number: silos}, {"round": np.array(number), "silos": places}, view)
 
 
 def attack(case: Case) -> Claim:
@@ -116,30 +117,15 @@ def attack(case: Case) -> Claim:
 
     round, silos: where it was found, silos by number.
     """
-    silo, number = case.run.silos[int(case.arrays["silos"][0])], int(case.arrays["round"])
-    rows = rows_of(case.run, silo, number)
-    if exposure(case.run).recovered:
-        return found_rows(case, *recovered_by(case, number, silo), rows)
-    held = of_round(case, number)
-    return found_rows(case, *sent(case, held, held.bare(silo, rows)), rows)
+    return found_rows(case, case.run.silos[int(case.arrays["silos"][0])])
 
 
-def sent(case: Case, held: Uploads, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the model and the gradient of an upload or a sum: a step's difference is that times the learning rate."""
-    run, (parameters, gradient) = case.run, shown(case, held, tensors)
-    factor = float(run.setting("learning-rate")) if run.setting("local-epochs") else 1.0
-    return parameters, {name: value / factor for name, value in gradient.items()}
-
-
-def recovered_by(case: Case, number: int, who: str) -> tuple[Tensors, Tensors]:
-    """Return the true model and gradient that the server was given as its own."""
-    return under(case.arrays, f"model/{number}/"), under(case.arrays, f"gradient/{number}/{who}/")
-
-
-def found_rows(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Claim:
-    """Search for the rows of a gradient, labels by the head first."""
-
+def found_rows(case: Case, silo: str = "") -> Claim:
+    """Search for the rows of a silo's gradient, or of the sum's, labels by the head first."""
     run, inputs = case.run, Inputs.of(case.arrays["x"])
+    parameters, gradient, rows = read(case, int(case.arrays["round"]), silo)
+    if run.setting("local-epochs"):  # a step's difference is the gradient times the learning rate
+        gradient = {name: value / float(run.setting("learning-rate")) for name, value in gradient.items()}
     in_order = {name: gradient[name] for name in _in_model_order(case, gradient)}
     seen = Gradients(case.model(), parameters, in_order, run.loss, twice=bool(case.architecture.program))
     labelled, first = _labels(case, parameters, gradient, rows), quotient_start(in_order, inputs, rows)
@@ -197,19 +183,18 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     inputs = Inputs.of(truth.background.x)
     claim = {**claim, "x": _with_mean_rows(claim["x"], len(true.x), inputs)}
     found = matched(claim["x"], true.x)
-    errors, usual = _errors(found, true.x), _errors(np.broadcast_to(inputs.mean, true.x.shape), true.x)
-    pairs = np.column_stack([errors, usual])
+    pairs = squares(found, true.x, inputs.mean)
+    error, usual = (float(one) for one in pairs.mean(axis=0))
     low, high = of_gain(pairs)
     chance = _by_luck(claim["x"], len(true.x), truth, inputs)
-    error = float(errors.mean())
-    rows = "the row" if len(errors) == 1 else f"the {len(errors)} rows"
+    rows = "the row" if len(pairs) == 1 else f"the {len(pairs)} rows"
     did = f"finds {rows} in it with" if low > chance else f"looks for {rows} in it and ends at"
     sentence = f"From {of} the server {did} a mean squared error of {error:.1e}"
-    sentence += f", where the mean background row has {usual.mean():.1e}"
+    sentence += f", where the mean background row has {usual:.1e}"
     figures = {
         "mean_squared_error": error,
-        "of_the_mean_row": float(usual.mean()),
-        "rows": float(len(errors)),
+        "of_the_mean_row": usual,
+        "rows": float(len(pairs)),
         "gradient_distance": float(claim["distance"]),
     }
     if truth.run.task == "classification":
@@ -228,11 +213,6 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     )
 
 
-def _errors(found: Array, true: Array) -> Matrix:
-    difference = np.asarray(found, np.float64) - np.asarray(true, np.float64)
-    return np.asarray(np.square(difference).reshape(len(true), -1).mean(axis=1))
-
-
 def _with_mean_rows(found: Array, rows: int, inputs: Inputs) -> Array:
     missing = max(0, rows - len(found))
     return np.concatenate([found, np.broadcast_to(inputs.mean, (missing, *inputs.mean.shape))])
@@ -245,8 +225,7 @@ def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
     gains = []
     for _ in range(OTHERS):
         drawn = others[generator.integers(0, len(others), rows)]
-        usual = _errors(np.broadcast_to(inputs.mean, drawn.shape), drawn)
-        gains.append(gain(np.column_stack([_errors(matched(found, drawn), drawn), usual])))
+        gains.append(gain(squares(matched(found, drawn), drawn, inputs.mean)))
     return float(np.mean(gains))
 
 
@@ -294,13 +273,7 @@ def attack_sum(case: Case) -> Claim:
 
     round, silos: where it was found, silos by number.
     """
-    number = int(case.arrays["round"])
-    if exposure(case.run).recovered:
-        rows = sum(rows_of(case.run, case.run.silos[at], number) for at in case.arrays["silos"])
-        return found_rows(case, *recovered_by(case, number, "sum"), rows)
-    held = of_round(case, number)
-    total = held.total()
-    return found_rows(case, *sent(case, held, total.means), total.weight)
+    return found_rows(case)
 
 
 def score_sum(claim: Claim, truth: Truth) -> AttackResult:

@@ -12,29 +12,20 @@ are one unit of the interval.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.exposure import exposure, fitting, public, shown, why_not
+from moretta.audit.evidence.exposure import counted, exposure, fitting, given_gradients, read, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import of_mean, units
 from moretta.audit.evidence.network import head_inputs
-from moretta.audit.evidence.uploads import (
-    first_rounds,
-    of_round,
-    rows_of,
-    sum_of,
-    under,
-)
-from moretta.contract.messages import Array, Tensors
+from moretta.audit.evidence.truth import Truth
+from moretta.audit.evidence.uploads import first_rounds, sum_of
+from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 Matrix = NDArray[np.float64]
 ROUNDS = 10  # the first so many
@@ -55,19 +46,10 @@ def fits(run: PublicRun) -> str:
 
 
 def given(truth: Truth) -> Given:
-    """Give the server its view, and background rows; or the gradients that its own secret recovers."""
-    counted = first_rounds(truth, ROUNDS)
-    background = truth.background
-    arrays = {"rounds": np.array(list(counted)), "x": background.x, "y": classes(background.y)} | public(truth)
-    view, said = f"{rounds_of(len(counted))} of the server", f"{len(background.x)} labelled background rows"
-    if recovered := exposure(truth.run).recovered:
-        arrays |= recovered(truth, counted)
-        return Given(
-            {"server": ()}, arrays, view, f"its key, with which it recovers true gradients and model, and {said}"
-        )
-    # Keys of a sum were agreed on in an earlier round, perhaps.
-    views = tuple(number for number in truth.run.recorded if number <= max(counted))
-    return Given({"server": views}, arrays, view, said)
+    """Give the server the gradients of the first rounds, and background rows."""
+    rounds = first_rounds(truth, ROUNDS)
+    view = f"{rounds_of(len(rounds))} of the server"
+    return given_gradients(truth, rounds, {"rounds": np.array(list(rounds))}, view)
 
 
 def attack(case: Case) -> Claim:
@@ -75,43 +57,21 @@ def attack(case: Case) -> Claim:
 
     present: [rounds, silos], whose uploads counted. masked_of: the number of the silo whose masked upload it is.
     """
-    of_one = _recovered_counts if exposure(case.run).recovered else _uploaded_counts
-    claims = [of_one(case, number) for number in case.arrays["rounds"].tolist()]
+    claims = [_of_round(case, number) for number in case.arrays["rounds"].tolist()]
     return {"rounds": case.arrays["rounds"]} | {n: np.array([one[n] for one in claims]) for n in claims[0]}
 
 
-def _recovered_counts(case: Case, number: int) -> Mapping[str, Array]:
-    run, present = case.run, case.arrays[f"present/{number}"]
-    counted = [silo for silo, there in zip(run.silos, present, strict=True) if there]
-    parameters = under(case.arrays, f"model/{number}/")
-
-    def of(who: str, silos: list[str]) -> NDArray[np.int64]:
-        rows = sum(rows_of(run, silo, number) for silo in silos)
-        return _counts(case, parameters, under(case.arrays, f"gradient/{number}/{who}/"), rows)
-
-    if run.masked:
-        return {"counts": of("sum", counted)[None], "present": present}
-    return {"counts": np.array([of(s, [s]) if s in counted else _none(run) for s in run.silos]), "present": present}
-
-
-def _uploaded_counts(case: Case, number: int) -> Mapping[str, Array]:
-    held, run = of_round(case, number), case.run
-
-    def of(silo: str) -> NDArray[np.int64]:
-        rows = rows_of(run, silo, number)
-        return _counts(case, *shown(case, held, held.bare(silo, rows)), rows)
-
-    counted = [silo for silo in run.silos if silo in held.counted]
-    present = np.array([silo in counted for silo in run.silos])
+def _of_round(case: Case, number: int) -> Mapping[str, Array]:
+    run, silos = case.run, counted(case, number)
+    present = np.array([silo in silos for silo in run.silos])
     if not run.masked:
-        return {"counts": np.array([of(s) if s in counted else _none(run) for s in run.silos]), "present": present}
-    total = held.total()
-    return {
-        "counts": _counts(case, *shown(case, held, total.means), total.weight)[None],
-        "present": present,
-        "masked": of(counted[0]),
-        "masked_of": np.array(run.silos.index(counted[0])),
-    }
+        each = [_counts(case, number, silo) if silo in silos else _none(run) for silo in run.silos]
+        return {"counts": np.array(each), "present": present}
+    found = {"counts": _counts(case, number)[None], "present": present}
+    if exposure(run).recovered:
+        return found
+    masked = {"masked": _counts(case, number, silos[0]), "masked_of": np.array(run.silos.index(silos[0]))}
+    return found | masked
 
 
 def _none(run: PublicRun) -> NDArray[np.int64]:
@@ -119,12 +79,12 @@ def _none(run: PublicRun) -> NDArray[np.int64]:
     return np.zeros(max(run.outputs, 2), dtype=np.int64)
 
 
-def _counts(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> NDArray[np.int64]:
-    x, y = case.arrays["x"], case.arrays["y"]
+def _counts(case: Case, number: int, silo: str = "") -> NDArray[np.int64]:
+    parameters, gradient, rows = read(case, number, silo)
     if (case.run.head_bias or case.run.head) not in gradient:
         raise ParameterError("the gradient of the model's last layer is not among those that silos upload")
-    h, outputs = head_inputs(case.model(), case.run, parameters, x)
-    return counts_from_head(case.run, gradient, h, outputs, y, rows)
+    h, outputs = head_inputs(case.model(), case.run, parameters, case.arrays["x"])
+    return counts_from_head(case.run, gradient, h, outputs, classes(case.arrays["y"]), rows)
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +39,11 @@ from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
 from moretta.audit.evidence.network import loss_of
+from moretta.audit.evidence.shadows import TrainingPlan
+from moretta.audit.evidence.truth import PartyRows, Truth
 from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.shadows import TrainingPlan
-    from moretta.audit.evidence.truth import PartyRows, Truth
 
 CANDIDATES = 100  # members, and as many others
 RANGES = 10  # of numbers, within which targets are taken for the same
@@ -119,15 +116,18 @@ def given(truth: Truth) -> Given:
     else:
         model, held = "the model that was released to it", dict(truth.final("released.safetensors"))
     own, known = truth.rows(silo), truth.background
-    arrays = over(HELD, held)
-    arrays |= {"x": x, "y": y, "own/x": own.x, "own/y": own.y, "known/x": known.x, "known/y": known.y}
     rounds = sorted({truth.recorded[0], *_spread(truth.recorded)}) if shown.sent else []
     return Given(
         views={silo: rounds} if rounds else {},
-        arrays=arrays,
+        arrays=_arrays(held, PartyRows(x, y), own, known),
         view=f"{model}, and its view of {rounds_of(len(rounds))}" if rounds else model,
         knowledge=f"its own {len(own.x)} rows, {len(known.x)} background rows, and {len(x)} rows to tell members among",
     )
+
+
+def _arrays(held: Tensors, candidates: PartyRows, own: PartyRows, known: PartyRows) -> dict[str, Array]:
+    some = {"": candidates, "own/": own, "known/": known}
+    return over(HELD, held) | {f"{of}{key}": getattr(rows, key) for of, rows in some.items() for key in ("x", "y")}
 
 
 def _spread(recorded: tuple[int, ...]) -> list[int]:
@@ -260,11 +260,10 @@ def given_alone(truth: Truth) -> Given:
     """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
     silo, known = truth.run.silos[0], truth.background
     x, y, _ = candidates(truth, silo)
-    arrays = over(HELD, truth.final(f"models/{silo}.safetensors"))
-    arrays |= {"x": x, "y": y, "own/x": x[:0], "own/y": y[:0], "known/x": known.x, "known/y": known.y}
+    rows, model = PartyRows(x, y), truth.final(f"models/{silo}.safetensors")
     return Given(
         views={},
-        arrays=arrays,
+        arrays=_arrays(model, rows, rows.part(slice(0)), known),
         view=f"the model that {silo} showed it at the end",
         knowledge=f"{len(known.x)} background rows, and {len(x)} rows to tell members among",
     )

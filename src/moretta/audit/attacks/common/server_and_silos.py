@@ -14,7 +14,7 @@ server's key goes on to the true one; under cross-entropy a silo computes it fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,9 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.intervals import flat, kept, of_errors, recovered, relative_error, to_error
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of, under
 from moretta.contract.messages import Array
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 ROUNDS = 10  # the first so many
 

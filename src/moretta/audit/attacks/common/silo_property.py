@@ -27,7 +27,7 @@ number common to all outputs stays open; it moves no softmax, and a gradient, wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +39,10 @@ from moretta.audit.evidence.exposure import Models, exposure, fitting
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import FEWEST, SIDE
 from moretta.audit.evidence.network import outputs_at, tensors
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of, survivors, under
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 ROUNDS = 20  # the last so many
 DRAWS = 400  # of rounds with replacement, for the interval

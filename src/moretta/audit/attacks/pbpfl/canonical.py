@@ -21,18 +21,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError, UnsupportedModel
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
-    from moretta.protocols.pbpfl.patterns import Shuffle
-    from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.protocols.pbpfl import patterns
+from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
+from moretta.protocols.pbpfl.scales import Head, ScalePlan
 
 PLAN = "plan"  # in the names of arrays
 SWEEPS = 30  # of bringing each channel into balance, all at once
@@ -52,10 +51,6 @@ def plan_of(truth: Truth) -> ScalePlan:
 
     Raises `moretta.errors.ParameterError` where the plan cannot be worked out.
     """
-    import torch
-
-    from moretta.protocols.pbpfl.scales import ScalePlan
-
     model, run = copy.deepcopy(truth.federation.model), truth.run
     sample = torch.zeros_like(torch.tensor(truth.rows(run.silos[0]).x[:1]).repeat(2, *(1 for _ in run.shape)))
     if run.layout is not None:
@@ -88,9 +83,6 @@ def structure(plan: ScalePlan) -> dict[str, Array]:
 
 def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
     """Return the plan that `structure` gave, without buffers."""
-    from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
-    from moretta.protocols.pbpfl.scales import Head, ScalePlan
-
     plain = json.loads(arrays[PLAN].tobytes())
     parameters = {}
     for name, (shape, terms, axes) in plain["parameters"].items():
@@ -121,8 +113,6 @@ def whole(plan: ScalePlan, tensors: Tensors) -> dict[str, Real]:
 
 def canonical(plan: ScalePlan, tensors: Named) -> dict[str, Real]:
     """Return the smallest of all networks that differ by scales alone. tensors: some or all parameters."""
-    from moretta.protocols.pbpfl import patterns
-
     factors = patterns.factors(np.exp(_Balance(plan, tensors).solved()))
     return {name: value * plan.parameters[name].multiplier(factors) for name, value in tensors.items()}
 
@@ -246,8 +236,6 @@ def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
 
 def ordered(plan: ScalePlan, tensors: Named, moved: NDArray[np.int64]) -> dict[str, Real]:
     """Return tensors with channel `moved[c]` where channel c was."""
-    from moretta.protocols.pbpfl import patterns
-
     orders = patterns.orders(moved)
     return {name: plan.parameters[name].permute(value, orders) for name, value in tensors.items()}
 

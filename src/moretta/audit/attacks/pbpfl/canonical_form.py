@@ -17,7 +17,6 @@ scales with channels in their places, and if the scales of a round had stayed fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,14 +39,12 @@ from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import flat, kept, of_errors, relative_error, to_error
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
-    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 SAME = 0.999999  # cosine
 ROWS = 256  # at most, on which the function is compared
@@ -230,8 +227,6 @@ def plainly(plan: ScalePlan, models: Sequence[Tensors], keys: Sequence[ScaleKey]
     keys: of the two rounds. Under these, under their scales with channels in place, and under the first of
     these twice.
     """
-    from moretta.protocols.pbpfl.scales import ScaleKey
-
     still = plan.identity().permutations
     in_place = [ScaleKey(one.scales, still) for one in keys]
     before, after = (trunk(plan, one) for one in models)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from moretta.audit.attacks.pbpfl import head_offset
 from moretta.audit.attacks.pbpfl.softmax import differences, opened, outputs_of, sent_by, softmax_by_round
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Exposure, Models
 from moretta.audit.evidence.heads import as_outputs
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Ratios, Softmax, TrainOn
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from moretta.audit.evidence.truth import Truth
 
 ATTACKS = frozenset({
     "gradient-inversion",

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +38,13 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, fi
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import kept, of_errors, of_mean, recovered, relative_error, to_error
+from moretta.audit.evidence.network import head_inputs
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
-    from moretta.protocols.pbpfl.perturbation import Key
-
+from moretta.protocols.pbpfl.perturbation import Key
+from moretta.protocols.pbpfl.server import Server
 
 Floats = NDArray[np.float64]
 
@@ -101,8 +99,6 @@ def given(truth: Truth) -> Given:
 
 def seen(case: Case, silo: str, x: NDArray[np.generic]) -> SeenHead:
     """Return what a silo's view shows of the head, on rows x."""
-    from moretta.audit.evidence.network import head_inputs
-
     asks, model = case.last_of_each_round(silo, TrainOn), case.model()
     rounds = sorted(asks)
     if not rounds:
@@ -213,8 +209,6 @@ def _least_squares(matrix: Floats, vector: Floats) -> Floats:
 @lru_cache(maxsize=64)  # one audit long
 def key_of(truth: Truth, number: int) -> Key:
     """Return the server's key of a round, for scorers. Raises `moretta.errors.ParameterError` for another protocol."""
-    from moretta.protocols.pbpfl.server import Server
-
     server = truth.roles(number).server
     if not isinstance(server, Server):
         raise ParameterError("only pbpfl has a key; this is another protocol")

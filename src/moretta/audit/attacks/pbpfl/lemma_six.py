@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +24,14 @@ from numpy.typing import NDArray
 from moretta.audit.attacks.pbpfl.canonical import PLAN, Named, canonical, matched, plan_from, plan_of, structure, trunk
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
 from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.intervals import flat, of_rate
+from moretta.audit.evidence.intervals import flat, of_rate, relative_error
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
+from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.secure_aggregation.keystream import digest_of
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
-    from moretta.protocols.pbpfl.scales import ScalePlan
 
 ROUNDS = 8  # the last so many
 MOST_ENTRIES = 20_000_000  # of all candidates together
@@ -142,8 +139,6 @@ def _seen(plan: ScalePlan, tensors: Tensors) -> tuple[Named, Named]:
 
 def _distances(plan: ScalePlan, noisy: tuple[Named, Named], candidate: tuple[Named, Named]) -> list[float]:
     """Return how far a noisy model is from a candidate, by each invariant."""
-    from moretta.audit.evidence.intervals import relative_error
-
     below, form = candidate
     signs = sum(float(np.abs(_signs(noisy[0][name]) - _signs(below[name])).sum()) for name in below)
     ranks = sum(abs(_rank(noisy[0][name]) - _rank(below[name])) for name in below if below[name].ndim > 1)

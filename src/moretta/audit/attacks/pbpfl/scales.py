@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,12 @@ from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, no_training
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.pbpfl import patterns
 from moretta.protocols.pbpfl.messages import TrainOn
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
-    from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
+from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 DRAWN = 24  # random bits of a float32
 BELIEVED = 0.99  # that a value is as its lattice has it
@@ -126,8 +125,6 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Real:
 
     Raises `moretta.errors.ParameterError` where a scale has no place of its own below the head.
     """
-    from moretta.protocols.pbpfl import patterns
-
     factors = patterns.factors(key.scales)
     starts = np.cumsum([0, *plan.blocks])
     moved = [start + order for start, order in zip(starts, key.permutations, strict=False)]

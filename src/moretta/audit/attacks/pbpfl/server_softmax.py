@@ -17,7 +17,7 @@ two classes there is no difference, and nothing is left to claim but equal chanc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,11 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, au
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
 from moretta.audit.evidence.network import head_inputs
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
 from moretta.protocols.pbpfl.ratios import from_differences
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 Floats = NDArray[np.float64]
 

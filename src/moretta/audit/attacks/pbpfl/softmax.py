@@ -26,7 +26,6 @@ norm is claimed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +36,13 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import softmax
 from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered, relative_error
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl import ratios
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.ratios import from_one_row
 from moretta.protocols.pbpfl.softmax import true_softmax
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 Floats = NDArray[np.float64]
 

@@ -8,20 +8,15 @@ that only the server has.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Architecture, Case, PublicRun, torch_dtype
 from moretta.audit.evidence.intervals import flat, recovered, relative_error, to_error
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from moretta.audit.evidence.truth import Truth
+from moretta.protocols.common import modules
 
 ANOTHER = 1_000_003  # further on, the seed whose weights say what guessing scores
 
@@ -49,27 +44,7 @@ def attack(case: Case) -> Claim:
 
 
 def _weights(made: Architecture, run: PublicRun, seed: int) -> Tensors:
-    from moretta.protocols.common import modules
-    from moretta.protocols.common.modules import first_weights
-
-    return modules.arrays(first_weights(_built(made, run, seed)).to(torch_dtype(run)))
-
-
-def _built(made: Architecture, run: PublicRun, seed: int) -> nn.Module:
-    from pathlib import Path
-
-    from moretta.models import catalogue
-
-    built = catalogue.build(
-        made.source,
-        inputs=run.shape,
-        outputs=run.outputs,
-        base=Path(made.base),
-        seed=seed,
-        layout=run.layout,
-        **made.arguments,
-    )
-    return built.to(torch_dtype(run))
+    return modules.arrays(modules.first_weights(made.built(run, seed)).to(torch_dtype(run)))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
