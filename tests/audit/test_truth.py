@@ -11,6 +11,7 @@ from torch import nn
 
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.truth import Truth
+from moretta.audit.evidence.uploads import rows_of
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
@@ -21,6 +22,13 @@ from moretta.secure_aggregation.plain import PlainUpload
 def with_dropout(hidden=()):
     """A network with dropout for digits; hidden layers are of the helper's own model."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+def test_sizes_of_batches_are_those_of_the_run(tmp_path):
+    truth = recorded(tmp_path, run={"rounds": 2}, data={"source": "wdbc", "batch-size": 151})
+    used = {silo: [len(truth.batch(silo, number)) for number in truth.recorded] for silo in truth.run.silos}
+    assert used == {silo: [rows_of(truth.run, silo, number) for number in truth.recorded] for silo in truth.run.silos}
+    assert [150, 2] in used.values()  # where one row would be left over
 
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])

@@ -25,6 +25,7 @@ from moretta.audit.evidence import network
 from moretta.audit.evidence.case import PublicRun
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
+from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.modules import chunks
 from moretta.protocols.common.training import BETAS
@@ -63,15 +64,13 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
     silo: that trains alone, empty for all together.
     """
     size = int(run.setting("batch-size", "data") or 0)
-    rows = [run.rows[silo]] if silo else list(run.rows.values())
-    batch = [min(size, count) or count for count in rows]
-    local = int(run.setting("local-epochs") or 0)
-    each = local * max(1, min(math.ceil(n / b) for n, b in zip(rows, batch, strict=True))) if local else 1
+    silos = [Batches(count, size, 0, name) for name, count in run.rows.items() if silo in ("", name)]
+    each = int(run.setting("local-epochs") or 0) * min(one.per_epoch for one in silos) or 1
     told = run.schedule
     row_clip, noise = _private(run)
     return TrainingPlan(
         steps=run.rounds * each,
-        part=sum(batch) / sum(rows),
+        part=sum(one.size for one in silos) / sum(one.rows for one in silos),
         rate=lambda step: told.rate(math.ceil(step / each), run.rounds),
         momentum=float(run.setting("momentum") or 0.0),
         decay=float(run.setting("weight-decay") or 0.0),

@@ -18,6 +18,7 @@ import numpy as np
 from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import Score
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
@@ -238,11 +239,10 @@ def sum_of(least: int, most: int | None = None) -> str:
 def rows_of(run: PublicRun, silo: str, number: int) -> int:
     """Return the rows of a silo's batch of a round, which follow from public sizes.
 
-    The last batch of an epoch has what is left. With dp-noise, whose lots are secret, it is the expected number.
+    With dp-noise, whose lots are secret, it is the expected number.
     """
-    rows = run.rows[silo]
-    size = min(int(run.setting("batch-size", "data") or 0), rows) or rows
-    return size if run.setting("dp-noise") else min(size, rows - size * ((number - 1) % -(-rows // size)))
+    batches = Batches(run.rows[silo], int(run.setting("batch-size", "data") or 0), 0, silo, in_order=True)
+    return batches.size if run.setting("dp-noise") else len(batches.of_round(number))
 
 
 def under(arrays: Tensors, prefix: str) -> dict[str, Array]:

@@ -63,7 +63,7 @@ def fits(run: PublicRun) -> str:
     if why := unsuited(run):
         return why
     many = "every batch has more rows than this search tries"
-    return "" if any(suited(run, [silo], number) for number in run.recorded for silo in run.silos) else many
+    return "" if any(suited(run, [silo], number) for number in run.training for silo in run.silos) else many
 
 
 def unsuited(run: PublicRun) -> str:
