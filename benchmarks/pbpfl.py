@@ -67,7 +67,7 @@ class Case:
         self.perturbed = PBPFLClient(protocol.loss_function, model, self.plan.head, rows, sums, protocol.variant)
         self.ask = TrainOn(
             stamp=NOW,
-            parameters=self.perturbation.sent(self.tensors, self.key, torch.float32),
+            parameters=self.perturbation.perturb(self.tensors, self.key, torch.float32),
             parts=self.key.parts,
             direction=self.key.direction,
             encoding={},
@@ -88,7 +88,7 @@ class Case:
     def server(self) -> object:
         """Draw a key, perturb, and recover from one silo's upload."""
         key = self.perturbation.draw_key(self.stream, 0.1)
-        self.perturbation.sent(self.tensors, key, torch.float32)
+        self.perturbation.perturb(self.tensors, key, torch.float32)
         return self.perturbation.recover(self.means, key)
 
     def prepare_server(self) -> None:

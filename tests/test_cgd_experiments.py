@@ -21,6 +21,7 @@ from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.noise import SiloNoise
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run import prediction, trained_model
@@ -171,7 +172,8 @@ def test_the_quick_sum_of_clipped_gradients_is_the_general_one(
     x, y = random.normal(size=(40, *shape)).astype(np.float32), np.arange(40) % 3
     rows = SiloRows(TrainingRows(x, y, Batches(40, 10, 0, "silo")), torch.float32)
     root = SecretRoot.insecure(0, "silo")
-    private = PrivateGradient(Privacy(1.0, clip, 1e-5), rows, 10, Loss("cross-entropy"), root, b"")
+    noise = SiloNoise(Privacy(1.0, clip, 1e-5), 40, 10, root, b"")
+    private = PrivateGradient(noise, rows, Loss("cross-entropy"))
     for lot in (np.arange(0, 40, 3), np.arange(0)):
         slow, quick = dp.general(private, model, lot), dp.clipped_sum(private, model, lot)
         assert list(quick) == list(slow)

@@ -38,6 +38,7 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
+from moretta.protocols.common.noise import SiloNoise
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.private import PrivateGradient
@@ -187,7 +188,7 @@ def test_each_row_is_clipped_as_on_rows_packed_by_hand(nets: Any) -> None:
     packed, layout = pack(x, "rows")
     own = SiloRows(TrainingRows(packed, y, Batches(20, 8, 0, "north")), torch.float32)
     loss, root = Loss("cross-entropy"), SecretRoot.insecure(0, "north")
-    private = PrivateGradient(Privacy(1.0, 0.1, 1e-5), own, 8, loss, root, b"")
+    private = PrivateGradient(SiloNoise(Privacy(1.0, 0.1, 1e-5), 20, 8, root, b""), own, loss)
     models = takes_packed(built(nets.Masked), layout), built(nets.ByHand)
     ours, theirs = (private.clipped_sum(model, np.array([0, 3, 17])) for model in models)
     assert {name: value.tobytes() for name, value in ours.items()} == {

@@ -29,7 +29,7 @@ def hits(model: nn.Module, dtype: torch.dtype, *, old: bool, shape: tuple[int, .
     if old:
         noisy = perturbation.perturb(model.to(dtype).state_dict(), key)
     else:
-        noisy = perturbation.sent(first_weights(model).state_dict(), key, dtype)
+        noisy = perturbation.perturb(first_weights(model).state_dict(), key, dtype)
     offered, true = candidates(true_scales(plan, key.scales))
     return int((guessed(plan, trunk(plan, noisy), offered) == true).sum()), plan.free
 
@@ -69,7 +69,7 @@ def test_the_start_alone_does_not_help_nor_does_float64_alone() -> None:
     plan = ScalePlan.of(model, (torch.zeros(2, 30),))
     perturbation = Perturbation(plan, 1, "squared-error")
     key = perturbation.draw_key(ROOT.stream("not moved"), offset_size=0.5)
-    noisy = perturbation.sent(mlp(torch.float64).state_dict(), key, torch.float32)
+    noisy = perturbation.perturb(mlp(torch.float64).state_dict(), key, torch.float32)
     offered, true = candidates(true_scales(plan, key.scales))
     assert (guessed(plan, trunk(plan, noisy), offered) == true).sum() == 24, "float64 weights on the lattice"
 

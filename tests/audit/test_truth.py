@@ -37,7 +37,7 @@ def test_key_is_the_one_of_the_round(tmp_path, loss):
     for number in (1, 3):  # before the first round the server's own state lacks what the set-up agreed on
         key, held = key_of(truth, number), modules.under("model/", truth.states(number)["server"])
         perturbation = truth.roles(number).server._perturbation
-        noisy = perturbation.sent({name: torch.tensor(value) for name, value in held.items()}, key, truth.dtype)
+        noisy = perturbation.perturb({name: torch.tensor(value) for name, value in held.items()}, key, truth.dtype)
         for silo in truth.run.silos:
             heard = [one.message for one in truth.heard(silo, number) if isinstance(one.message, TrainOnNoisy)]
             sent = heard[-1].parameters

@@ -31,7 +31,6 @@ from moretta.engines.settings import Run
 from moretta.engines.usage import HEADROOM
 from moretta.errors import ParameterError, PeerError, RunFailed
 from moretta.protocols.baffle import edge_client, onnx_export
-from moretta.protocols.baffle import roles as casting
 from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.messages import Commit, Committed, Revealed
 from moretta.protocols.baffle.silo.seeds import Seed, agree
@@ -397,14 +396,18 @@ def greedy(graph: bytes, *, at_load: bool) -> bytes:
     return proto.SerializeToString()
 
 
+def exporting(graph: bytes) -> Callable[..., Callable[[str], bytes]]:
+    """Return what gives this graph in the place of the exported one."""
+    return lambda *of: lambda runs: b"" if runs == "torch" else graph
+
+
 @pytest.mark.parametrize("at_load", [False, True])
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_a_graph_that_takes_all_memory_is_stopped(
     monkeypatch: pytest.MonkeyPatch, at_load: bool, micro_batch: int | None
 ) -> None:
     graph = greedy(exported(tuple(layout_of(mlp()).shapes), (6,), torch.float32, "float32", ()), at_load=at_load)
-    monkeypatch.setattr(casting, "exporter", lambda setting, layout, *_: lambda runs: b"" if runs == "torch" else graph)
-    monkeypatch.setattr(casting, "check", lambda *_: None, raising=False)
+    monkeypatch.setattr(edge_client, "exporter", exporting(graph))
     engine = {"memory_limit_mib": 100.0, "micro_batch": micro_batch}
     result = federation(engine=engine, aggregation=NONE).train(2)
     for gone in result.record["dropped"]:
@@ -547,15 +550,14 @@ def test_one_that_dies_at_the_end_does_not_cost_the_result(started: list[Any]) -
 
 
 def test_a_graph_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(casting, "check", lambda *_: None, raising=False)
     other = nn.Sequential(nn.Linear(6, 11), nn.Hardswish(), nn.Linear(11, 3))
     graph = EXPORT(other, layout_of(other), (6,), torch.float32, "float32")
-    monkeypatch.setattr(casting, "exporter", lambda setting, layout, *_: lambda runs: b"" if runs == "torch" else graph)
+    monkeypatch.setattr(edge_client, "exporter", exporting(graph))
     result = federation(aggregation=NONE).train(1)
     (first, *_) = result.record["dropped"]
     assert (first["silo"], first["round"]) == ("south", 1)
     assert first["reason"].startswith("bad input: the ONNX graph has other tensors")
-    monkeypatch.setattr(casting, "exporter", lambda setting, layout, *_: lambda runs: b"" if runs == "torch" else b"no")
+    monkeypatch.setattr(edge_client, "exporter", exporting(b"no"))
     result = federation(aggregation=NONE).train(1)
     assert "bad input: these bytes are no ONNX file" in result.record["dropped"][0]["reason"]
 

@@ -271,7 +271,7 @@ def test_a_restored_server_asks_for_no_statistics_and_says_the_same() -> None:
     restored = other.enrolment.state()
     for name, value in house.enrolment.state().items():
         assert (np.asarray(restored[name]) == np.asarray(value)).all()
-    assert other.enrolment.most_weight() == house.enrolment.most_weight()
+    assert other.enrolment.most_weight == house.enrolment.most_weight
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_most_weight_bounds_the_rows_of_a_round(batch_size: int, cohort: int, mo
     house = House(columns_of(), batch_size=batch_size)
     house.setup()
     house.setup(1, list(house.silos)[:cohort])
-    assert house.enrolment.most_weight() == most
+    assert house.enrolment.most_weight == most
 
 
 def test_a_silo_with_another_model_refuses_and_says_why() -> None:

@@ -12,7 +12,7 @@ from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.data.silo import check_least, digests_by_silo, layout_of, rules_of_columns
+from moretta.data.silo import digests_by_silo
 from moretta.deployment import shared_settings
 from moretta.deployment.site_policy import OwnSide
 from moretta.engines.checkpoint import CheckpointId
@@ -22,18 +22,11 @@ from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
 from moretta.engines.settings import Engine
 from moretta.protocols.common.entry import load
-from moretta.protocols.common.setting import (
-    TABLES_TOO,
-    Setting,
-    check_look,
-    check_scores,
-    check_tables,
-)
+from moretta.protocols.common.setting import Setting, check_tables, prepared_rows
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import Statistics, without_noise
 from moretta.protocols.registry import edge_of, entry_of
-from moretta.secure_aggregation.identity import Roster
 
 
 class EdgeRole:
@@ -47,17 +40,9 @@ class EdgeRole:
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         self._edge, self._run_file, self._file = edge_of(run_file.protocol), run_file, file
         self._spec = spec = shared_settings.specification_at(run_file, file)
-        self.silos, _ = shared_settings.silos_at(run_file, file)
+        self._rows = prepared_rows(spec, shared_settings.silos_at(run_file, file)[0])
+        self.silos = self._rows.silos
         (self._silo,) = (silo for silo in self.silos if not silo.remote)
-        check_least(self._silo, spec.data.least_rows)
-        if spec.data.score_at_silos:
-            check_scores(self.silos)
-        if spec.data.look:
-            check_look(self.silos)
-        secure = spec.secure_aggregation
-        self._roster = None if secure.roster is None else Roster.load(secure.roster)
-        if self._roster is not None:
-            self._roster.check(silo.name for silo in self.silos)
         self._setup: SiloSetup | None = None
 
     def own(self, text: str) -> OwnSide:
@@ -74,9 +59,16 @@ class EdgeRole:
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Return the role, whose process starts with the first message."""
         spec, limits, name = self._spec, self._file.limits, self._silo.name
-        if spec.data.score_at_silos == TABLES_TOO:
-            check_tables(spec.task, hello.outputs)
-        setting = self._setting(hello, helped)
+        check_tables(spec, hello.outputs)
+        setting = Setting(
+            spec,
+            None,  # type: ignore[arg-type]  # the model, which no edge site builds
+            hello.outputs,
+            *self._rows,
+            session=hello.session,
+            run_id="" if spec.run.insecure_secret_seed is not None else hello.run,
+            helped=lambda name: helped,
+        )
         uses_all = not spec.data.batch_size or spec.protocol.steps_at_silos
         statistics = Statistics.of(
             setting.columns, setting.layout, classes=setting.classes, counts_rows=uses_all, scales=False
@@ -98,26 +90,6 @@ class EdgeRole:
                 left_out = without_noise(self._file.helped.opened.answers.names(folder.path.name))
                 folder.write_json(PRIVACY, self._edge.privacy_of(self._setup, client.state(), left_out))
             client.close()
-
-    def _setting(self, hello: Hello, helped: HelpedFile) -> Setting:
-        """Return the setting of all roles but for the model, which no edge site builds."""
-        spec, data = self._spec, self._spec.data
-        layout = layout_of(self.silos, data.standardise or False, data.missing)
-        columns = rules_of_columns(
-            self.silos, layout, spec.table, None, standardise=bool(data.standardise), missing=data.missing
-        )
-        return Setting(
-            spec,
-            None,  # type: ignore[arg-type]
-            hello.outputs,
-            self.silos,
-            columns,
-            layout,
-            self._roster,
-            session=hello.session,
-            run_id="" if spec.run.insecure_secret_seed is not None else hello.run,
-            helped=lambda name: helped,
-        )
 
 
 class TorchRole:

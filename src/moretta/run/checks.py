@@ -15,7 +15,7 @@ from torch import nn
 
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
-from moretta.data.silo import Silo, check_least, row_shape
+from moretta.data.silo import Silo, row_shape
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
 from moretta.models.checks import copied, dtype_of
@@ -30,7 +30,7 @@ from moretta.run.inputs import RowChecks
 from moretta.secure_aggregation.identity import is_silo_name
 
 
-def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, least_rows: int | None) -> None:
+def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) -> None:
     """Check silos' names, and the rows of those that are here."""
     names = Counter(silo.name for silo in silos)
     folded = Counter(name.casefold() for name in names)
@@ -49,7 +49,6 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks, le
             )
         if silo.remote:
             continue
-        check_least(silo, least_rows)
         unlabelled = bool(silo.columns) and not len(silo.y)
         if len(silo.x) == 0 or (len(silo.x) != len(silo.y) and not unlabelled):
             raise RowsError(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -31,7 +30,7 @@ from moretta.contract.wording import check_choice
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
 from moretta.data.settings import PYTHON, Data
-from moretta.data.silo import Silo, digests_by_silo, layout_of, row_shape, rules_of_columns
+from moretta.data.silo import Silo, digests_by_silo, row_shape
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.engines.checkpoint import CheckpointId
@@ -43,11 +42,11 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import takes_packed
 from moretta.models.checks import as_by_default, copied
 from moretta.protocols.common import modules
-from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.own_loss import found
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import TABLES_TOO, Setting, check_look, check_scores, check_tables
+from moretta.protocols.common.setting import Setting, check_tables, prepared_rows
 from moretta.protocols.common.specification import Specification
+from moretta.protocols.common.targets import encode
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run import checkpoints, checks, inputs, python_arguments, trained_model
@@ -59,7 +58,6 @@ from moretta.run.loop import Session, Transport
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
-from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.settings import SecureAggregation
 
 NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
@@ -216,42 +214,32 @@ class Federation:
         silos, data, table, loss = rows.silos, spec.data, spec.table, spec.protocol.loss
         if not data.batch_size:  # every round uses all of a silo's rows
             silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
-        self.spec, self.silos, self.out, self.made, self._tested = spec, silos, out, made, rows.tested
+        self.spec, self.out, self.made, self._tested = spec, out, made, rows.tested
         self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = rows.class_names or (() if table is None else table.classes)
         if not silos:
             raise ParameterError("a federation needs at least one silo; got none")
-        standardise = data.standardise or False
-        self.layout = layout_of(silos, standardise, data.missing)
+        self._rows = prepared_rows(spec, silos, rows.column_rules)
+        self.silos, self.column_rules, self.layout, self._roster = self._rows
         self.test, self.validation = self._packed("test", rows.test), self._packed("validation", rows.validation)
-        self.column_rules = rules_of_columns(
-            silos, self.layout, table, rows.column_rules, standardise=bool(standardise), missing=data.missing
-        )
         row_checks = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
-        checks.check_silos(silos, spec.protocol, row_checks, data.least_rows)
+        checks.check_silos(silos, spec.protocol, row_checks)
         checks.check_names(spec.engine, silos)
-        self._roster = None if spec.secure_aggregation.roster is None else Roster.load(spec.secure_aggregation.roster)
-        if self._roster is not None:
-            self._roster.check(silo.name for silo in silos)
-        dtype = {"float32": torch.float32, "float64": torch.float64}[spec.run.dtype]
-        inputs.refuse_scaled_twice(model, standardise)
+        dtype = modules.DTYPES[spec.run.dtype]
+        inputs.refuse_scaled_twice(model, data.standardise or False)
         self.model = takes_packed(copied(model).to(dtype), self.layout)
         gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]
         inputs.check_batches(self.model, silos, data.batch_size, dtype)
+        check_tables(spec, self.outputs)
         if data.score_at_silos:
-            check_scores(silos)
-            if data.score_at_silos == TABLES_TOO:
-                check_tables(spec.task, self.outputs)
             labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
         for part, own in labelled:
             if own is not None:
                 row_checks.check_rows(part, *own)
-                targets(own[1], self.outputs, loss, part, dtype)
+                encode(own[1], self.outputs, loss, part, spec.run.dtype)
         checks.check_training(spec, silos, self.outputs, dtype, validated=self.validation is not None)
-        if data.look:
-            check_look(silos)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
@@ -424,10 +412,7 @@ class Federation:
             self.spec.lasting(rounds, seed),
             self.model,
             self.outputs,
-            self.silos,
-            self.column_rules,
-            self.layout,
-            self._roster,
+            *self._rows,
             self._tested,
             place.session,
             place.run if remote else "",

@@ -28,9 +28,11 @@ def _tags(*groups: Iterable[type[Message]]) -> frozenset[str]:
     return frozenset(kind.TAG for kinds in groups for kind in kinds)
 
 
-KEY_TAGS = _tags(agreement.MESSAGES, *(entry.key_messages() for entry in ENTRIES.values()))
+KEY_TAGS = _tags(agreement.MESSAGES, *(entry.own_messages("KEYS") for entry in ENTRIES.values()))
 UNMASKING_TAGS = _tags(unmasking.MESSAGES)
-SET_UP_TAGS = _tags(statistics.MESSAGES, silo_rows.MESSAGES, *(entry.set_up_messages() for entry in ENTRIES.values()))
+SET_UP_TAGS = _tags(
+    statistics.MESSAGES, silo_rows.MESSAGES, *(entry.own_messages("SET_UP") for entry in ENTRIES.values())
+)
 
 
 def line_of(

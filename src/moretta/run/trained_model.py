@@ -47,7 +47,6 @@ from moretta.run.raw_rows import Expanded, Prepared
 MADE = "model.json"
 GRAPH = "graph.safetensors"
 HARMLESS = 1_000_000  # numbers of a model that anybody may ask for
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class TrainedModel(nn.Module):
@@ -311,7 +310,7 @@ def _module(
         module = build_within(most, build, f"{folder}: what it says of its model does not fit the weights beside it")
     else:
         module = build()
-    module = module.to(DTYPES[inputs["dtype"]])
+    module = module.to(modules.DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
     return module
 

@@ -16,8 +16,9 @@ from moretta import SecureAggregation, Silo
 from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.baffle.silo.messages import Estimate
-from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.baffle.silo.private import noised_mean
 from moretta.protocols.common.accountant import Privacy, epsilon
+from moretta.protocols.common.noise import SiloNoise
 from moretta.run.result import Result
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -25,8 +26,8 @@ CLIP = 0.5
 PURPOSE = ("run", 1, b"hash", b"seed")
 
 
-def private(rows: int = 40, size: int = 10, noise: float = 0.0, root: int = 0, sharers: int = 1) -> PrivateScalars:
-    return PrivateScalars(Privacy(noise, CLIP, 1e-5), rows, size, SecretRoot.insecure(root, "silo"), b"", sharers)
+def private(rows: int = 40, size: int = 10, noise: float = 0.0, root: int = 0, sharers: int = 1) -> SiloNoise:
+    return SiloNoise(Privacy(noise, CLIP, 1e-5), rows, size, SecretRoot.insecure(root, "silo"), b"", sharers)
 
 
 def scalars(k: int, rows: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float64]:
@@ -39,7 +40,7 @@ def scalars(k: int, rows: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.
 @given(k=st.integers(1, 30), rows=st.integers(1, 12), seed=st.integers(0, 99), power=st.integers(-8, 8))
 def test_a_sum_is_of_rows_clipped_to_the_norm_each(k: int, rows: int, seed: int, power: int) -> None:
     given_rows = scalars(k, rows, seed, 10.0**power)
-    found = private().noised_mean(given_rows, *PURPOSE) * 10
+    found = noised_mean(private(), given_rows, *PURPOSE) * 10
     norms = np.sqrt(np.square(given_rows).sum(axis=0))
     wanted = sum(row * min(1.0, CLIP / norm) for row, norm in zip(given_rows.T, norms, strict=True))
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-13 * CLIP)
@@ -48,7 +49,7 @@ def test_a_sum_is_of_rows_clipped_to_the_norm_each(k: int, rows: int, seed: int,
 @pytest.mark.parametrize("row", [scalars(6, 1), scalars(6, 1, 1, 1e-3), scalars(6, 1, 2, 1e9), np.full((6, 1), 1e150)])
 def test_one_row_more_changes_the_sum_by_its_clipped_scalars_and_no_more(row: NDArray[np.float64]) -> None:
     others = scalars(6, 9, 3)
-    moved = private().noised_mean(np.hstack([others, row]), *PURPOSE) - private().noised_mean(others, *PURPOSE)
+    moved = noised_mean(private(), np.hstack([others, row]), *PURPOSE) - noised_mean(private(), others, *PURPOSE)
     norm = np.linalg.norm(10 * moved)
     assert norm <= CLIP * (1 + 1e-9)
     assert norm == pytest.approx(min(CLIP, float(np.linalg.norm(row))), rel=1e-6)
@@ -60,13 +61,13 @@ def test_a_row_that_is_not_finite_counts_0(value: float) -> None:
     broken = scalars(6, 1, 1)
     broken[3] = value
     assert np.array_equal(
-        private().noised_mean(np.hstack([others, broken]), *PURPOSE), private().noised_mean(others, *PURPOSE)
+        noised_mean(private(), np.hstack([others, broken]), *PURPOSE), noised_mean(private(), others, *PURPOSE)
     )
 
 
 def test_a_row_whose_square_overflows_adds_no_more_than_another() -> None:
     with np.errstate(over="ignore"):
-        moved = 10 * private().noised_mean(np.full((6, 1), 1e300), *PURPOSE)
+        moved = 10 * noised_mean(private(), np.full((6, 1), 1e300), *PURPOSE)
     assert np.linalg.norm(moved) <= CLIP * (1 + 1e-9)
 
 
@@ -78,7 +79,7 @@ def test_the_noise_has_the_deviation_that_is_told(sharers: int) -> None:
     k, rounds, noise = 500, 20, 1.5
     drawn = np.array(
         [
-            10 * private(noise=noise, sharers=sharers).noised_mean(np.zeros((k, 0)), "run", number, b"hash", b"seed")
+            10 * noised_mean(private(noise=noise, sharers=sharers), np.zeros((k, 0)), "run", number, b"hash", b"seed")
             for number in range(rounds)
         ]
     )
@@ -94,8 +95,8 @@ def test_the_same_round_has_the_same_lot_and_noise_and_any_other_has_others() ->
     rows, given_rows = 200, scalars(8, 5)
     one = private(rows, 100, 1.0)
 
-    def drawn(of: PrivateScalars, *purpose: int | str | bytes) -> tuple[bytes, bytes]:
-        return of.rows_of_lot(*purpose).tobytes(), of.noised_mean(given_rows, *purpose).tobytes()
+    def drawn(of: SiloNoise, *purpose: int | str | bytes) -> tuple[bytes, bytes]:
+        return of.rows_of_lot(*purpose).tobytes(), noised_mean(of, given_rows, *purpose).tobytes()
 
     first = drawn(one, *PURPOSE)
     assert drawn(private(rows, 100, 1.0), *PURPOSE) == first

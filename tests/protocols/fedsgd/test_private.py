@@ -26,6 +26,7 @@ from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.noise import SiloNoise
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.result import Result
@@ -86,7 +87,8 @@ def private(
     settings: bytes = b"",
 ) -> PrivateGradient:
     own, secret = own or rows(inputs()), SecretRoot.insecure(root, "north")
-    return PrivateGradient(Privacy(noise, CLIP, 1e-5), own, size, Loss("cross-entropy"), secret, settings, sharers)
+    drawn = SiloNoise(Privacy(noise, CLIP, 1e-5), own.batches.rows, size, secret, settings, sharers)
+    return PrivateGradient(drawn, own, Loss("cross-entropy"))
 
 
 def norm(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
@@ -126,7 +128,7 @@ def test_no_example_changes_the_upload_by_more_than_the_clip_norm_over_the_lot(
     whole = own.clipped_sum(model, everybody)
     moved = [norm(whole, own.clipped_sum(model, np.delete(everybody, row))) for row in everybody]
     # Other rows' gradients may be rounded otherwise in a batch of another size, by some ulps of the clip norm.
-    assert max(moved) / own.lot <= CLIP / own.lot * (1 + rounding)
+    assert max(moved) / own.noise.lot <= CLIP / own.noise.lot * (1 + rounding)
     assert np.isfinite(max(moved))
 
 
@@ -154,32 +156,32 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lots_are_drawn_by_row_in_secret_and_differ_by_round() -> None:
-    one, lots = private(), [private().rows_of_lot("run", number, b"") for number in range(1, 501)]
+    one, lots = private(), [private().noise.rows_of_lot("run", number, b"") for number in range(1, 501)]
     assert len({lot.tobytes() for lot in lots[:20]}) == 20
     assert all((np.diff(lot) > 0).all() for lot in lots)
     # 500 lots of 40 rows at rate 0.2: a binomial mean of 4000 and deviation of 57; five deviations.
     assert abs(sum(map(len, lots)) - 4000) < 5 * np.sqrt(500 * ROWS * 0.2 * 0.8)
     # By row: 100 of 500 and deviation 9; five deviations bear the largest of 40.
     assert np.abs(np.bincount(np.concatenate(lots), minlength=ROWS) - 100).max() < 5 * np.sqrt(500 * 0.2 * 0.8)
-    assert (one.lot, one.rate) == (8, 0.2)
+    assert (one.noise.lot, one.noise.rate) == (8, 0.2)
     assert len({len(lot) for lot in lots}) > 5  # Poisson, not of fixed size
 
 
 def test_lots_follow_from_the_secret_root_and_not_from_the_training_seed() -> None:
     purpose = ("run", 1, b"")
-    first = private(own=rows(inputs(), seed=1)).rows_of_lot(*purpose)
-    assert (first == private(own=rows(inputs(), seed=2)).rows_of_lot(*purpose)).all()
+    first = private(own=rows(inputs(), seed=1)).noise.rows_of_lot(*purpose)
+    assert (first == private(own=rows(inputs(), seed=2)).noise.rows_of_lot(*purpose)).all()
     other = private(root=1)
-    assert first.tobytes() != other.rows_of_lot(*purpose).tobytes()
-    other.restore(private(root=0).state())
-    assert first.tobytes() == other.rows_of_lot(*purpose).tobytes()
+    assert first.tobytes() != other.noise.rows_of_lot(*purpose).tobytes()
+    other.noise.restore(private(root=0).noise.state())
+    assert first.tobytes() == other.noise.rows_of_lot(*purpose).tobytes()
 
 
 @pytest.mark.parametrize("size", [0, ROWS, 100])
 def test_with_a_batch_of_all_rows_the_lot_is_all_rows(size: int) -> None:
     one = private(size=size, own=rows(inputs(), size=size))
-    assert (one.lot, one.rate) == (ROWS, 1.0)
-    assert (one.rows_of_lot("run", 1) == np.arange(ROWS)).all()
+    assert (one.noise.lot, one.noise.rate) == (ROWS, 1.0)
+    assert (one.noise.rows_of_lot("run", 1) == np.arange(ROWS)).all()
 
 
 def test_an_empty_lot_uploads_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:

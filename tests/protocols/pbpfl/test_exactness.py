@@ -185,7 +185,7 @@ def test_what_is_sent_is_rounded_once_and_to_nearest(dtype, bits) -> None:
     perturbation = Perturbation(plan, 2, "squared-error")
     key = perturbation.draw_key(ROOT.stream("sent"), offset_size=3.0)
     noisy = perturbation.perturb(model.state_dict(), key)
-    for name, value in perturbation.sent(model.state_dict(), key, dtype).items():
+    for name, value in perturbation.perturb(model.state_dict(), key, dtype).items():
         assert value.dtype == {torch.float32: np.float32, torch.float64: np.float64}[dtype]
         mantissa, exponent = np.frexp(noisy[name])
         np.testing.assert_array_equal(value, np.ldexp(np.rint(mantissa * 2.0**bits), exponent - bits))
@@ -198,6 +198,6 @@ def test_whole_numbers_are_sent_as_they_are() -> None:
     perturbation = Perturbation(plan, 1, "squared-error")
     key = perturbation.draw_key(ROOT.stream("whole numbers"), offset_size=1.0)
     for dtype in (torch.float32, torch.float64):
-        sent = perturbation.sent(model.state_dict(), key, dtype)["1.num_batches_tracked"]
+        sent = perturbation.perturb(model.state_dict(), key, dtype)["1.num_batches_tracked"]
         assert sent.dtype == np.int64
         assert sent == 2**40 + 1

@@ -43,7 +43,7 @@ def test_the_server_perturbs_and_recovers_a_tensor_at_a_time() -> None:
     size = sum(4 * one.numel() for one in tensors.values())  # in float32
     assert size > 10 * LARGEST
 
-    sent = peak(lambda: perturbation.sent(tensors, key, torch.float32))
+    sent = peak(lambda: perturbation.perturb(tensors, key, torch.float32))
     assert size <= sent < size + 5 * LARGEST
 
     means = {"alpha_h": np.ones(WIDTH + 1)}

@@ -33,7 +33,7 @@ _VIEW, _ARRAY, _PROGRAM, _CASE = "view/", "array/", "program", "case"
 @cache
 def codec() -> Codec:
     """Return a codec of the messages of all protocols."""
-    own = [kind for one in ENTRIES.values() for kind in (*one.own_messages(), *one.set_up_messages())]
+    own = [kind for one in ENTRIES.values() for kind in (*one.own_messages(), *one.own_messages("SET_UP"))]
     return Codec(dict.fromkeys((*silo_rows.schema_of(()), *own)))
 
 

@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import (
-    OF_LOSS_DIFFERENCES,
-    Condition,
-    equals,
-    in_the_clear,
-    is_in_the_clear,
-    server,
-    setting,
-    silo,
-    sum_only,
-    under,
-    with_all_but_one,
-)
+from moretta.protocols.common.claims import Condition, equals, server, setting, silo, under
 
 BATCH, OWN, EPOCH, LAYERS = "loss-difference vector", "gradient estimate", "weight change", "linear-layer gradient"
 
@@ -48,13 +36,13 @@ sums_statistics = Condition(
 
 def _sums(upload: str, clear: tuple[str, ...], masked: str) -> tuple[shared.Claim, ...]:
     """Return what silos show of an upload. clear, masked: the attacks on it, and on its masked words."""
-    return in_the_clear(upload, clear), sum_only(upload, (masked,)), with_all_but_one(upload)
+    return shared.in_the_clear(upload, clear), shared.sum_only(upload, (masked,)), shared.with_all_but_one(upload)
 
 
 OF_LAYERS = (
-    in_the_clear(LAYERS, ("own-estimate", "labels-from-head", "gradient-inversion")),
-    *under((sum_only(LAYERS),), place="full"),
-    with_all_but_one(LAYERS),
+    shared.in_the_clear(LAYERS, ("own-estimate", "labels-from-head", "gradient-inversion")),
+    *under((shared.sum_only(LAYERS),), place="full"),
+    shared.with_all_but_one(LAYERS),
     shared.FROM_THE_SUM,
     server("sum", attacks=("own-estimate", "labels-from-head", "gradient-inversion-of-sum"), place="brief").says(
         "learns of the sum the silos’ gradient of each linear layer, as under FedSGD: it has no noise of directions, "
@@ -63,9 +51,9 @@ OF_LAYERS = (
 )
 
 CLAIMS = (
-    *under(_sums(BATCH, OF_LOSS_DIFFERENCES, "loss-differences"), sums_loss_differences),
+    *under(_sums(BATCH, shared.OF_LOSS_DIFFERENCES, "loss-differences"), sums_loss_differences),
     *under(_sums(OWN, ("own-estimate",), "server-and-silos"), sums_estimates, place="full"),
-    *under(_sums(EPOCH, OF_LOSS_DIFFERENCES, "server-and-silos"), sums_weight_changes, place="full"),
+    *under(_sums(EPOCH, shared.OF_LOSS_DIFFERENCES, "server-and-silos"), sums_weight_changes, place="full"),
     *shared.AROUND_SUMS,
     *under(OF_LAYERS, sums_layers),
     server("sum", (sums_estimates,), ("own-estimate",)).says(
@@ -77,11 +65,11 @@ CLAIMS = (
         "gradient",
         rests_on="the tests of runs (`tests/protocols/baffle/test_baffle_trains.py`)",
     ),
-    server("sum", (sums_loss_differences, moves_all), OF_LOSS_DIFFERENCES, place="front").says(
+    server("sum", (sums_loss_differences, moves_all), shared.OF_LOSS_DIFFERENCES, place="front").says(
         "learns of the sum, with the directions, which it knows, the silos’ gradient as far as it lies in their span: "
         "K numbers of it a round"
     ),
-    server("sum", (sums_loss_differences, moves_blocks), OF_LOSS_DIFFERENCES).says(
+    server("sum", (sums_loss_differences, moves_blocks), shared.OF_LOSS_DIFFERENCES).says(
         "learns of the sum, with the moves of each block of layers, which it knows, the silos’ gradient of the block "
         "as far as it lies in their span: a number of it a move"
     ),
@@ -94,7 +82,7 @@ CLAIMS = (
     server("statistics", (sums_statistics,)).says(
         "learns the mean and variance of each BatchNorm’s inputs, of all silos’ batches together"
     ),
-    server("statistics", (is_in_the_clear, sums_statistics)).says(
+    server("statistics", (shared.is_in_the_clear, sums_statistics)).says(
         "learns the mean and variance of each BatchNorm’s inputs, of each silo’s batch by itself"
     ),
     server("statistics", silent=True).says("learns the silos’ mean loss"),

@@ -22,7 +22,7 @@ from moretta.protocols.baffle.silo.blocks import LayerBlock
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import MESSAGES, RUNS_TORCH
-from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.baffle.silo.private import noise_of
 from moretta.protocols.baffle.silo.recipe import EdgeSettings, Recipe
 from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.setting import Setting
@@ -62,7 +62,7 @@ def privacy_of(setup: SiloSetup, state: State, left_out: str) -> Mapping[str, fl
 
     left_out: where its rows were used beside its uploads.
     """
-    own = PrivateScalars.of(setup, SecretRoot(state["private/secret_root"])) if setup.privacy else None
+    own = noise_of(setup, SecretRoot(state["private/secret_root"])) if setup.privacy else None
     if own is None:
         return {}
     own.releases.restore({"releases": state["private/releases"]})
@@ -110,7 +110,7 @@ def check_graph(
     loaded once for each model, so that one that ONNX or ONNX Runtime cannot express in this precision is found before
     the run.
     """
-    engine = setting.engine
+    engine = setting.spec.engine
     precision = engine.edge_precision
     if not engine.edge:
         return

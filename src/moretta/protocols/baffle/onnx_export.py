@@ -13,10 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from moretta.errors import MissingExtra, ParameterError
@@ -29,7 +27,7 @@ from moretta.protocols.common import modules
 try:
     import onnx
     import onnxscript  # noqa: F401  # what torch.onnx needs
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, helper, numpy_helper
 
     from moretta.protocols.baffle import onnx_cut
 except ImportError as error:
@@ -143,7 +141,7 @@ def _exported(
 ) -> onnx.ModelProto:
     model = copy.deepcopy(model).eval().requires_grad_(False)
     rows = torch.zeros(2, *row_shape, dtype=input_dtype)
-    trained = tuple(torch.zeros(shape, dtype=getattr(torch, layout.dtype)) for shape in layout.shapes.values())
+    trained = tuple(torch.zeros(shape, dtype=modules.DTYPES[layout.dtype]) for shape in layout.shapes.values())
     with quietly():
         try:
             program = torch.onnx.export(

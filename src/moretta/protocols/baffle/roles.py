@@ -15,16 +15,8 @@ from torch import nn
 from moretta.contract.roles import Client as Role
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.protocols.baffle import torch_forward
+from moretta.protocols.baffle import edge_client, torch_forward
 from moretta.protocols.baffle.batch_statistics import moving
-from moretta.protocols.baffle.edge_client import (
-    PACKAGES,
-    check_graph,
-    check_packages,
-    check_tokens,
-    edge_client,
-    exporter,
-)
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.silo.client import Client
@@ -35,80 +27,53 @@ from moretta.protocols.baffle.silo.messages import MESSAGES
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, check_rows, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common import roles as common
 from moretta.protocols.common.releases import Releases
-from moretta.protocols.common.roles import (
-    Left,
-    Roles,
-    enrolment_of,
-    highest_rate,
-    model_bound_to,
-    roles_of,
-    setups_of,
-    without_noise,
-)
+from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
-    scheme, secure = setting.secure_aggregation.scheme, setting.secure_aggregation
-    agreed = enrolment_of(
-        setting,
-        scheme,
-        None,
-        setting.columns,
-        0 if protocol.local_epochs else setting.data.batch_size,  # an epoch uses all of a silo's rows
-    )
+    scheme = setting.secure_aggregation.scheme
+    size = 0 if protocol.local_epochs else setting.spec.data.batch_size  # an epoch uses all of a silo's rows
+    agreed = common.enrolment_of(setting, scheme, None, setting.columns, size)
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
     forward, recipe = _forward(protocol, setting, layout)
-    device = torch.device(setting.run.device)
-    accountant = _accountant(protocol, setting, without_noise(setting, agreed.statistics))
+    device = torch.device(setting.spec.run.device)
+    accountant = common.accountant_of(setting, scheme, setting.spec.data.batch_size, agreed.statistics)
     releases = None if accountant is None else Releases()
-    computes = model_bound_to(setting, layout.shapes)
+    computes = common.model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, apart=not protocol.batch_statistics)
     _check_fits(protocol, setting, layout)
     combine = Directions.combine if device.type == "cpu" else partial(torch_forward.combine, device=device)
-    edge = setting.engine.edge
-    check_packages(PACKAGES if edge else ())
-    graph_of = exporter(setting, layout, recipe.blocks)
-    check_graph(setting, layout, graph_of, recipe)
+    edge = setting.spec.engine.edge
+    edge_client.check_packages(edge_client.PACKAGES if edge else ())
+    graph_of = edge_client.exporter(setting, layout, recipe.blocks)
+    edge_client.check_graph(setting, layout, graph_of, recipe)
     clients = dict[str, Role]()
-    for name, setup in setups_of(setting, agreed.statistics).items():
+    for name, setup in common.setups_of(setting, agreed.statistics).items():
         if name in edge:
-            clients[name] = edge_client(protocol, setup, setting.engine, setting.insecure_root(name))
+            clients[name] = edge_client.edge_client(protocol, setup, setting.spec.engine, setting.insecure_root(name))
         else:
             clients[name] = Client(setup, recipe, forward, setting.insecure_root(name), model=computes, combine=combine)
-    server = Server(
-        protocol,
-        recipe,
-        setting.model,
-        layout,
-        agreed,
-        setting.root("server"),
-        secure.largest,
-        setting.run.rounds,
-        graph_of,
-        accountant,
-        releases,
-        combine,
-    )
-    return roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
+    server = Server(protocol, recipe, setting, layout, agreed, graph_of, accountant, releases, combine)
+    return common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
 
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
-    recipe = protocol.recipe(setting.run.rounds, setting.data.varied)
+    recipe = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied)
     if recipe.rule is None:
-        return TorchForward(setting.model, layout, setting.run.device, by_batch=protocol.batch_statistics), recipe
+        return TorchForward(setting.model, layout, setting.spec.run.device, by_batch=protocol.batch_statistics), recipe
     from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch
 
     check_model(setting.model)
     graph = cut.cut_of(setting.model, layout, setting.row_shape, setting.row_dtype)
     blocks = cut.blocks_of(graph, layout, recipe.rule)
     return (
-        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.run.device),
+        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.spec.run.device),
         recipe.by(blocks, layout.shapes),
     )
 
@@ -116,14 +81,6 @@ def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchF
 def left(client: Role) -> Left:
     """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
-
-
-def _accountant(protocol: BAFFLE, setting: Setting, left_out: str) -> Accountant | None:
-    """Return what states privacy; None without noise. left_out: where rows are used beside."""
-    if protocol.privacy is None:
-        return None
-    scheme, rate = setting.secure_aggregation.scheme, highest_rate(setting, setting.data.batch_size)
-    return Accountant(protocol.privacy, rate, 1 if scheme == "none" else setting.least(scheme), left_out)
 
 
 def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
@@ -134,8 +91,8 @@ def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
             f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "
             "lower k or remove orthogonal"
         )
-    if setting.engine.edge:
-        check_tokens(setting.layout, setting.engine.edge_precision)
+    if setting.spec.engine.edge:
+        edge_client.check_tokens(setting.layout, setting.spec.engine.edge_precision)
 
 
 def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from moretta.contract.messages import Array, Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
@@ -29,13 +28,13 @@ from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import usable_density
 from moretta.protocols.common.releases import Releases, counted
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.sums import Sum, query_of
 
 
 class Server:
-    """BAFFLE's server. recipe: the silos' settings. limit: the largest |x_k|, from which the ring's step follows.
+    """BAFFLE's server. recipe: the silos' settings. The setting's limit is the largest |x_k|.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
     states their privacy; they then upload nothing but scalars. releases: counts their noised sums. combine: adds
@@ -46,12 +45,9 @@ class Server:
         self,
         params: BAFFLE,
         recipe: Recipe,
-        model: nn.Module,
+        setting: Setting,
         layout: Layout,
         enrolment: Enrolment,
-        root: SecretRoot,
-        limit: float,
-        rounds: int,
         graph_of: Callable[[str], bytes],
         accountant: Accountant | None = None,
         releases: Releases | None = None,
@@ -59,12 +55,13 @@ class Server:
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._recipe, self._layout, self._enrolment = params, recipe, layout, enrolment
-        self._model = copy.deepcopy(model)
+        self._model, rounds = copy.deepcopy(setting.model), setting.spec.run.rounds
         # The epoch level's silos have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if recipe.local_epochs else params
         self._stepper = SummedStep(self._model, stepping, rounds)
-        self._limit, self._rounds, self._graph_of, self._accountant = limit, rounds, graph_of, accountant
-        self._seed, self._combine = Seed(SERVER, root), combine
+        self._limit, self._rounds = setting.secure_aggregation.largest, rounds
+        self._graph_of, self._accountant, self._combine = graph_of, accountant, combine
+        self._seed = Seed(SERVER, setting.root("server"))
         self._statistics = batch_statistics.shapes(self._model) if params.batch_statistics else {}
         self._average = self._parameters().astype(np.float64)
         if params.ema and params.ema_each == "epoch" and params.epoch_rounds > rounds:
@@ -92,7 +89,7 @@ class Server:
             )
         k = self._recipe.most if self._recipe.blocks else self._params.k_of(now.round, self._rounds)
         shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight)
         ask = Estimate(
             stamp=now,
             parameters=at,
@@ -109,10 +106,9 @@ class Server:
             return total
         with self.phase("update"):
             step, figures = self._read(ask, total)  # figures bound the error of fixed point in an entry of the step
-            figures |= self._stepper.step(self._layout.split(step), now.round)
-            if self._statistics:
-                means = {name: total.means[f"{BUFFER}{name}"] for name in self._statistics}
-                figures |= self._stepper.take_buffers(batch_statistics.stepped(self._model, means), now.round)
+            means = {name: total.means[f"{BUFFER}{name}"] for name in self._statistics}
+            buffers = batch_statistics.stepped(self._model, means) if means else {}
+            figures |= self._stepper.step(self._layout.split(step), now.round, buffers)
             self._follow(now.round)
         self._forwards += 1 if self._recipe.blocks else forwards_of(self._recipe.form, k)
         return Report(figures | {"k": float(k), "rows": float(total.weight)})

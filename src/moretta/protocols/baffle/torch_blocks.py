@@ -9,17 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array
+from moretta.protocols.baffle import cut as cutting
 from moretta.protocols.baffle.channels import Path, follow, path_of
-from moretta.protocols.baffle.cut import (
-    CONVOLUTIONS,
-    LINEAR_IN_WEIGHTS,
-    Cut,
-    Layer,
-    Node,
-    arguments_of,
-    called,
-    constants_of,
-)
+from moretta.protocols.baffle.cut import Cut, Layer, Node, arguments_of, called
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Signs, stretches
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
@@ -50,7 +42,7 @@ class TorchBlocks(TorchForward):
                 read |= {*path.some, *path.joining}
                 read |= {each for node in (*path.some, *path.joining) for each in node.all_input_nodes}
         self._last_use = {each: node for node in cut.nodes for each in node.all_input_nodes if each not in read}
-        held = constants_of(self._model, cut)
+        held = cutting.constants_of(self._model, cut)
         self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()}
         self._kept: dict[Node, Any] = {}
         self._alone = set[tuple[Node, ...]]()  # what torch.vmap was found not to run
@@ -130,12 +122,13 @@ class TorchBlocks(TorchForward):
             return signs[layer.tensors[0]]
         arguments = arguments_of(layer.node, self._kept)
         moves = len(next(iter(signs.values())))
-        target, places = layer.node.target, LINEAR_IN_WEIGHTS[layer.node.target]
+        target, places = layer.node.target, cutting.LINEAR_IN_WEIGHTS[layer.node.target]
         for place in places:
             if place < len(arguments) and arguments[place] is not None:
                 still = arguments[place].new_zeros(moves, *arguments[place].shape)
                 arguments[place] = signs[layer.places[place]] if place in layer.places else still
-        if target in CONVOLUTIONS and (len(arguments) < 7 or arguments[6] == 1):  # all moves as one layer's channels
+        # All moves of a convolution are one layer's channels.
+        if target in cutting.CONVOLUTIONS and (len(arguments) < 7 or arguments[6] == 1):
             for place in places:
                 if place < len(arguments) and arguments[place] is not None:
                     arguments[place] = arguments[place].flatten(0, 1)

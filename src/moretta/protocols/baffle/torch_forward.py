@@ -54,7 +54,7 @@ class TorchForward:
         for layer in batch_statistics.layers(self._model).values() if by_batch else ():
             layer.track_running_stats = False  # until `statistics` asks
         trained = dict(self._model.named_parameters())
-        self._flat = torch.zeros(layout.size, dtype=getattr(torch, layout.dtype), device=device)
+        self._flat = torch.zeros(layout.size, dtype=modules.DTYPES[layout.dtype], device=device)
         self._batches = dict[int, tuple[Array, Tensor]]()  # a round's, here and on the device
         start = 0
         for name in layout.shapes:  # every parameter becomes a view of the flat one: one copy sets them all

@@ -66,11 +66,9 @@ class CatchingUp:
             return
         replies = yield from self._whereabouts(now, late)
         for name, behind in self._behind.items():
-            behind -= {one for one in behind & replies.answers.keys() if self._has_all(name, replies.answers[one])}
+            found = behind & replies.answers.keys()
+            behind -= {one for one in found if replies.answers[one].steps[name] >= self._last[name]}
         yield from self._bring_up(now, cohort)
-
-    def _has_all(self, group: str, here: Here) -> bool:
-        return here.steps[group] >= self._last[group]
 
     def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
         """Ask participants by how many rounds' sums they have stepped."""

@@ -5,21 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import (
-    Claim,
-    Condition,
-    Record,
-    Word,
-    equals,
-    has_few_in_a_round,
-    is_in_the_clear,
-    is_summed,
-    records_sums,
-    server,
-    setting,
-    silo,
-    under,
-)
+from moretta.protocols.common.claims import Claim, Condition, Record, Word, server, setting, silo, under
 
 DERIVED = "the derivation in `docs/alignment.md`"
 
@@ -38,9 +24,9 @@ is_simulated = Condition(
 )
 is_blind = Condition(
     "the aggregator is blind (the default)",
-    lambda run: is_summed(run) and setting(run, "protocol", "blind") is not False,
+    lambda run: shared.is_summed(run) and setting(run, "protocol", "blind") is not False,
 )
-is_seeing = Condition("`blind = false`", lambda run: is_summed(run) and not is_blind(run))
+is_seeing = Condition("`blind = false`", lambda run: shared.is_summed(run) and not is_blind(run))
 reads_sums = Condition("the aggregator is not blind", lambda run: not is_blind(run))
 splits_columns = Condition(
     "columns are split", lambda run: bool(setting(run, "data", "grid") or setting(run, "data", "columns"))
@@ -56,9 +42,9 @@ is_aligned = Condition(
 )
 has_groups_of_two = Condition(
     "some sum is of two participants",
-    lambda run: has_few_in_a_round(run) or (not records_sums(run) and has_pairs(run)),
+    lambda run: shared.has_few_in_a_round(run) or (not shared.records_sums(run) and has_pairs(run)),
 )
-shares_hidden_biases = equals("protocol", "hidden-bias", "shared")
+shares_hidden_biases = shared.equals("protocol", "hidden-bias", "shared")
 is_regularised = Condition("`weight-decay` is above 0", lambda run: bool(setting(run, "protocol", "weight-decay")))
 
 
@@ -91,7 +77,7 @@ SIMULATED = tuple(
 
 AGGREGATOR = (
     shared.in_the_clear("gradient"),
-    server("model", (is_in_the_clear,), kind="not given").says("holds no model|"),
+    server("model", (shared.is_in_the_clear,), kind="not given").says("holds no model|"),
     *under((shared.sum_only("gradient"),), is_seeing, place="full"),
     server("model", (is_seeing,), place="brief").says(
         "sees D, the sum of all steps, which by itself is a model|, by adding the sums up; holds no participant’s start"

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.errors import MisuseError, PeerError, SumSpent
+from moretta.protocols.cgd import messages
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.layers import Group, Layers, summed
 from moretta.protocols.cgd.local import (
@@ -41,29 +42,7 @@ from moretta.protocols.cgd.local import (
     shared_biases,
     whole_gradient,
 )
-from moretta.protocols.cgd.messages import (
-    Backward,
-    CatchUp,
-    Contribute,
-    Deltas,
-    Descend,
-    DescribeRows,
-    Displacement,
-    Done,
-    DrawKey,
-    Forward,
-    GroupKey,
-    Here,
-    Join,
-    KeyTaken,
-    Partial,
-    RowsDescribed,
-    Scored,
-    ShowDisplacement,
-    StepAlone,
-    TakeKey,
-    Where,
-)
+from moretta.protocols.cgd.messages import Contribute, Descend, Done, Forward, Join, Scored
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.common import modules, scoring
@@ -72,6 +51,7 @@ from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.overlap import AskApart
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
+from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.encoding import Ring
@@ -115,8 +95,8 @@ def _digest(content: Array | bytes) -> bytes:
 
 
 ROW_RING = Ring(64)
-OF_A_ROW = (DescribeRows, Forward, Join, Backward)  # whose answers are for the own row alone
-ON_ROWS = (DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # which need rows in their order
+OF_A_ROW = (messages.DescribeRows, Forward, Join, messages.Backward)  # whose answers are for the own row alone
+ON_ROWS = (messages.DescribeRows, AskMoments, Begin, Forward, Join, Contribute)  # which need rows in their order
 
 
 @dataclass(frozen=True)
@@ -139,9 +119,8 @@ class Client:
     """Answers for one participant (Algorithms 1 and 2).
 
     model: the whole architecture, as everybody has it. order: its rows, in the order of its row of the grid. root: of
-    its start. contributors, statistics (those that it gives): by group. rounds: of the run. answers: what it has
-    answered that it answers once. blind: whether sums are hidden from whoever relays them. seed: of the training, from
-    which a shared start follows. figures: of the score that is asked for at the end; none for no score.
+    its start. contributors, statistics (those that it gives): by group. setup: what else it plays by. blind: whether
+    sums are hidden from whoever relays them.
     """
 
     def __init__(
@@ -153,18 +132,14 @@ class Client:
         root: SecretRoot,
         contributors: Mapping[str, Contributor],
         group_keys: GroupKeys,
-        rounds: int,
         statistics: Mapping[str, Statistics],
-        answers: Answers,
+        setup: SiloSetup,
         *,
         blind: bool,
-        seed: int,
-        figures: Sequence[str] = (),
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._position, self._order, self._root = params, position, order, root
-        self._contributors, self._group_keys, self._rounds, self._blind = contributors, group_keys, rounds, blind
-        self._figures, self._seed = figures, seed
+        self._contributors, self._group_keys, self._setup, self._blind = contributors, group_keys, setup, blind
         self.scores: Mapping[str, float] = {}  # of everybody's models together, where sums are blind
         self._template = copy.deepcopy(model)
         self._layers = Layers.of(model) if position.columns else None
@@ -181,7 +156,7 @@ class Client:
         self._start = self._confined()
         self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
-        self._statistics, self._answers, self._takes = statistics, answers, Takes(answers)
+        self._statistics, self._takes = statistics, Takes(setup.answers)
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
@@ -195,30 +170,32 @@ class Client:
         if (aligning := self._order.answer(message)) is not None:
             return aligning
         match message:
-            case Where():
-                return Here(stamp=message.stamp, steps=self._steps)
-            case DrawKey():
-                return GroupKey(stamp=message.stamp, sealed=self._group_keys.draw(message.stamp, message.members))
-            case TakeKey():
+            case messages.Where():
+                return messages.Here(stamp=message.stamp, steps=self._steps)
+            case messages.DrawKey():
+                return messages.GroupKey(
+                    stamp=message.stamp, sealed=self._group_keys.draw(message.stamp, message.members)
+                )
+            case messages.TakeKey():
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
-                return KeyTaken(stamp=message.stamp, opened=opened)
+                return messages.KeyTaken(stamp=message.stamp, opened=opened)
             case AskApart():
-                return self._rows.compared(message)
-            case DescribeRows():
+                return self._rows.of.compared(message)
+            case messages.DescribeRows():
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)
-                return RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
+                return messages.RowsDescribed(stamp=message.stamp, rows=self._rows.batches.rows, digest=digest)
             case Forward():
                 return self._partial(message)
             case Join():
                 return self._join(message)
-            case Backward():
+            case messages.Backward():
                 return self._backward(message)
             case Contribute():
                 return self._contribute(message, group)
             case Descend():
                 return self._descend(message, group)
-            case StepAlone():
+            case messages.StepAlone():
                 local = self._gradient(message.stamp)
                 self._step(group, message.stamp, self._regularised(local, self._group(group)))
                 return Done(stamp=message.stamp)
@@ -226,9 +203,9 @@ class Client:
                 return self._score(message, group)
             case Scored():
                 return self._take_scores(message, group)
-            case ShowDisplacement():
+            case messages.ShowDisplacement():
                 return self._show(message, group)
-            case CatchUp():
+            case messages.CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
                 self._agreed[group] = message_digest(message)
@@ -264,7 +241,7 @@ class Client:
         return confined(self._params, self._around(), own, self._position.me, self._root)
 
     def _around(self) -> dict[str, Array]:
-        around = centers(self._params, self._template, self._seed)
+        around = centers(self._params, self._template, self._setup.seed)
         if self._layers is not None:
             weight = self._layers.weight
             around[weight] = around[weight][:, list(self._position.columns)]
@@ -368,7 +345,7 @@ class Client:
         """Take line 10 of Algorithm 1 on one group's layers: D <- D - alpha_k sum n_l g_l / sum n_l."""
         self._check_order(group, stamp)
         with self.phase("update"):
-            rate = self._params.rate(stamp.round, self._rounds)
+            rate = self._params.rate(stamp.round, self._setup.rounds)
             for name in self._group(group).shapes:
                 self._displacement[name] = self._displacement[name] - rate * means[name]
             if self._local is not None and _same_time(self._local[0], stamp):
@@ -386,14 +363,14 @@ class Client:
 
     # A row's forward and backward passes
 
-    def _partial(self, ask: Forward) -> Partial:
+    def _partial(self, ask: Forward) -> messages.Partial:
         if self._position.head == self._position.me:
             raise MisuseError("was asked to send its part of z, which the head of a row joins to the others' itself")
         z = self._part_of_z(ask.stamp)
         self._hold_z(ask)
         words = ROW_RING.encode("z", z, 1, ask.fraction_bits, len(self._position.row), len(self._position.row))
         add_masks(words, self._group_keys.row_masks(ask.stamp, self._others(), words.shape, ask.fraction_bits))
-        return Partial(stamp=ask.stamp, words=words)
+        return messages.Partial(stamp=ask.stamp, words=words)
 
     def _part_of_z(self, stamp: Stamp) -> Array:
         layers = self._layers
@@ -407,7 +384,7 @@ class Client:
         self._own_z, self._local = (stamp, x, z), None
         return z
 
-    def _join(self, ask: Join) -> Deltas:
+    def _join(self, ask: Join) -> messages.Deltas:
         """Complete z, pass forward through the upper layers and backward to z, and take one's own gradient."""
         if self._layers is None or self._position.head != self._position.me:
             raise MisuseError("was asked to join a row's first layer without having its labels")
@@ -437,9 +414,9 @@ class Client:
         sealed = (
             self._group_keys.seal(ask.stamp, "delta", self._position.me, content) if others else np.empty(0, np.uint8)
         )
-        return Deltas(stamp=ask.stamp, sealed=sealed)
+        return messages.Deltas(stamp=ask.stamp, sealed=sealed)
 
-    def _backward(self, ask: Backward) -> Done:
+    def _backward(self, ask: messages.Backward) -> Done:
         head = self._position.head
         if head is None or head == self._position.me:
             raise MisuseError("was sent Delta, which the head of its row makes itself")
@@ -469,7 +446,7 @@ class Client:
         """Hold a take to what its z follows from. others: what a head joins to its own part."""
         layers = self._layers
         weights = np.empty(0) if layers is None else self.model()[layers.weight]
-        follows = (self._rows.digest, weights, str(ask.fraction_bits).encode(), *others)
+        follows = (self._rows.of.digest, weights, str(ask.fraction_bits).encode(), *others)
         self._takes.hold(ask.stamp, "z", *follows, whole=self._rows.batches.whole)
 
     def _others(self) -> list[str]:
@@ -491,19 +468,19 @@ class Client:
         about = scoring.asked_of(
             Score(stamp=ask.stamp, parameters={}, encoding=ask.encoding), (self._agreed.get(group, b""),)
         )
-        self.scores = scoring.read(self._read(ask, group, about), self._figures)
+        self.scores = scoring.read(self._read(ask, group, about), self._setup.figures)
         return Done(stamp=ask.stamp)
 
     # What was missed
 
-    def _show(self, ask: ShowDisplacement, group: str) -> Displacement:
+    def _show(self, ask: messages.ShowDisplacement, group: str) -> messages.Displacement:
         parts = [self._displacement[name] for name in sorted(self._group(group).shapes)]
         content = b"".join(part.tobytes() for part in [*parts, self._clips[group].norms()])
         steps = self._steps[group]
         sealed = self._group_keys.seal(ask.stamp, _displacement_after(steps), self._position.me, content)
-        return Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
+        return messages.Displacement(stamp=ask.stamp, sealed=sealed, steps=steps)
 
-    def _catch_up(self, ask: CatchUp, group: str) -> Done:
+    def _catch_up(self, ask: messages.CatchUp, group: str) -> Done:
         shapes, own = self._group(group).shapes, self._steps[group]
         if not own < ask.steps < ask.stamp.round or ask.maker == self._position.me:
             raise PeerError(

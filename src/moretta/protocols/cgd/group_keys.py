@@ -103,13 +103,8 @@ class GroupKeys:
         self, me: str, set_up: SetUp, membership: Membership, insecure: SecretRoot | None, session: int
     ) -> None:
         self._me, self._set_up, self._insecure, self._session = me, set_up, insecure, session
-        self._membership = membership
+        self.membership = membership
         self._keys = dict[str, bytes]()  # by group, of this set-up
-
-    @property
-    def membership(self) -> Membership:
-        """Who is in which group."""
-        return self._membership
 
     def answer(self, message: Message) -> Message | None:
         """Answer a message of the agreement on seeds, which ends the groups' keys; None to any other message."""
@@ -165,7 +160,7 @@ class GroupKeys:
 
     def open(self, stamp: Stamp, what: str, maker: str, sealed: Array) -> bytes:
         """Return what was sealed. Raises `moretta.errors.PeerError` if it was not sealed so, or by no member."""
-        self._membership.check(group_of(stamp), [maker])
+        self.membership.check(group_of(stamp), [maker])
         try:
             return _opened(self.key(group_of(stamp)), np.ascontiguousarray(sealed).data, *_purpose(stamp, what, maker))
         except InvalidTag:
@@ -206,7 +201,7 @@ class GroupKeys:
         """
         agreement, _ = self._set_up.agreed
         group, setup = group_of(stamp), agreement.setup
-        members = self._membership.groups.get(group, ())
+        members = self.membership.groups.get(group, ())
         if group == NAME or self._me not in members:
             raise PeerError(f"`{self._me}` is in no group `{group:.80}` that has a key")
         if stamp != replace(setup, run=run_of(group, setup.run.rpartition("/")[2])):
@@ -230,7 +225,7 @@ class GroupKeys:
         agreement, _ = self._set_up.agreed
         if peer not in agreement.seeds:
             raise PeerError(f"`{self._me}` has agreed on no seed with `{peer:.64}` in this set-up")
-        return derive(agreement.seeds[peer], "grid", self._membership.grid)
+        return derive(agreement.seeds[peer], "grid", self.membership.grid)
 
     def __repr__(self) -> str:
         return f"GroupKeys({self._me!r}, <redacted>)"

@@ -47,16 +47,11 @@ def whole_gradient(
     module: in train mode; overwritten with `weights`, and not changed otherwise.
     """
     modules.load(module, weights)
-    trained = modules.trainable(module)
     with rows.randomness(*drawn):
-        inputs, targets = rows.batch(*drawn)
-        with phase("local_forward"):
-            mean = loss(module(inputs), targets)
-        with phase("local_backward"):
-            gradients = torch.autograd.grad(mean, list(trained.values()), materialize_grads=True)
-    buffers = modules.on_host({name: tensor.detach().clone() for name, tensor in module.named_buffers()})
-    named = modules.on_host(dict(zip(trained, gradients, strict=True)))
-    return Local(named, float(mean.detach()), len(inputs), {name: buffers[name] for name in buffers if name in weights})
+        batch = rows.batch(*drawn)
+        gradients, mean = modules.gradient(module, modules.trainable(module), loss, batch, phase)
+    saved = {name: one.detach().clone() for name, one in module.named_buffers() if name in weights}
+    return Local(modules.on_host(gradients), mean, len(batch[0]), modules.on_host(saved))
 
 
 def narrowed(model: nn.Module, layers: Layers, columns: int) -> nn.Module:

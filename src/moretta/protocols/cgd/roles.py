@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,17 +29,10 @@ from moretta.protocols.cgd.server import Server
 from moretta.protocols.cgd.simulation import Adding, GridRows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import modules
+from moretta.protocols.common import roles as common
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, fitted_alone, prepared
-from moretta.protocols.common.roles import (
-    Left,
-    Roles,
-    comparison_of,
-    contributor_of,
-    enrolment_of,
-    rows_of,
-    whole_rows,
-)
+from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
@@ -55,7 +49,7 @@ def build(protocol: CGD, setting: Setting) -> Roles:
         raise ParameterError(
             'hidden-bias = "shared" is for hidden layers with biases that train, and the model has none; remove it'
         )
-    return _simulation(protocol, setting) if setting.engine.simulates else _participants(protocol, setting)
+    return _simulation(protocol, setting) if setting.spec.engine.simulates else _participants(protocol, setting)
 
 
 def left(client: Role) -> Left:
@@ -75,35 +69,31 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     first = "" if layers is None else layers.weight
     groups = groups_of(grid, shapes, first, joint=joint)
     enrolments = {
-        name: enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, grid, group, first))
+        name: common.enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, grid, group, first))
         for name, group in groups.items()
         if len(group.members) > 1
     }
     clients, alone = dict[str, Client](), dict[str, Preparation]()
     if joint and not protocol.align:
         check_order(setting.silos)
-    schema = modules.schema(model)
+    schema, membership = modules.schema(model), Membership.of(grid, groups, joint=joint)
     for silo in setting.here:
-        by_itself = split and len(grid.column_groups[_group_of(grid, silo.name)]) == 1
-        holds = not joint or silo.name == grid.heads[grid.parts[silo.name].row]
+        name, row = silo.name, grid.parts[silo.name].row
+        holds = not joint or name == grid.heads[row]
         if holds and not len(silo.y):
             raise RowsError(
-                f'silo `{silo.name}` has no labels, and with vertical = "independent" each participant needs those of '
-                "its rows"
+                f'silo `{name}` has no labels, and with vertical = "independent" each participant needs those of its '
+                "rows"
             )
         setup = setting.setup(silo if holds else replace(silo, y=silo.y[:0]), schema, NOTHING, b"")
-
-        def rows_in(
-            order: NDArray[np.int64] | None, silo: Silo = silo, by_itself: bool = by_itself, setup: SiloSetup = setup
-        ) -> SiloRows:
-            rows = _participant_rows(protocol, setting, setup, silo, grid, order)
-            if by_itself:
-                alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))  # nobody else has these columns
-            return rows
-
-        given = {name: one.statistics for name, one in enrolments.items() if silo.name in groups[name].members}
-        clients[silo.name] = _participant(
-            protocol, setting, setup, silo, rows_in, grid, groups, given, joint=joint, blind=blind
+        by_itself = split and any(list(members) == [name] for members in grid.column_groups.values())
+        rows_in = partial(_rows_in, protocol, setting, setup, silo, row, alone if by_itself else None)
+        mine = {group: one for group, one in groups.items() if name in one.members}
+        holders, head = (tuple(grid.rows[row]), grid.heads[row]) if joint else ((name,), None)
+        position = GridPosition(name, holders, head, silo.columns, mine)
+        given = {group: one.statistics for group, one in enrolments.items() if group in mine}
+        clients[name] = _participant(
+            protocol, setting, setup, silo, rows_in, position, row, membership, given, blind=blind
         )
     rules = setting.rules(secure.scheme)
     server = Server(
@@ -114,7 +104,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         secure.largest,
         joint=joint,
         blind=blind,
-        comparison=comparison_of(setting),
+        comparison=common.comparison_of(setting),
         align=protocol.align,
     )
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
@@ -162,23 +152,24 @@ def _columns_of(setting: Setting, grid: Grid, group: Group, first: str) -> Colum
     return setting.columns.of(grid.parts[group.members[0]].columns if first in group.shapes else ())
 
 
-def _group_of(grid: Grid, name: str) -> str:
-    return next(group for group, members in grid.column_groups.items() if name in members)
-
-
-def _participant_rows(
-    protocol: CGD, setting: Setting, setup: SiloSetup, silo: Silo, grid: Grid, order: NDArray[np.int64] | None
+def _rows_in(
+    protocol: CGD,
+    setting: Setting,
+    setup: SiloSetup,
+    silo: Silo,
+    row: str,
+    alone: dict[str, Preparation] | None,
+    order: NDArray[np.int64] | None,
 ) -> SiloRows:
+    """Return a participant's rows in an order. row: of the grid. alone: takes how columns are that nobody else has."""
     own, y = in_order(silo, order), setup.y if order is None or not len(setup.y) else setup.y[order]
-    batches = Batches(
-        len(own.x),
-        setup.batch_size,
-        setup.seed,
-        grid.parts[silo.name].row,  # of a row's holders the same, as are all batches
-        setup.run,
-        in_order=protocol.batches == "in-order",
-    )
-    return rows_of(setting, replace(setup, x=own.x, y=y, subjects=own.subjects), batches)
+    in_given_order = protocol.batches == "in-order"
+    # Of a row's holders the same, as are all batches.
+    batches = Batches(len(own.x), setup.batch_size, setup.seed, row, setup.run, in_order=in_given_order)
+    rows = common.rows_of(setting, replace(setup, x=own.x, y=y, subjects=own.subjects), batches)
+    if alone is not None:
+        alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))
+    return rows
 
 
 def _participant(
@@ -187,49 +178,29 @@ def _participant(
     setup: SiloSetup,
     silo: Silo,
     rows_in: RowsIn,
-    grid: Grid,
-    groups: Mapping[str, Group],
+    position: GridPosition,
+    row: str,
+    membership: Membership,
     statistics: Mapping[str, Statistics],
     *,
-    joint: bool,
     blind: bool,
 ) -> Client:
-    row = grid.parts[silo.name].row
-    mine = {name: group for name, group in groups.items() if silo.name in group.members}
-    position = GridPosition(
-        silo.name,
-        tuple(grid.rows[row]) if joint else (silo.name,),
-        grid.heads[row] if joint else None,
-        silo.columns,
-        mine,
-    )
-    runs = {name: run_of(name, setting.run_id) if setting.run_id else "" for name in (EVERYBODY, *mine)}
+    runs = {name: run_of(name, setup.run) if setup.run else "" for name in (EVERYBODY, *position.groups)}
     contributors = {
-        name: contributor_of(setting, setup, group.members, runs[name])
-        for name, group in mine.items()
+        name: common.contributor_of(setting, setup, group.members, runs[name])
+        for name, group in position.groups.items()
         if len(group.members) > 1
     }
-    insecure = setting.insecure_root(silo.name)
+    insecure, aligner = setting.insecure_root(silo.name), None
     set_up = SetUp(silo.name, complete(setup.rules), setup.credentials, insecure, setup.session, runs[EVERYBODY])
-    keys = GroupKeys(silo.name, set_up, Membership.of(grid, groups, joint=joint), insecure, setting.session)
-    aligner = (
-        _aligner(protocol, setting, silo, keys, setup.answers) if protocol.align and len(position.row) > 1 else None
-    )
+    keys = GroupKeys(silo.name, set_up, membership, insecure, setup.session)
+    if protocol.align and len(position.row) > 1:
+        aligner = _aligner(protocol, setting, silo, keys, setup.answers)
     ids = silo.ids if aligner is None else silo.subject_ids
+    order = RowOrder(silo.name, rows_in, ids, aligner, keys, row_group(row))
+    root = setting.root(silo.name)
     return Client(
-        protocol,
-        position,
-        setting.silo_model(),
-        RowOrder(silo.name, rows_in, ids, aligner, keys, row_group(row)),
-        setting.root(silo.name),
-        contributors,
-        keys,
-        setting.run.rounds,
-        statistics,
-        setup.answers,
-        blind=blind,
-        seed=setting.run.seed,
-        figures=setting.figures,
+        protocol, position, setting.silo_model(), order, root, contributors, keys, statistics, setup, blind=blind
     )
 
 
@@ -262,7 +233,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     _check_loss(protocol, joint=any(silo.columns for silo in setting.silos) and protocol.vertical == "joint")
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
-    x, y, counts = whole_rows(setting)
+    x, y, counts = common.whole_rows(setting)
     x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns)
     ring = Ring(secure.ring_bits)
@@ -271,11 +242,11 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         setting.model,
         grid,
         GridRows(prepared(x, found, setting.dtype), torch.from_numpy(y), counts),
-        Adding("exact-ring" if setting.engine.name == "exact-ring" else "fused", ring, secure.largest),
-        setting.run.insecure_secret_seed,
-        setting.run.rounds,
-        setting.data.batch_size,
-        setting.run.seed,
+        Adding("exact-ring" if setting.spec.engine.name == "exact-ring" else "fused", ring, secure.largest),
+        setting.spec.run.insecure_secret_seed,
+        setting.spec.run.rounds,
+        setting.spec.data.batch_size,
+        setting.spec.run.seed,
     )
     return Roles(simulation, {}, _Pooled(found), "none", (), 0, simulation.models, simulation.displaced)
 

@@ -48,15 +48,8 @@ class RowOrder:
         keys: GroupKeys,
         group: str,
     ) -> None:
-        self._me, self._where, self._rows_in, self._all, self._aligner, self._keys = (
-            me,
-            f"silo `{me}`",
-            rows_in,
-            ids,
-            aligner,
-            keys,
-        )
-        self._group = group
+        self._me, self._where, self._rows_in, self._all = me, f"silo `{me}`", rows_in, ids
+        self._aligner, self._keys, self._group = aligner, keys, group
         self._used: Alignment | None = None
         self.rows = rows_in(None)
 

@@ -5,51 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import (
-    Aborted,
-    Ask,
-    Exchange,
-    Missing,
-    Outcome,
-    Phase,
-    Reason,
-    Replies,
-    Report,
-    State,
-    no_phase,
-)
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
 from moretta.data.holders import Grid
 from moretta.errors import RunFailed
-from moretta.protocols.cgd import row_order
+from moretta.protocols.cgd import messages, row_order
 from moretta.protocols.cgd.catching_up import LATE, CatchingUp
 from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import at, row_groups
 from moretta.protocols.cgd.layers import Group
-from moretta.protocols.cgd.messages import (
-    Backward,
-    Contribute,
-    Deltas,
-    Descend,
-    Done,
-    DrawKey,
-    Forward,
-    GroupKey,
-    Join,
-    KeyTaken,
-    Partial,
-    Scored,
-    StepAlone,
-    TakeKey,
-)
+from moretta.protocols.cgd.messages import Descend, Done, Scored
 from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment, refused_by_all
 from moretta.protocols.common.overlap import Comparison
+from moretta.protocols.common.releases import watched
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
 from moretta.secure_aggregation.cohort import Rules
@@ -60,7 +33,6 @@ from moretta.secure_aggregation.unmasking import Unmask
 log = logging.getLogger("moretta")
 
 LARGEST_Z = 2.0**20  # of a part of z; the ring then keeps 30 bits and more behind the point
-R = TypeVar("R")
 IN_VAIN = 2  # rounds in a row without a step after which the run fails
 OPENING = (Unmask, AddShares)  # these open a sum: once one is sent, answers may come whatever this role does
 
@@ -184,13 +156,15 @@ class Server:
     def _group_key(self, now: Stamp, members: Sequence[str]) -> Exchange[Aborted | None]:
         """Have the first member draw the group's key, and hand it to the others as it sealed it."""
         maker, *others = members
-        drawn = yield Ask({maker: DrawKey(stamp=now, members=tuple(members))}, GroupKey)
+        drawn = yield Ask({maker: messages.DrawKey(stamp=now, members=tuple(members))}, messages.GroupKey)
         if drawn.missing:
             return Aborted(drawn.missing)
         sealed = drawn.answers[maker].sealed
         if set(sealed) != set(others):
             return Aborted({maker: Missing(Reason.MALFORMED, "expected a key sealed for each of the other members")})
-        taken = yield Ask({name: TakeKey(stamp=now, maker=maker, sealed=sealed[name]) for name in others}, KeyTaken)
+        taken = yield Ask(
+            {name: messages.TakeKey(stamp=now, maker=maker, sealed=sealed[name]) for name in others}, messages.KeyTaken
+        )
         unopened = {name: [maker] for name, reply in taken.answers.items() if not reply.opened}
         missing = {**to_leave_out(unopened), **taken.missing}
         return Aborted(missing) if missing else None
@@ -253,17 +227,17 @@ class Server:
         words = np.empty((0, 0), dtype=np.uint64)
         bits = Ring(64).fraction_bits("z", LARGEST_Z, len(names), len(names))
         if others:
-            parts = yield Ask.all(others, Forward(stamp=now, fraction_bits=bits), Partial)
+            parts = yield Ask.all(others, messages.Forward(stamp=now, fraction_bits=bits), messages.Partial)
             if parts.missing:
                 return parts.missing
             shapes = {part.words.shape for part in parts.answers.values()}
             if len(shapes) > 1:
                 return {name: Missing(Reason.MALFORMED, "expected as many rows as the others have") for name in others}
             words = add_up([part.words for part in parts.answers.values()])
-        joined = yield Ask({head: Join(stamp=now, words=words, fraction_bits=bits)}, Deltas)
+        joined = yield Ask({head: messages.Join(stamp=now, words=words, fraction_bits=bits)}, messages.Deltas)
         if joined.missing or not others:
             return joined.missing
-        passed = yield Ask.all(others, Backward(stamp=now, sealed=joined.answers[head].sealed), Done)
+        passed = yield Ask.all(others, messages.Backward(stamp=now, sealed=joined.answers[head].sealed), Done)
         return passed.missing
 
     def _sum(
@@ -274,30 +248,23 @@ class Server:
         if len(members) < 2:
             return Aborted(gone, f"{len(members)} participants of group `{group}` can take part, too few to sum")
         aggregation = enrolment.aggregation
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), enrolment.most_weight())
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), enrolment.most_weight)
         encoding = wanted.fraction_bits
-        ask: dict[str, Message] = {member: Contribute(stamp=now, encoding=encoding) for member in members}
+        ask: dict[str, Message] = {member: messages.Contribute(stamp=now, encoding=encoding) for member in members}
+
+        def note(ask: Ask) -> None:
+            self._opening |= any(isinstance(message, OPENING) for message in ask.messages.values())
+
         if self._blind:
-            relayed = yield from self._noted(aggregation.relay(ask, wanted))
+            relayed = yield from watched(aggregation.relay(ask, wanted), note)
             return relayed if isinstance(relayed, Aborted) else _Summed(relayed, encoding, {})
-        total = yield from self._noted(aggregation.sum(ask, wanted))
+        total = yield from watched(aggregation.sum(ask, wanted), note)
         if isinstance(total, Aborted):
             return total
         figures = {"ring_step": max(total.steps.values())}
         if "loss" in total.means:
             figures |= {"loss": float(total.means["loss"]), "rows": float(total.weight)}
         return _Summed(Relayed(total.means, np.array(total.weight), total.silos), encoding, figures)
-
-    def _noted(self, exchange: Exchange[R]) -> Exchange[R]:
-        """Play a sum's exchange, and note when its opening is asked for."""
-        replies: Replies | None = None
-        while True:
-            try:
-                ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            self._opening |= any(isinstance(message, OPENING) for message in ask.messages.values())
-            replies = yield ask
 
     def _descend(self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Exchange[None]:
         """Send each group its sum. A member that does not take it is behind until it has caught up."""
@@ -306,10 +273,12 @@ class Server:
             for name, members in stage.items():
                 wanted[name] = self._steps.up_to_date(name, members)
                 if name in sums:
-                    message = sums[name].message(at(now, name))
+                    message = _carried(Descend, at(now, name), sums[name].relayed, sums[name].encoding)
                     asks |= {member: message for member in wanted[name] if member in self._enrolments[name].cohort}
                 elif name not in self._enrolments:
-                    asks |= {member: StepAlone(stamp=at(now, name)) for member in members if member in taking_part}
+                    asks |= {
+                        member: messages.StepAlone(stamp=at(now, name)) for member in members if member in taking_part
+                    }
             if not asks:
                 continue
             replies = yield Ask(asks, Done)
@@ -351,14 +320,7 @@ class Server:
         relayed = yield from enrolment.aggregation.relay(ask, wanted)
         if isinstance(relayed, Aborted):
             return outcome if refused_by_all(relayed, enrolment.aggregation.cohort, now) else relayed
-        taken = Scored(
-            stamp=now,
-            tensors=relayed.tensors,
-            weight=relayed.weight,
-            silos=tuple(relayed.silos),
-            encoding=wanted.fraction_bits,
-        )
-        yield Ask.all(enrolment.cohort, taken, Done)
+        yield Ask.all(enrolment.cohort, _carried(Scored, now, relayed, wanted.fraction_bits), Done)
         return outcome
 
     def state(self) -> State:
@@ -388,12 +350,13 @@ class _Summed:
     encoding: Mapping[str, int]
     figures: Mapping[str, float]
 
-    def message(self, now: Stamp) -> Descend:
-        """Return the step along it."""
-        one = self.relayed
-        return Descend(
-            stamp=now, tensors=one.tensors, weight=one.weight, silos=tuple(one.silos), encoding=self.encoding
-        )
+
+def _carried(
+    kind: type[Descend | Scored], now: Stamp, relayed: Relayed, encoding: Mapping[str, int]
+) -> Descend | Scored:
+    """Return the message that carries a sum to those who read it."""
+    tensors, weight, silos = relayed.tensors, relayed.weight, tuple(relayed.silos)
+    return kind(stamp=now, tensors=tensors, weight=weight, silos=silos, encoding=encoding)
 
 
 def _of(participants: Sequence[str], members: Sequence[str]) -> list[str]:

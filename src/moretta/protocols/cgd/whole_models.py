@@ -6,7 +6,7 @@ are joined to be measured, and the run folder says that it was a simulation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -45,32 +45,23 @@ class WholeModels:
 
         Columns that a model does not read have weight 0.
         """
-        layers = self._layers
-        if layers is None:
-            return {name: client.model() for name, client in self._clients.items()}
-        return {
-            owner: self._joined({name: self._clients[name].model() for name in names}, layers)
-            for owner, names in self._owners().items()
-        }
+        joint = any(client.runs_jointly for client in self._clients.values())
+        owners = self._grid.rows if joint else {name: (name,) for name in self._clients}
+        return {owner: self._joined(names, lambda client: client.model()) for owner, names in owners.items()}
 
     def displaced(self) -> Tensors:
         """Return D as a model of its own, added to the point that starts are confined around."""
-        layers = self._layers
-        if layers is None:
-            return next(iter(self._clients.values())).displaced()
-        first = next(iter(self._grid.rows.values()))
-        return self._joined({name: self._clients[name].displaced() for name in first}, layers)
+        owners = [(name,) for name in self._clients] if self._layers is None else self._grid.rows.values()
+        return self._joined(next(iter(owners)), lambda client: client.displaced())
 
-    def _owners(self) -> Mapping[str, tuple[str, ...]]:
-        if any(client.runs_jointly for client in self._clients.values()):
-            return self._grid.rows
-        return {name: (name,) for name in self._clients}
-
-    def _joined(self, parts: Mapping[str, Mapping[str, Array]], layers: Layers) -> dict[str, Array]:
-        whole = {name: value for part in parts.values() for name, value in part.items()}
-        columns = [self._grid.parts[name].columns for name in parts]
-        weight = joined([part[layers.weight] for part in parts.values()], columns, layers.columns)
-        whole[layers.weight] = weight
+    def _joined(self, names: Sequence[str], make: Callable[[Client], Tensors]) -> dict[str, Array]:
+        """Return one model of its holders' parts, which `make` gives of each."""
+        parts = [make(self._clients[name]) for name in names]
+        whole = {name: value for part in parts for name, value in part.items()}
+        if (layers := self._layers) is None:
+            return whole
+        columns = [self._grid.parts[name].columns for name in names]
+        whole[layers.weight] = joined([part[layers.weight] for part in parts], columns, layers.columns)
         return {name: whole[name] for name in self._names}
 
     @property

@@ -87,7 +87,13 @@ class Clip:
 
         number: of the round.
         """
-        norm, settled = _norm(values), len(self._norms.seen) >= SETTLED
+        squares, settled = 0.0, len(self._norms.seen) >= SETTLED
+        with np.errstate(over="ignore"):  # an overflow of float64 is longer than any bound
+            for value in values.values():
+                flat = np.asarray(value, dtype=np.float64).reshape(-1)
+                # Not `flat @ flat`: BLAS would wake threads, which then wait for each other longer than they work.
+                squares += float(np.einsum("i,i", flat, flat))
+            norm = float(np.sqrt(squares))
         median = self._norms.note(norm)
         if not settled or norm <= MULTIPLE * median:
             return 1.0
@@ -117,20 +123,21 @@ class SummedStep:
         self._module, self._optimizer = module, modules.Optimizer(module, params, rounds)
         self._gradient, self._buffers = Clip("gradients"), Clip("running statistics")
 
-    def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> dict[str, float]:
-        """Take the step of round `number`; if the sum was clipped, return by how much as a figure for the history."""
-        factor = self._gradient.factor(gradients, number)
-        if factor == 1.0:
-            self._optimizer.step(gradients, number)
-            return {}
-        self._optimizer.step({name: np.asarray(one * factor) for name, one in gradients.items()}, number)
-        return {"clipped": factor}
+    def step(
+        self, gradients: Mapping[str, NDArray[np.float64]], number: int, buffers: Tensors | None = None
+    ) -> dict[str, float]:
+        """Take the step of round `number`; if a sum was clipped, return by how much as a figure for the history.
 
-    def take_buffers(self, means: Tensors, number: int) -> dict[str, float]:
-        """Set running statistics to the silos' means, clipping their change; return a figure as `step` does."""
-        if not means:
-            modules.take_buffers(self._module, means)
-            return {}
+        buffers: the silos' means of running statistics, where the model has any; their change is clipped too.
+        """
+        factor = self._gradient.factor(gradients, number)
+        if factor != 1.0:
+            gradients = {name: np.asarray(one * factor) for name, one in gradients.items()}
+        self._optimizer.step(gradients, number)
+        clipped = {} if factor == 1.0 else {"clipped": factor}
+        return clipped | self._take_buffers(buffers, number) if buffers else clipped
+
+    def _take_buffers(self, means: Tensors, number: int) -> dict[str, float]:
         old = {name: buffer.numpy(force=True) for name, buffer in modules.running_buffers(self._module).items()}
         change = {name: means[name] - old[name].astype(np.float64) for name in old if name in means}
         factor = self._buffers.factor(change, number) if change else 1.0
@@ -149,16 +156,6 @@ class SummedStep:
         self._optimizer.restore(state)
         self._gradient = Clip("gradients", state["norms/gradient"])
         self._buffers = Clip("running statistics", state["norms/buffers"])
-
-
-def _norm(values: Mapping[str, Array]) -> float:
-    squares = 0.0
-    with np.errstate(over="ignore"):  # an overflow of float64 is longer than any bound
-        for value in values.values():
-            flat = np.asarray(value, dtype=np.float64).reshape(-1)
-            # Not `flat @ flat`: BLAS would wake threads for it, which then wait for each other longer than they work.
-            squares += float(np.einsum("i,i", flat, flat))
-        return float(np.sqrt(squares))
 
 
 def clipped_sum(gradients: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:

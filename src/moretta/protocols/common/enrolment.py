@@ -40,7 +40,7 @@ from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import most_rows
 from moretta.protocols.common.modules import Inputs, LazyTensor
-from moretta.protocols.common.overlap import AskApart, Comparison
+from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
@@ -119,40 +119,23 @@ class SiloRows:
     Args:
         of: the rows as arrays, of which lazy ones are read by batch.
         augment: how inputs, images, are varied at each use (`varied`); empty: not.
+
+    agreed: digests of what the set-up agreed on.
     """
 
     def __init__(self, of: TrainingRows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "") -> None:
-        self._of, self.dtype, self.device, self._augment = of, dtype, device, augment
+        self.of, self.dtype, self.device, self.augment = of, dtype, device, augment
         self.answers, self.batches, self.y = of.answers, of.batches, torch.from_numpy(of.y).to(device)
-        self.x = self._prepared(of.x)
+        self.x, self.agreed = self._prepared(of.x), of.agreed
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
-        return inputs_of(x, self._of.prepared, self.dtype, self.device)
+        return inputs_of(x, self.of.prepared, self.dtype, self.device)
 
     def prepare_alone(self, rules: ColumnRules) -> Preparation:
         """Prepare by one's own columns, which nobody else has; return how."""
-        self._of.prepared = fitted_alone(self._of.x, rules)
-        self.x = self._prepared(self._of.x)
-        return self._of.prepared
-
-    @property
-    def agreed(self) -> Sequence[bytes]:
-        """Digests of what the set-up agreed on."""
-        return self._of.agreed
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 over rows, targets and how they are prepared (`silo_rows.digest_of_rows`)."""
-        return self._of.digest
-
-    def compared(self, ask: AskApart) -> Message:
-        """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""
-        return self._of.compared(ask)
-
-    @property
-    def varied(self) -> bool:
-        """Whether inputs are varied at each use."""
-        return bool(self._augment)
+        self.of.prepared = fitted_alone(self.of.x, rules)
+        self.x = self._prepared(self.of.x)
+        return self.of.prepared
 
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of round `number`, counted from 1, and of a take of it: `Stamp.drawn`."""
@@ -161,7 +144,7 @@ class SiloRows:
     def rows(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some rows; call it within `randomness` where inputs are varied."""
         rows = torch.from_numpy(index).to(self.y.device)
-        return varied(self.x[rows], self._augment) if self._augment else self.x[rows], self.y[rows]
+        return varied(self.x[rows], self.augment) if self.augment else self.x[rows], self.y[rows]
 
     def answer(
         self, message: Message, contributor: Contributor, model: nn.Module, statistics: Statistics | None = None
@@ -177,9 +160,9 @@ class SiloRows:
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
-        reply = self._of.answer(message, contributor, statistics)
+        reply = self.of.answer(message, contributor, statistics)
         if isinstance(reply, Ready):
-            self.x = self._prepared(self._of.x)
+            self.x, self.agreed = self._prepared(self.of.x), self.of.agreed
         return reply
 
     def score(
@@ -196,11 +179,11 @@ class SiloRows:
         blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's. own:
         a digest of the model, where it is the silo's own.
         """
-        if self._of.held_out is None:
+        if self.of.held_out is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._prepared(self._of.held_out.x)).cpu().numpy()
+        outputs = modules.outputs_of(model, self._prepared(self.of.held_out.x)).cpu().numpy()
         agreed = self.agreed if agreed is None else agreed
-        return self._of.held_out.upload(ask, contributor, outputs, agreed, blind, own)
+        return self.of.held_out.upload(ask, contributor, outputs, agreed, blind, own)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
@@ -214,7 +197,7 @@ class SiloRows:
         generators = [torch.default_generator]
         if self.device.startswith("cuda"):
             generators.append(torch.cuda.default_generators[torch.device(self.device).index or 0])
-        saved = [generator.get_state() for generator in generators]
+        saved = list(map(torch.Generator.get_state, generators))
         for generator in generators:
             generator.manual_seed(int(seed[0] >> np.uint64(1)))
         try:
@@ -232,7 +215,8 @@ class Enrolment:
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
     those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model.
-    statistics: the closed list of those that it asks for, and its silos give.
+    statistics: the closed list of those that it asks for, and its silos give. most_weight: of the cohort, an upper
+    bound of the rows that a round uses.
     """
 
     def __init__(
@@ -260,6 +244,7 @@ class Enrolment:
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
+        self.most_weight = 0
         self.preparation = Preparation.nothing()
         self.input_scale, self.target_scale = (0.0, 1.0), 1.0
 
@@ -281,11 +266,8 @@ class Enrolment:
         if replies.missing:
             return Aborted(replies.missing)
         self.cohort, self.agreed = tuple(cohort), (message_digest(begin),)
+        self.most_weight = self.aggregation.parties * most_rows(self._batch_size) or self._rows
         return None
-
-    def most_weight(self) -> int:
-        """Return an upper bound of the rows that a round of the cohort uses."""
-        return self.aggregation.parties * most_rows(self._batch_size) or self._rows
 
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
         """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.
@@ -410,17 +392,14 @@ class Enrolment:
 
     def state(self) -> State:
         """Return what was agreed once and for all; keys are agreed afresh."""
-        scales = np.array([*self.input_scale, self.target_scale])
-        found = self.preparation
-        agreed: State = {
-            "input_fill": found.fill,
-            "input_mean": found.mean,
-            "input_deviation": found.deviation,
-            "scales": scales,
+        return {
+            **{f"input_{name}": value for name, value in vars(self.preparation).items()},
+            "scales": np.array([*self.input_scale, self.target_scale]),
+            "has_statistics": int(self._has_statistics),
+            "rows": self._rows,
+            "counted": "\n".join(self._counted),
+            **(self.counted.state() if self.counted else {}),
         }
-        counted: State = {"rows": self._rows, "counted": "\n".join(self._counted)}
-        counted = {**counted, **(self.counted.state() if self.counted else {})}
-        return {**agreed, "has_statistics": int(self._has_statistics), **counted}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""

@@ -80,19 +80,8 @@ class Entry:
         found: Roles = load(self.roles)(setting.spec.protocol, setting)
         return found
 
-    def own_messages(self) -> Sequence[type[Message]]:
-        """Return its messages, without those that every protocol has."""
-        return self._messages("MESSAGES")
-
-    def key_messages(self) -> Sequence[type[Message]]:
-        """Return those of its messages that count as keys and shares."""
-        return self._messages("KEYS")
-
-    def set_up_messages(self) -> Sequence[type[Message]]:
-        """Return those of its messages that count as set-up."""
-        return self._messages("SET_UP")
-
-    def _messages(self, name: str) -> Sequence[type[Message]]:
+    def own_messages(self, name: str = "MESSAGES") -> Sequence[type[Message]]:
+        """Return its messages, without those that every protocol has. name: "KEYS" or "SET_UP" for these alone."""
         found: Sequence[type[Message]] = getattr(importlib.import_module(self.messages), name, ())
         return found
 

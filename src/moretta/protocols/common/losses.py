@@ -16,6 +16,14 @@ from torch import Tensor, nn
 
 from moretta.errors import ParameterError
 from moretta.protocols.common.own_loss import Function, of_rows
+from moretta.secure_aggregation.sums import Sum
+
+
+def density_of(total: Sum, class_weights: Sequence[float]) -> float:
+    """Return by what the means of a sum are divided, as `usable_density`; 1 where silos weigh by their rows."""
+    if "density" not in total.means:
+        return 1.0
+    return usable_density(float(total.means["density"]), total.steps["density"], class_weights)
 
 
 def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> float:

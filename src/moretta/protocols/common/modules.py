@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.messages import Array, Tensors
-from moretta.contract.roles import State
+from moretta.contract.roles import Phase, State, no_phase
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.keystream import Keystream, derive, digest_of
@@ -47,6 +47,8 @@ CHUNK = 2048  # rows in one forward without gradients
 CHUNK_NUMBERS = 1 << 22  # of their inputs; fewer rows where samples are large
 EPS = 1e-8  # PyTorch's default of Adam
 SPREAD = 2.0**-23  # of max|W|
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+"""What models compute in, by the names that settings and files have."""
 
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
@@ -95,15 +97,20 @@ def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
 
     That is one for each dtype.
     """
-    found = {name: as_tensor(array) for name, array in arrays.items()}
+    found = dict[str, Tensor]()
+    for name, array in arrays.items():
+        found[name] = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
     return found if device.type == "cpu" else _moved(found, lambda flat: flat.to(device))
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     """Return tensors as arrays: of the CPU in their own memory, of another device by one copy for each dtype."""
-    if {tensor.device.type for tensor in tensors.values()} - {"cpu"}:
-        tensors = _moved(tensors, lambda flat: flat.detach().cpu())
-    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+    found = dict[str, Array]()
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            return on_host(_moved(tensors, lambda flat: flat.detach().cpu()))
+        found[name] = tensor.detach().numpy()
+    return found
 
 
 def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -117,11 +124,6 @@ def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> d
         parts = torch.split(flat, [tensors[name].numel() for name in names])
         found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
     return {name: found[name] for name in tensors}
-
-
-def as_tensor(array: Array) -> Tensor:
-    """Return an array as a tensor that is only read: in the same memory, where PyTorch takes that."""
-    return torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
@@ -170,6 +172,22 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
+def gradient(
+    module: nn.Module,
+    trained: Mapping[str, nn.Parameter],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    batch: tuple[Tensor, Tensor],
+    phase: Phase = no_phase,
+) -> tuple[dict[str, Tensor], float]:
+    """Return the gradient of a batch's mean loss by the name of each parameter that is trained, and the loss."""
+    inputs, targets = batch
+    with phase("local_forward"):
+        mean = loss(module(inputs), targets)
+    with phase("local_backward"):
+        found = torch.autograd.grad(mean, list(trained.values()), materialize_grads=True)
+    return dict(zip(trained, found, strict=True)), float(mean.detach())
+
+
 def ties(module: nn.Module) -> dict[str, str]:
     """Return the further names of tied parameters, each with the name under which it is trained."""
     first: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -190,7 +208,7 @@ def take_buffers(module: nn.Module, means: Tensors) -> None:
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in means:
-                buffer.copy_(as_tensor(means[name]))
+                buffer.copy_(torch.tensor(means[name]))
                 if name.endswith("running_var"):  # a silo may have made it negative, and then it has no square root
                     buffer.clamp_(min=0.0)
             elif not buffer.is_floating_point() and name.endswith("num_batches_tracked"):
@@ -255,15 +273,15 @@ class Optimizer:
 
     def step(self, gradients: Mapping[str, NDArray[np.float64]], number: int) -> None:
         """Take the step of round `number`; gradients, by parameter name, are rounded to the parameters' dtype."""
-        factor = 1.0
         if self._params.clip_norm is not None:
             norm = np.sqrt(sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in gradients.values()))
-            factor = min(1.0, self._params.clip_norm / (norm or 1.0))
-        wanted = {name: gradients[name] if factor == 1.0 else gradients[name] * factor for name in self._parameters}
+            factor = self._params.clip_norm / (norm or 1.0)
+            if factor < 1.0:
+                gradients = {name: gradient * factor for name, gradient in gradients.items()}
         device = next(iter(self._parameters.values())).device if self._parameters else torch.device("cpu")
-        for name, gradient in on_device(wanted, device).items():
+        rate = self._params.rate(number, self._rounds)
+        for name, gradient in on_device(gradients, device).items():
             parameter = self._parameters[name]
-            rate = self._params.rate(number, self._rounds)
             take_step(parameter, gradient.to(parameter), self._kept[name], rate, self._params)
 
     def state(self) -> State:

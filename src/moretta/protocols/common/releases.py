@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Exchange, Replies, State
+from moretta.contract.roles import Ask, Exchange, Replies, State
 from moretta.errors import ParameterError, RangeError
 from moretta.secure_aggregation.additive import AddedShares, AddShares
 from moretta.secure_aggregation.keystream import encode_purpose
@@ -101,16 +101,25 @@ def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | st
     of: what the uploads follow from, as the server knows it. Who is in the sum is added, except where each upload is
     seen by itself: then it does not matter who else was asked.
     """
+
+    def note(ask: Ask) -> None:
+        if ask.reply in (SelfMaskShares, AddedShares):
+            releases.add(now, *of, *sorted(ask.messages))
+        elif ask.reply is PlainUpload:
+            releases.add(now, *of)
+
+    return watched(exchange, note)
+
+
+def watched(exchange: Exchange[R], note: Callable[[Ask], None]) -> Exchange[R]:
+    """Play an exchange, and note each ask before it is made."""
     replies: Replies | None = None
     while True:
         try:
             ask = exchange.send(replies)  # type: ignore[arg-type]  # None starts a generator
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        if ask.reply in (SelfMaskShares, AddedShares):
-            releases.add(now, *of, *sorted(ask.messages))
-        elif ask.reply is PlainUpload:
-            releases.add(now, *of)
+        note(ask)
         replies = yield ask
 
 

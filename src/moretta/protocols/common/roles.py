@@ -26,8 +26,7 @@ from moretta.protocols.common.row_counts import Counted
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
-from moretta.protocols.common.statistics import Statistics
-from moretta.protocols.common.statistics import without_noise as in_words
+from moretta.protocols.common.statistics import Statistics, without_noise
 from moretta.secure_aggregation.keystream import digest_of, encode_purpose
 from moretta.secure_aggregation.schemes import aggregator
 from moretta.secure_aggregation.sums import Contributor
@@ -138,7 +137,7 @@ def enrolment_of(
     if scheme == "pairwise":
         rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
-    size = setting.data.batch_size if batch_size is None else batch_size
+    size = setting.spec.data.batch_size if batch_size is None else batch_size
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
     schema, figures, table = modules.schema(setting.model), setting.figures, setting.spec.table_digest
@@ -176,13 +175,13 @@ def contributor_of(setting: Setting, setup: SiloSetup, members: Sequence[str], r
 
 def rows_of(setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None) -> SiloRows:
     """Return a silo's rows as tensors. batches: in the place of its own."""
-    return SiloRows(setup.rows(batches), setting.dtype, setting.run.device, augment=setup.augment)
+    return SiloRows(setup.rows(batches), setting.dtype, setting.spec.run.device, augment=setup.augment)
 
 
 def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:
     """Return what one party with everybody's rows plays by, and those, in the batches that the silos would take."""
     x, y, counts = whole_rows(setting)
-    run, size = setting.run, setting.data.batch_size
+    run, size = setting.spec.run, setting.spec.data.batch_size
     setup = SiloSetup(
         POOL,
         x,
@@ -194,7 +193,7 @@ def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRo
         rules=setting.rules("none"),
         table=setting.spec.table_digest,
         statistics=statistics,
-        augment=setting.data.varied,
+        augment=setting.spec.data.varied,
     )
     batches = UnionBatches([Batches(count, size, run.seed, row) for row, count in counts.items()])
     return setup, rows_of(setting, setup, batches)
@@ -232,18 +231,23 @@ def highest_rate(setting: Setting, batch_size: int) -> float:
     """Return the highest chance, over all silos, of a row to be in a round's lot (`batches.Lots`)."""
     rows = [len(silo.x) for silo in setting.here]
     if len(rows) < len(setting.silos):
-        if setting.data.least_rows is None:
+        if setting.spec.data.least_rows is None:
             raise ParameterError(LEAST_ROWS_MISSING)
-        rows.append(setting.data.least_rows)
+        rows.append(setting.spec.data.least_rows)
     return max(Lots(count, batch_size).rate for count in rows)
+
+
+def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: Statistics) -> Accountant | None:
+    """Return what states privacy; None without noise. scheme, batch_size, statistics: of the silos' uploads."""
+    privacy = setting.spec.protocol.privacy
+    if privacy is None:
+        return None
+    sharers = 1 if scheme == "none" else setting.least(scheme)
+    left_out = without_noise([*statistics.names, *([] if setting.tested is None else [COMPARISON])])
+    return Accountant(privacy, highest_rate(setting, batch_size), sharers, left_out)
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:
     """Return a digest of the model apart from its trained parameters: what built it, and its fixed tensors."""
     fixed = {name: value for name, value in modules.arrays(setting.model).items() if name not in trained}
     return hashlib.sha256(encode_purpose("model", setting.spec.model_source, digest_of(fixed))).digest()
-
-
-def without_noise(setting: Setting, statistics: Statistics) -> str:
-    """Return where silos' rows are used beside the uploads that epsilon is about; empty for nowhere."""
-    return in_words([*statistics.names, *([] if setting.tested is None else [COMPARISON])])

@@ -43,8 +43,7 @@ class Counted:
 
     def state(self) -> State:
         """Return all that `restored` needs."""
-        arrays = {"classes": self.classes, "present": self.present, "mean": self.mean, "deviation": self.deviation}
-        return {"counted_rows": self.rows, **{f"counted_{name}": array for name, array in arrays.items()}}
+        return {f"counted_{name}": value for name, value in vars(self).items()}
 
 
 def restored(state: State) -> Counted | None:

@@ -46,15 +46,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import PeerError, RowsError
-from moretta.protocols.common.targets import (
-    BINS,
-    RowLosses,
-    classes_of,
-    confusion,
-    predicted,
-    probabilities,
-    reliability,
-)
+from moretta.protocols.common import targets
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
@@ -135,26 +127,22 @@ class HeldOut:
                 f"expected to be asked for a score right after round {self.after}, the last; got {ask.stamp}"
             )
         check_exact(ask.encoding)
-        name = f"score after round {self.after}" + (", by class" if _tensor(CONFUSION) in ask.encoding else "")
+        by_class = _tensor(CONFUSION) in ask.encoding
+        name = f"score after round {self.after}" + (", by class" if by_class else "")
         if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model):
             raise PeerError("expected the model that was scored before in this run, got another; nothing was sent")
-        if _tensor(CONFUSION) in ask.encoding:
-            return contributor.upload(
-                ask.stamp,
-                self._tables(outputs),
-                1,
-                ask.encoding,
-                blind,
-                asked=asked_of_tables(ask, agreed),
-                least=HALF,
-            )
+        tensors = self._tables(outputs) if by_class else self._sums(outputs)
+        about = asked_of_tables(ask, agreed) if by_class else asked_of(ask, agreed)
+        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=HALF)
+
+    def _sums(self, outputs: Array) -> dict[str, Array]:
+        """Return what is uploaded of the figures: their sums over rows in limbs, [limbs]."""
         with np.errstate(all="ignore"):  # overflows are looked for below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
         for name, total in sums.items():
             if not abs(total) < LARGEST:
                 raise RowsError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
-        tensors = {_tensor(name): to_limbs([value])[:, 0] for name, value in sums.items()}
-        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=asked_of(ask, agreed), least=HALF)
+        return {_tensor(name): to_limbs([value])[:, 0] for name, value in sums.items()}
 
     def _tables(self, outputs: Array) -> dict[str, Array]:
         """Return what is uploaded of the tables, whole numbers in limbs, [limbs, numbers]."""
@@ -162,10 +150,10 @@ class HeldOut:
             raise PeerError('was asked for tables of classes, which are for score-at-silos = "classes" alone')
         if not np.isfinite(outputs).all():
             raise RowsError("the outputs on the rows held back are not all finite; nothing was sent")
-        classes, chances = classes_of(self.y), probabilities(outputs, self.loss)
-        bins = reliability(chances, classes, digits=2)
+        classes, chances = targets.classes_of(self.y), targets.probabilities(outputs, self.loss)
+        bins = targets.reliability(chances, classes, digits=2)
         bins[1] = np.rint(100 * bins[1])
-        counts = confusion(predicted(outputs), classes, chances.shape[1])
+        counts = targets.confusion(targets.predicted(outputs), classes, chances.shape[1])
         made = {CONFUSION: counts, RELIABILITY: bins}
         return {_tensor(name): to_limbs(one.ravel().tolist()) for name, one in made.items()}
 
@@ -174,10 +162,10 @@ class HeldOut:
         if figure == ROWS:
             return np.ones(len(self.x))
         if figure == "loss":
-            return np.asarray(RowLosses(self.loss)(outputs[None], self.y)[0])
+            return np.asarray(targets.RowLosses(self.loss)(outputs[None], self.y)[0])
         if figure == "mse":  # that of `torch.nn.MSELoss`
             return np.asarray(np.square(outputs.astype(np.float64) - self.y).mean(axis=1))
-        return np.asarray(predicted(outputs) == classes_of(self.y), dtype=np.float64)
+        return np.asarray(targets.predicted(outputs) == targets.classes_of(self.y), dtype=np.float64)
 
 
 def asked_of(ask: Score, agreed: Sequence[bytes]) -> Query:
@@ -216,7 +204,7 @@ def tables(
 
     rows: how many the score is of. Raises `moretta.errors.PeerError` where the tables are of more or fewer.
     """
-    sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * BINS}
+    sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}
     wanted = aggregator.want(
         {name: (LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(HALF)), len(aggregator.cohort)
     )
@@ -236,7 +224,7 @@ def read_tables(total: Sum, classes: int) -> dict[str, Array]:
     Raises `moretta.errors.PeerError` for sums that no rows have.
     """
     counts, bins = (_whole(total, name) for name in (CONFUSION, RELIABILITY))
-    rows, sure, right = bins.reshape(3, BINS)
+    rows, sure, right = bins.reshape(3, targets.BINS)
     fits = (counts >= 0).all() and (right >= 0).all() and (right <= rows).all() and counts.sum() == rows.sum()
     if not fits or (sure < 0).any() or (sure > 100 * rows).any() or counts.sum() < len(total.silos):
         raise PeerError("expected counts of rows by class and by how sure they are, of at least one row a silo")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.rows import Subjects
-from moretta.data.settings import Data
-from moretta.data.silo import Silo, row_shape
+from moretta.data.silo import Silo, check_least, layout_of, row_shape, rules_of_columns
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
-from moretta.engines.settings import Engine, Run
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.row_counts import counted_classes
 from moretta.protocols.common.scoring import figures_of
@@ -41,7 +39,46 @@ if TYPE_CHECKING:
 TABLES_TOO = "classes"  # of score-at-silos
 
 
-def check_scores(silos: Sequence[Silo]) -> None:
+class PreparedRows(NamedTuple):
+    """The silos of a run, how their columns are prepared, the layout of samples of several arrays, and the roster."""
+
+    silos: Sequence[Silo]
+    columns: ColumnRules
+    layout: SampleLayout | None
+    roster: Roster | None
+
+
+def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules | None = None) -> PreparedRows:
+    """Check the silos of a run, of which some may be remote, against its settings; return how rows are prepared.
+
+    A site without PyTorch calls this too, so no model is needed.
+
+    Args:
+        rules: how columns are prepared; None takes the table's rules, or the settings'.
+
+    Raises:
+        moretta.errors.ParameterError: settings, rows and roster do not fit each other.
+    """
+    data, secure = spec.data, spec.secure_aggregation
+    layout = layout_of(silos, data.standardise or False, data.missing)
+    standardise = bool(data.standardise)
+    columns = rules_of_columns(silos, layout, spec.table, rules, standardise=standardise, missing=data.missing)
+    for silo in silos:
+        if not silo.remote:
+            check_least(silo, data.least_rows)
+    if data.score_at_silos:
+        _check_scores(silos)
+    if data.look and any(silo.columns for silo in silos):
+        raise ParameterError(
+            "[data] look counts at silos that hold whole samples, and here columns are split; remove it"
+        )
+    roster = None if secure.roster is None else Roster.load(secure.roster)
+    if roster is not None:
+        roster.check(silo.name for silo in silos)
+    return PreparedRows(silos, columns, layout, roster)
+
+
+def _check_scores(silos: Sequence[Silo]) -> None:
     """Raise `moretta.errors.ParameterError` where a local silo has no rows to score on, or no whole ones."""
     key = "[data] score-at-silos"
     if any(silo.columns for silo in silos):
@@ -63,20 +100,15 @@ def check_scores(silos: Sequence[Silo]) -> None:
             )
 
 
-def check_tables(task: str | None, outputs: int) -> None:
-    """Raise `moretta.errors.ParameterError` where a model has no tables of classes."""
+def check_tables(spec: Specification, outputs: int) -> None:
+    """Raise `moretta.errors.ParameterError` where tables of classes are wanted of a model that has none."""
+    if spec.data.score_at_silos != TABLES_TOO:
+        return
     key = f'[data] score-at-silos = "{TABLES_TOO}"'
-    if task != "classification":
+    if spec.task != "classification":
         raise ParameterError(f"{key} counts rows by class, and targets are numbers here; give true")
     if outputs > CONFUSION_UP_TO:
         raise ParameterError(f"{key} counts up to {CONFUSION_UP_TO} classes, the model has {outputs}; give true")
-
-
-def check_look(silos: Sequence[Silo]) -> None:
-    """Raise `moretta.errors.ParameterError` where silos do not hold whole samples to look at."""
-    key = "[data] look"
-    if any(silo.columns for silo in silos):
-        raise ParameterError(f"{key} counts at silos that hold whole samples, and here columns are split; remove it")
 
 
 @dataclass(frozen=True)
@@ -109,21 +141,6 @@ class Setting:
     run_id: str = ""
     helped: Callable[[str], HelpedFile] | None = None
 
-    @property
-    def run(self) -> Run:
-        """Its section."""
-        return self.spec.run
-
-    @property
-    def data(self) -> Data:
-        """Its section."""
-        return self.spec.data
-
-    @property
-    def engine(self) -> Engine:
-        """Where the roles run, or what simulates them."""
-        return self.spec.engine
-
     @cached_property
     def secure_aggregation(self) -> SecureAggregation:
         """How sums are made: see `Specification.summing`."""
@@ -132,25 +149,25 @@ class Setting:
     @cached_property
     def playing(self) -> Participation:
         """Who plays which round."""
-        return self.spec.playing([silo.name for silo in self.silos], self.run.seed)
+        return self.spec.playing([silo.name for silo in self.silos], self.spec.run.seed)
 
     @property
     def figures(self) -> Sequence[str]:
         """Of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score."""
-        asked = self.data.score_at_silos
+        asked = self.spec.data.score_at_silos
         return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
 
     @property
     def classes(self) -> int:
         """How many a look before training counts, 1 where targets are numbers, 0 for no look."""
-        return counted_classes(self.spec.task, self.outputs) if self.data.look else 0
+        return counted_classes(self.spec.task, self.outputs) if self.spec.data.look else 0
 
     @property
     def dtype(self) -> torch.dtype:
         """What the model and the silos compute in."""
-        import torch  # a silo's own site may have no PyTorch
+        from moretta.protocols.common.modules import DTYPES  # torch, which a silo's own site may lack
 
-        return torch.float64 if self.run.dtype == "float64" else torch.float32
+        return DTYPES[self.spec.run.dtype]
 
     @property
     def here(self) -> Sequence[Silo]:
@@ -183,7 +200,7 @@ class Setting:
 
     def silo_model(self) -> nn.Module:
         """Return a copy of the model on the silos' device."""
-        return copy.deepcopy(self.model).to(self.run.device)
+        return copy.deepcopy(self.model).to(self.spec.run.device)
 
     def blank_model(self) -> nn.Module:
         """Return the same with all weights 0: a silo that is sent a perturbed model must not hold the true one."""
@@ -200,7 +217,7 @@ class Setting:
 
         members: the silos of the sum, None for all.
         """
-        playing = self.playing if members is None else Participation(tuple(members), len(members), self.run.seed)
+        playing = self.playing if members is None else Participation(tuple(members), len(members), self.spec.run.seed)
         least = self.secure_aggregation.least if scheme == self.secure_aggregation.scheme else 1
         return replace(self.secure_aggregation.rules(self.roster, playing), min_survivors=least)
 
@@ -220,9 +237,9 @@ class Setting:
             "roster": "" if self.roster is None else self.roster.digest,
             "silos": sorted(silo.name for silo in self.silos),
             "schema": schema,
-            "batch-size": self.data.batch_size,
-            "augment": self.data.varied,
-            "seed": self.run.seed,
+            "batch-size": self.spec.data.batch_size,
+            "augment": self.spec.data.varied,
+            "seed": self.spec.run.seed,
             **({} if self.layout is None else {"arrays": self.layout.dump()}),
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
@@ -244,7 +261,7 @@ class Setting:
         Raises:
             moretta.errors.ParameterError: its targets do not fit the loss.
         """
-        secure, run, protocol = self.secure_aggregation, self.run, self.spec.protocol
+        secure, run, protocol = self.secure_aggregation, self.spec.run, self.spec.protocol
         scored = silo.held_out if self.figures else None
         scheme = secure.scheme if scheme is None else scheme
         rules = self.rules(scheme)
@@ -253,7 +270,7 @@ class Setting:
             silo.x,
             self.targets(silo.y, silo.name) if len(silo.y) else np.empty(0, np.float32),
             schema,
-            batch_size=self.data.batch_size,
+            batch_size=self.spec.data.batch_size,
             seed=run.seed,
             rounds=run.rounds,
             scheme=scheme,
@@ -267,7 +284,7 @@ class Setting:
             figures=tuple(self.figures),
             held_out=None if scored is None else (scored[0], self.targets(scored[1], silo.name)),
             subjects=silo.subjects,
-            augment=self.data.varied,
+            augment=self.spec.data.varied,
             privacy=protocol.privacy,
             sharers=1 if scheme == "none" else rules.least(scheme),
             bound=bound,
@@ -278,7 +295,7 @@ class Setting:
 
     def targets(self, y: NDArray[np.generic], silo: str) -> Array:
         """Return a silo's targets as the loss wants them (`moretta.protocols.common.targets.encode`)."""
-        return encode(y, self.outputs, self.spec.protocol.loss, silo, self.run.dtype)
+        return encode(y, self.outputs, self.spec.protocol.loss, silo, self.spec.run.dtype)
 
     def least(self, scheme: str) -> int:
         """Return the fewest silos that a round under this scheme may end with."""
@@ -286,11 +303,11 @@ class Setting:
 
     def insecure_root(self, role: str) -> SecretRoot | None:
         """Return the root from which a role's keys follow in tests; None draws them from the operating system."""
-        return None if self.run.insecure_secret_seed is None else self.root(role)
+        return None if self.spec.run.insecure_secret_seed is None else self.root(role)
 
     def root(self, role: str) -> SecretRoot:
         """Return the role's secret root."""
-        insecure = self.run.insecure_secret_seed
+        insecure = self.spec.run.insecure_secret_seed
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, role)
 
 

@@ -52,8 +52,7 @@ class Begin(Message):
     @classmethod
     def of(cls, stamp: Stamp, schema: str, table: str, prepared: Preparation) -> Begin:
         """Return the message that says how inputs are prepared."""
-        figures = {"fill": prepared.fill, "mean": prepared.mean, "deviation": prepared.deviation}
-        return cls(stamp=stamp, schema=schema, table=table, **figures)
+        return cls(stamp=stamp, schema=schema, table=table, **vars(prepared))
 
     @property
     def preparation(self) -> Preparation:
@@ -80,8 +79,7 @@ def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
 
     Never sent: who knows all rows but one could find that one by it.
     """
-    figures = {"fill": prepared.fill, "mean": prepared.mean, "deviation": prepared.deviation}
-    return digest_of({"rows": np.frombuffer(own, np.uint8), **figures})
+    return digest_of({"rows": np.frombuffer(own, np.uint8), **vars(prepared)})
 
 
 class TrainingRows:

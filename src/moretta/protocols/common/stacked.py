@@ -12,7 +12,7 @@ import copy
 import logging
 import random
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -69,15 +69,22 @@ class Stacked:
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Raise `moretta.errors.MisuseError` unless batches of these shapes [silos, rows, ...] can be stacked."""
-        shapes = _shapes(x.shape[1], x[0], y[0])
+        shapes = (x.shape[1], *_of_a_row(x[0], y[0]))
         if shapes not in self._fits:
             self._fits[shapes] = self._tried(_made_up(x), _made_up(y))
         if not self._fits[shapes]:
             raise MisuseError("this model's batches cannot be stacked")
 
-    def refuses(self, lengths: Iterable[int], x: Tensor, y: Tensor) -> bool:
-        """Return whether `check` has found that batches of so many of these rows cannot be stacked."""
-        return not all(self._fits.get(_shapes(rows, x, y), True) for rows in set(lengths))
+    def key(self, lengths: tuple[int, ...], x: Tensor, y: Tensor) -> tuple[Hashable, ...] | None:
+        """Return what silos have in common whose batches of so many of these rows are stacked.
+
+        None where they are not: the model is large, or `check` has found that they cannot be.
+        """
+        of_a_row = _of_a_row(x, y)
+        for rows in set(lengths):
+            if not self.small or not self._fits.get((rows, *of_a_row), True):
+                return None
+        return id(self), lengths, *of_a_row
 
     def _tried(self, x: Tensor, y: Tensor) -> bool:
         """Return whether two made-up batches have the same losses and gradients alone and in a stack."""
@@ -175,8 +182,8 @@ def _gradients(
     return in_own_memory(dict(zip(own, found, strict=True))), losses.detach()
 
 
-def _shapes(rows: int, x: Tensor, y: Tensor) -> Hashable:
-    return rows, tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype
+def _of_a_row(x: Tensor, y: Tensor) -> tuple[Hashable, ...]:
+    return tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype
 
 
 def _made_up(like: Tensor) -> Tensor:

@@ -59,8 +59,8 @@ class Client:
         stacked: Stacked | None = None,
     ) -> None:
         self.phase: Phase = no_phase
-        self.params, self.rows, self._loss, self._rounds = params, rows, params.loss_function, rounds
-        self.stacked, self._given = stacked or Stacked(model, self._loss), model
+        self.params, self.rows, self.loss, self._rounds = params, rows, params.loss_function, rounds
+        self.stacked, self._given = stacked or Stacked(model, self.loss), model
         self._contributor, self._private = contributor, private
         self._pull = params.pull if isinstance(params, Epochs) else 0.0
         if private is not None:
@@ -70,36 +70,41 @@ class Client:
     def answer(self, message: Message) -> Answering:
         """Answer one message; the work on rows may be done together with other silos'."""
         if isinstance(message, TrainOn):
-            answer = yield from self._train(message)
+            if self._private is None:
+                return (yield from self._train(message))
+            answer = self._train_in_private(message, self._private)
         else:
             model = self.model if isinstance(message, Score) else self._given
             with self.phase("aggregation"):
                 answer = self.rows.answer(message, self._contributor, model)
         if self._private is not None:
-            self._private.releases.answered(message, answer)
+            self._private.noise.releases.answered(message, answer)
         return answer
 
     def privacy(self) -> Mapping[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count of releases; nothing without noise."""
         if self._private is None:
             return {}
-        return self._private.facts(without_noise(self.rows.answers.names(self._private.releases.run)))
+        noise = self._private.noise
+        return noise.facts(without_noise(self.rows.answers.names(noise.releases.run)))
 
     def lot(self, ask: TrainOn) -> NDArray[np.int64]:
         """Return the indices of the rows that an ask draws, for an audit's scorer."""
         if self._private is None:
             return self.rows.batches.of_round(ask.stamp.round)
-        return self._private.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
+        return self._private.noise.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
 
     def _train(self, ask: TrainOn) -> Answering:
-        if self._private is not None:
-            return self._train_in_private(ask, self._private)
-        in_epochs, drawn = isinstance(self.params, Epochs), self.rows.batches
-        about = query_of(ask, *self.rows.agreed, whole=drawn.whole or in_epochs)
+        drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
+        about = query_of(ask, *self.rows.agreed, whole=drawn.whole or epochs > 0)
         self._contributor.check(ask.stamp, about)
-        batches = self.batches(ask)
+        if epochs:
+            first, rows = (ask.stamp.round - 1) * epochs, drawn.rows  # an epoch counts by all of them
+            batches = [index for epoch in range(first, first + epochs) for index in drawn.of_epoch(epoch)]
+        else:
+            batches = [drawn.of_round(*ask.stamp.drawn)]
+            rows = len(batches[0])
         upload = yield LocalWork(self, ask, batches)
-        rows = drawn.rows if in_epochs else len(batches[0])  # an epoch counts by all of them
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
@@ -113,8 +118,8 @@ class Client:
         self._contributor.check(ask.stamp, about)
         with self.phase("local_backward"):
             upload = private.upload(self.model, ask.parameters, ask.stamp, ask.encoding)
-        with self.phase("aggregation"), private.releases.sent():
-            return self._contributor.upload(ask.stamp, upload, private.lot, ask.encoding, asked=about)
+        with self.phase("aggregation"), private.noise.releases.sent():
+            return self._contributor.upload(ask.stamp, upload, private.noise.lot, ask.encoding, asked=about)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -122,57 +127,31 @@ class Client:
         return copy.deepcopy(self._given).train()
 
     @cached_property
-    def _trained(self) -> dict[str, nn.Parameter]:
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters of that copy that are trained."""
         return modules.trainable(self.model)
 
     @cached_property
-    def _buffers(self) -> dict[str, Tensor]:
+    def buffers(self) -> dict[str, Tensor]:
+        """The running statistics of that copy."""
         return modules.running_buffers(self.model)
-
-    def batches(self, ask: TrainOn) -> Batches:
-        """Return the indices of the rows of each step, in order."""
-        if not isinstance(self.params, Epochs):
-            return [self.rows.batches.of_round(*ask.stamp.drawn)]
-        epochs = range((ask.stamp.round - 1) * self.params.local_epochs, ask.stamp.round * self.params.local_epochs)
-        return [index for epoch in epochs for index in self.rows.batches.of_epoch(epoch)]
-
-    def alone(self, ask: TrainOn, batches: Batches) -> Upload:
-        """Return the upload by the silo's own model."""
-        modules.load(self.model, ask.parameters)
-        with self.rows.randomness(*ask.stamp.drawn):
-            if isinstance(self.params, Epochs):
-                upload = self._epochs(ask, batches)
-            else:
-                inputs, targets = self.rows.rows(batches[0])
-                gradients, loss = self._backward(inputs, targets)
-                upload = self.weighted(modules.on_host(dict(zip(self._trained, gradients, strict=True))), loss, targets)
-        buffers = {f"buffer/{name}": buffer.clone() for name, buffer in self._buffers.items()}
-        return upload | modules.on_host(buffers)  # in one copy from a device
 
     def weighted(self, gradients: dict[str, Array], loss: float, targets: Tensor) -> Upload:
         """Return the upload of a batch's gradient and mean loss: silos weigh as D_k, not as their rows."""
         upload = {f"gradient/{name}": value for name, value in gradients.items()} | {"loss": np.asarray(loss)}
-        if self._loss.class_weights:  # N_k times the density
-            density = self._loss.density(targets)
+        if self.loss.class_weights:  # N_k times the density
+            density = self.loss.density(targets)
             upload = {name: value * density for name, value in upload.items()} | {"density": np.asarray(density)}
         return upload
 
-    def _backward(self, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], float]:
-        with self.phase("local_forward"):
-            loss = self._loss(self.model(inputs), targets)
-        with self.phase("local_backward"):
-            gradients = torch.autograd.grad(loss, list(self._trained.values()), materialize_grads=True)
-        return gradients, float(loss.detach())
-
-    def _epochs(self, ask: TrainOn, batches: Batches) -> Upload:
+    def epochs(self, ask: TrainOn, batches: Batches) -> Upload:
         """Take epochs of SGD; return W - W_k and the mean loss along the way, without the pull towards W."""
-        parameters, total, rows = self._trained, 0.0, 0
+        parameters, total, rows = self.trained, 0.0, 0
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         for index in batches:
-            gradients, loss = self._backward(*self.rows.rows(index))
+            found, loss = modules.gradient(self.model, parameters, self.loss, self.rows.rows(index), self.phase)
             with self.phase("update"):
-                found = dict(zip(parameters, gradients, strict=True))
                 if self._pull:  # else -0 might become 0, and federated averaging's bits are kept
                     found = {
                         name: value + self._pull * (parameters[name].detach() - before[name])
@@ -198,12 +177,12 @@ class Client:
 
         Batches follow from the round, the model from the ask.
         """
-        return {} if self._private is None else self._private.state()
+        return {} if self._private is None else self._private.noise.state()
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         if self._private is not None:
-            self._private.restore(state)
+            self._private.noise.restore(state)
 
 
 @dataclass(frozen=True)
@@ -218,73 +197,69 @@ class LocalWork:
     @property
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
-        rows, stacked, lengths = self.silo.rows, self.silo.stacked, tuple(map(len, self.batches))
-        if not isinstance(rows.x, Tensor) or rows.varied or not stacked.small:
+        rows = self.silo.rows
+        if not isinstance(rows.x, Tensor) or rows.augment:
             return None
-        if stacked.refuses(lengths, rows.x, rows.y):
-            return None
-        shapes = tuple(rows.x.shape[1:]), tuple(rows.y.shape[1:]), rows.y.dtype
-        return id(stacked), id(self.silo.params), id(self.ask.parameters), self.ask.stamp, lengths, *shapes
+        found = self.silo.stacked.key(tuple(map(len, self.batches)), rows.x, rows.y)
+        return found and (id(self.silo.params), id(self.ask.parameters), self.ask.stamp, *found)
 
     def alone(self) -> Upload:
         """Return the upload by the silo's own model."""
-        return self.silo.alone(self.ask, self.batches)
+        silo = self.silo
+        modules.load(silo.model, self.ask.parameters)
+        with silo.rows.randomness(*self.ask.stamp.drawn):
+            if isinstance(silo.params, Epochs):
+                upload = silo.epochs(self.ask, self.batches)
+            else:
+                batch = silo.rows.rows(self.batches[0])
+                gradients, loss = modules.gradient(silo.model, silo.trained, silo.loss, batch, silo.phase)
+                upload = silo.weighted(modules.on_host(gradients), loss, batch[1])
+        if silo.buffers:  # in one copy from a device
+            upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in silo.buffers.items()})
+        return upload
 
     def together(self, works: Sequence[LocalWork]) -> Sequence[Upload]:
         """Return the uploads of silos with this key, stepped together."""
-        return _Together([(work.silo, work.batches) for work in works], self.ask).uploads()
+        trained, buffers = self.silo.stacked.load(self.ask.parameters)
+        params = self.silo.params
+        found = self._epochs(works, trained, params) if isinstance(params, Epochs) else self._gradients(works, trained)
+        return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in found]
 
+    def _gradients(self, works: Sequence[LocalWork], trained: Stack) -> list[Upload]:
+        ((x, y),) = self._steps(works)
+        with self.silo.phase("local_backward"):
+            gradients, losses = self.silo.stacked.gradients(trained, x, y, common=True)
+        each = zip(works, _apart(gradients), losses.tolist(), y, strict=True)
+        return [work.silo.weighted(found, loss, targets) for work, found, loss, targets in each]
 
-class _Together:
-    """Silos of one key in one round."""
-
-    def __init__(self, silos: Sequence[tuple[Client, Batches]], ask: TrainOn) -> None:
-        self._silos, self._ask, first = silos, ask, silos[0][0]
-        self._phase, self._stacked, self._params, self._rate = first.phase, first.stacked, first.params, first.rate(ask)
-
-    def uploads(self) -> list[Upload]:
-        """Return what each silo uploads."""
-        trained, buffers = self._stacked.load(self._ask.parameters)
-        uploads = self._epochs(trained) if isinstance(self._params, Epochs) else self._gradients(trained)
-        return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
-
-    def _gradients(self, trained: Stack) -> list[Upload]:
-        ((x, y),) = self._steps()
-        with self._phase("local_backward"):
-            gradients, losses = self._stacked.gradients(trained, x, y, common=True)
-        each = zip(self._silos, _apart(gradients), losses.tolist(), y, strict=True)
-        return [silo.weighted(found, loss, targets) for (silo, _), found, loss, targets in each]
-
-    def _epochs(self, trained: Stack) -> list[Upload]:
-        params, rows = self._params, sum(map(len, self._silos[0][1]))
-        pull = params.pull if isinstance(params, Epochs) else 0.0
-        total = torch.zeros(len(self._silos), dtype=torch.float64)
-        sgd = StackedSGD(trained, self._rate, params.momentum, params.weight_decay, params.clip_norm)
-        for x, y in self._steps():
-            with self._phase("local_backward"):
-                gradients, losses = self._stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
-            with self._phase("update"):
+    def _epochs(self, works: Sequence[LocalWork], trained: Stack, params: Epochs) -> list[Upload]:
+        silo, rows, pull = self.silo, sum(map(len, self.batches)), params.pull
+        total = torch.zeros(len(works), dtype=torch.float64)
+        sgd = StackedSGD(trained, silo.rate(self.ask), params.momentum, params.weight_decay, params.clip_norm)
+        for x, y in self._steps(works):
+            with silo.phase("local_backward"):
+                gradients, losses = silo.stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
+            with silo.phase("update"):
                 for name, value in sgd.at.items() if pull else ():
                     gradients[name].add_(value - trained[name], alpha=pull)
                 sgd.step(gradients)
             total += losses.cpu().double() * x.shape[1]
-        with self._phase("update"):
+        with silo.phase("update"):
             differences = _apart(sgd.differences())
         mean = zip(differences, (total / rows).numpy(), strict=True)
         return [{f"gradient/{name}": one for name, one in found.items()} | {"loss": loss} for found, loss in mean]
 
-    def _steps(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _steps(self, works: Sequence[LocalWork]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the inputs and targets of each step, [silos, rows, ...]."""
-        silo, batches = self._silos[0]
-        lengths = list(map(len, batches))
-        numbers = len(self._silos) * lengths[0] * math.prod(silo.rows.x.shape[1:])
+        lengths = list(map(len, self.batches))
+        numbers = len(works) * lengths[0] * math.prod(self.silo.rows.x.shape[1:])
         at_once = max(1, MOST_NUMBERS // max(1, numbers))
         for start in range(0, len(lengths), at_once):
             some = slice(start, start + at_once)
-            parts = [silo.rows.rows(np.concatenate(batches[some])) for silo, batches in self._silos]
+            parts = [work.silo.rows.rows(np.concatenate(work.batches[some])) for work in works]
             x, y = (torch.stack(each) for each in zip(*parts, strict=True))
             for step in zip(*(torch.split(each, lengths[some], dim=1) for each in (x, y)), strict=True):
-                self._stacked.check(*step)
+                self.silo.stacked.check(*step)
                 yield step
 
 
@@ -320,16 +295,13 @@ class LoneClient:
         return self._rows.answer(message, self._contributor, self._model)
 
     def _step(self, number: int) -> None:
-        parameters = modules.trainable(self._model)
-        with self.phase("local_forward"), self._rows.randomness(number):
-            inputs, targets = self._rows.batch(number)
-            loss = self._loss(self._model(inputs), targets)
-        with self.phase("local_backward"):
-            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        trained = modules.trainable(self._model)
+        with self._rows.randomness(number):
+            batch = self._rows.batch(number)
+            found, loss = modules.gradient(self._model, trained, self._loss, batch, self.phase)
         with self.phase("update"):
-            named = zip(parameters, gradients, strict=True)
-            self._optimizer.step(modules.on_host({name: value.double() for name, value in named}), number)
-        self._last = number, float(loss.detach()), len(inputs)
+            self._optimizer.step(modules.on_host({name: value.double() for name, value in found.items()}), number)
+        self._last = number, loss, len(batch[0])
 
     def state(self) -> State:
         """Return model, optimizer and the last step taken."""

@@ -40,15 +40,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array, Stamp, Tensors
-from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Accountant, Privacy
-from moretta.protocols.common.batches import Lots, Purpose, purpose_of
+from moretta.protocols.common.batches import Purpose
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.releases import OwnReleases
+from moretta.protocols.common.noise import SiloNoise
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 
 MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
@@ -56,29 +54,10 @@ MOST_ROWS = 256  # that pass through the model at once
 
 
 class PrivateGradient:
-    """Draws a silo's lots, clips, sums and adds its share of the noise.
+    """Clips and sums the gradients of a silo's lot and adds its share of the noise. noise: draws both."""
 
-    batch_size: the expected lot, 0 for all rows. root: lots and noise derive from it; kept in the silo's checkpoint.
-    settings: a digest of all settings of uploads, to which lots and noise are bound.
-    sharers: S, the silos that together add the noise; 1 adds all of it.
-    lot: the expected lot, L_k. rate: q_k, the chance of a row to be in it. releases: those the silo helped to open.
-    """
-
-    def __init__(
-        self,
-        privacy: Privacy,
-        rows: SiloRows,
-        batch_size: int,
-        loss: Loss,
-        root: SecretRoot,
-        settings: bytes,
-        sharers: int = 1,
-    ) -> None:
-        self._privacy, self._rows, self._loss, self._root = privacy, rows, loss, root
-        self._settings, self._sharers = settings, sharers
-        self._clip, self._deviation = privacy.clip, privacy.share(sharers)
-        self._lots = Lots(rows.batches.rows, batch_size)
-        self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
+    def __init__(self, noise: SiloNoise, rows: SiloRows, loss: Loss) -> None:
+        self.noise, self._rows, self._loss = noise, rows, loss
 
     def upload(
         self, model: nn.Module, parameters: Tensors, now: Stamp, encoding: Mapping[str, int]
@@ -91,24 +70,16 @@ class PrivateGradient:
         the gradient depends on, the noise differs too: the same noise on two gradients would show their
         difference.
         """
-        self._privacy.check_steps(encoding, self._sharers)
+        self.noise.check_steps(encoding)
         purpose = self.purpose(parameters, now)
-        self.releases.uploaded(now, purpose[-1])
-        with _seeded(model, self._root, *purpose):
-            total = self.clipped_sum(model, self.rows_of_lot(*purpose))
-        noise, upload = self._root.stream("dp noise", *purpose), dict[str, Array]()
-        for name, value in total.items():
-            noised = value + self._deviation * noise.normal(value.size).reshape(value.shape)
-            upload[f"gradient/{name}"] = noised / self.lot
-        return upload
+        self.noise.releases.uploaded(now, purpose[-1])
+        with _seeded(model, self.noise.root, *purpose):
+            total = self.clipped_sum(model, self.noise.rows_of_lot(*purpose))
+        return {f"gradient/{name}": value for name, value in self.noise.noised(total, *purpose).items()}
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
         """Return the purpose for which one upload's lot and noise are drawn."""
-        return purpose_of(now, self._settings, self._rows.digest, digest_of(parameters))
-
-    def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the indices of the rows in the lot of one purpose, ascending; perhaps none."""
-        return self._lots.draw(self._root, *purpose)
+        return self.noise.purpose(now, self._rows.of.digest, digest_of(parameters))
 
     def clipped_sum(self, model: nn.Module, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
         """Return sum_i g_i / max(1, |g_i| / C) over some rows, by parameter.
@@ -126,7 +97,7 @@ class PrivateGradient:
         step = max(1, min(MOST_ROWS, MOST_ENTRIES // max(1, entries)))
         for start in range(0, len(rows), step):
             gradients = gradients_of(trained, *self._rows.rows(rows[start : start + step]))
-            for name, value in clipped_sum(gradients, self._clip).items():
+            for name, value in clipped_sum(gradients, self.noise.clip).items():
                 total[name] += value
         return modules.on_host(total)
 
@@ -141,29 +112,13 @@ class PrivateGradient:
                     "the gradient of each row alone; use GroupNorm in its place"
                 )
         try:
-            with _seeded(model, self._root, "dp check"):
+            with _seeded(model, self.noise.root, "dp check"):
                 self.clipped_sum(model, np.arange(1))
         except Exception as error:
             raise ParameterError(
                 "dp-noise needs the gradient of each row alone, and torch.func cannot take it of this model; put other "
                 f"modules in the place of those it names: {type(error).__name__}: {error}".split("\n")[0]
             ) from error
-
-    def facts(self, left_out: str = "") -> dict[str, float | str]:
-        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).
-
-        left_out: where its rows were used beside its uploads.
-        """
-        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.count)
-
-    def state(self) -> State:
-        """Return the secret root, from which lots and noise follow, and what was released."""
-        return {"secret_root": self._root.reveal(), **self.releases.state()}
-
-    def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
-        self._root = SecretRoot(state["secret_root"])
-        self.releases.restore(state)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 
 import numpy as np
-from torch import nn
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase
@@ -15,8 +14,9 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
-from moretta.protocols.common.losses import usable_density
+from moretta.protocols.common.losses import density_of
 from moretta.protocols.common.releases import Releases, counted
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import Epochs
@@ -27,7 +27,6 @@ from moretta.secure_aggregation.sums import query_of
 class Server:
     """FedSGD's server, and with `Epochs` that of federated averaging and FedProx.
 
-    limit: the largest |value| of an uploaded entry, from which the ring's step follows.
     accountant: where silos add noise, states their privacy; they then upload nothing but gradients.
     releases: counts their noised sums.
     """
@@ -35,28 +34,25 @@ class Server:
     def __init__(
         self,
         params: Training,
-        model: nn.Module,
+        setting: Setting,
         enrolment: Enrolment,
-        limit: float,
-        rounds: int,
         accountant: Accountant | None = None,
         releases: Releases | None = None,
     ) -> None:
         self.phase: Phase = no_phase
-        self._model = copy.deepcopy(model).train()
+        self._model = copy.deepcopy(setting.model).train()
         # Silos with epochs of their own have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if isinstance(params, Epochs) else params
-        self._stepper = SummedStep(self._model, stepping, rounds)
-        self._enrolment, self._limit = enrolment, limit
-        # With class weights a gradient counts by the weights of its rows; an epoch's difference counts by its rows.
-        self._params, self._by_density = params, bool(params.class_weights) and not isinstance(params, Epochs)
-        self._accountant, self._releases = accountant, releases or Releases()
+        self._stepper = SummedStep(self._model, stepping, setting.spec.run.rounds)
+        self._enrolment, self._limit = enrolment, setting.secure_aggregation.largest
+        self._params, self._accountant, self._releases = params, accountant, releases or Releases()
         self._trained = modules.trainable(self._model)
-        buffers = {} if accountant else modules.running_buffers(self._model)
+        self._buffers = {} if accountant else modules.running_buffers(self._model)
         self._shapes: dict[str, tuple[int, ...]] = {} if accountant else {"loss": ()}  # of what is summed
         self._shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in self._trained.items()}
-        self._shapes |= {"density": ()} if self._by_density else {}
-        self._shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
+        if params.class_weights and not isinstance(params, Epochs):
+            self._shapes["density"] = ()  # a gradient counts by the weights of its rows, an epoch's difference by rows
+        self._shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in self._buffers.items()}
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort."""
@@ -65,7 +61,7 @@ class Server:
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the mean of the silos' gradients."""
         aggregation, shapes = self._enrolment.aggregation, self._shapes
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight)
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
@@ -75,15 +71,12 @@ class Server:
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            density = 1.0
-            if self._by_density:
-                mean, step = float(total.means["density"]), total.steps["density"]
-                density = usable_density(mean, step, self._params.class_weights)
+            density = density_of(total, self._params.class_weights)
             gradient = {name: total.means[f"gradient/{name}"] for name in self._trained}
             for value in gradient.values():
                 np.divide(value, density, out=value)  # in their own memory
-            clipped = self._stepper.step(gradient, now.round)
-            clipped |= self._stepper.take_buffers(modules.under("buffer/", total.means), now.round)
+            buffers = {name: total.means[f"buffer/{name}"] for name in self._buffers}
+            clipped = self._stepper.step(gradient, now.round, buffers)
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
         return Report(loss | figures | clipped)
@@ -113,9 +106,9 @@ class Server:
 class LoneServer:
     """Tells each silo to step alone; learns losses, and the models at the end, for the comparison only."""
 
-    def __init__(self, enrolment: Enrolment, model: nn.Module) -> None:
+    def __init__(self, setting: Setting, enrolment: Enrolment) -> None:
         self.phase: Phase = no_phase
-        self._enrolment, self._expected = enrolment, modules.arrays(model)
+        self._enrolment, self._expected = enrolment, modules.arrays(setting.model)
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree on the same standardisation as the other protocols."""

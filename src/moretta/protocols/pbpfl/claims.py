@@ -3,22 +3,7 @@
 from __future__ import annotations
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import (
-    Claim,
-    Condition,
-    Record,
-    Word,
-    equals,
-    fact,
-    has_few_in_a_round,
-    is_cross_entropy,
-    is_over_machines,
-    of_two,
-    server,
-    setting,
-    silo,
-    under,
-)
+from moretta.protocols.common.claims import Claim, Condition, Record, Word, equals, fact, server, setting, silo, under
 
 SYMMETRY = "the network’s own scaling and permutation symmetry"
 OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher")
@@ -30,7 +15,7 @@ OF_A_SOFTMAX = ("softmax-from-sum", "offset-from-softmax")
 
 def _starts_from_the_seed(record: Record) -> bool:
     follow = setting(record, "run", "seed") is not None and setting(record, "protocol", "warm-start") is None
-    return follow and not is_over_machines(record)  # there they are drawn from the operating system
+    return follow and not shared.is_over_machines(record)  # there they are drawn from the operating system
 
 
 has_powers_of_two = equals("protocol", "scales", "powers-of-two")
@@ -106,11 +91,11 @@ SERVER = (
         "learns the mean and standard deviation of all inputs together and of the targets, {by_whom}"
     ),
     shared.DIFFERENCES_OF_TOTALS,
-    server("rows", (is_cross_entropy, shows_softmax_to_server), ("server-softmax",), place="front").says(
+    server("rows", (shared.is_cross_entropy, shows_softmax_to_server), ("server-softmax",), place="front").says(
         "sees the softmax of each training row by itself|, in the cross-entropy exchange, and alpha, the sum of the "
         "last layer’s inputs"
     ),
-    server("rows", (is_cross_entropy, hides_softmax_from_server), ("server-softmax",), kind="not given").says(
+    server("rows", (shared.is_cross_entropy, hides_softmax_from_server), ("server-softmax",), kind="not given").says(
         "sees of each training row two blinded ratios and alpha, the sum of the last layer’s inputs|, in the "
         "cross-entropy exchange: they blind its softmax of two classes; three classes would show it",
         assumes="the server follows the protocol: one that does not learns from each refusal a little",
@@ -161,15 +146,15 @@ OFFSETS = (
     "the whole offset where m is below the number of outputs"
 )
 SOFTMAX = (
-    silo("model", (is_cross_entropy, returns_the_paper_s_form, sends_outputs), OF_A_SOFTMAX).says(
+    silo("model", (shared.is_cross_entropy, returns_the_paper_s_form, sends_outputs), OF_A_SOFTMAX).says(
         "can work out the true softmax of its own rows|, exactly once its batch has at least m samples, because "
         f"probabilities sum to one, and {OFFSETS}"
     ),
-    silo("model", (is_cross_entropy, has_ratios), OF_A_SOFTMAX).says(
+    silo("model", (shared.is_cross_entropy, has_ratios), OF_A_SOFTMAX).says(
         "can work out the true softmax of its own rows|, each from its own row of the answer to blinded ratios, "
         f"whatever the size of the batch, and {OFFSETS}"
     ),
-    silo("model", (is_cross_entropy, returns_the_softmax), OF_A_SOFTMAX, place="brief").says(
+    silo("model", (shared.is_cross_entropy, returns_the_softmax), OF_A_SOFTMAX, place="brief").says(
         f"receives the true softmax of its own rows|, whatever the size of the batch, and {OFFSETS}"
     ),
 )
@@ -196,9 +181,9 @@ SILO = (
         "training seed in it"
     ),
     *shared.SILO_STATISTICS,
-    *under((of_two("gradient below the last layer"),), is_unscaled),
-    *under((of_two("gradient (at the last layer approximately)"),), is_scaled_by_powers),
-    silo("update", (has_few_in_a_round, is_scaled), ("two-party-exposure",), kind="obfuscated", warns=True).says(
+    *under((shared.of_two("gradient below the last layer"),), is_unscaled),
+    *under((shared.of_two("gradient (at the last layer approximately)"),), is_scaled_by_powers),
+    silo("update", (shared.has_few_in_a_round, is_scaled), ("two-party-exposure",), kind="obfuscated", warns=True).says(
         "has the other’s gradient in rounds of fewer than three silos{if_any}, obfuscated by the perturbation of the "
         "model alone|: the model changes by its own part and the other’s, and groups of fewer than three expose each "
         "other"

@@ -81,7 +81,8 @@ class Client:
         about = query_of(ask, *self._rows.agreed, whole=self._rows.batches.whole)
         # Without an exchange the ask is bound with the sum. Predictions are seen at once, even if no sum is opened.
         self._contributor.check(ask.stamp, about, answers=self._loss.name != "mse")
-        batch: Forwarded = yield ForwardWork(self._noisy, self._rows, ask, self.phase)
+        index = self._rows.batches.of_round(*ask.stamp.drawn)
+        batch: Forwarded = yield ForwardWork(self._noisy, self._rows, index, ask, self.phase)
         if self._loss.name == "mse":
             found = yield BackwardWork(batch, terms.squared_error, [batch.targets], self.phase)
             return self._upload(ask.stamp, found, ask.encoding, batch, about)

@@ -37,8 +37,8 @@ from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.schemes import contributor
 
 ROWS = 8
-# A silo is sent weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.sent`). So the gradient is
-# recovered at weights that are off by up to 2^-41, or 2^-24, of themselves, which deep networks amplify.
+# A silo is sent weights of 41 bits of mantissa in float64, of 24 in float32 (`Perturbation.perturb`). So the gradient
+# is recovered at weights that are off by up to 2^-41, or 2^-24, of themselves, which deep networks amplify.
 BARS = {"relative_error_float64": 1e-8, "relative_error_float32": 1e-4, "buffers_error_float64": 1e-6}
 PLAIN_DRAWS = 16  # of `plain_errors`, at most
 # A rounding excuses an error of up to so many times its own: a key rounds differently, and 16 draws may miss the worst.
@@ -220,7 +220,7 @@ def _errors(
     client = Client(loss, model, plan.head, rows, contributor("none", "check"), protocol.variant)
     ask = TrainOn(
         stamp=Stamp("check", 1, 0),
-        parameters=perturbation.sent(held.state_dict(), key, inputs.dtype),
+        parameters=perturbation.perturb(held.state_dict(), key, inputs.dtype),
         parts=key.parts,
         direction=key.direction,
         encoding={},

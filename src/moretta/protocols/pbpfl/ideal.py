@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from moretta.protocols.common import modules
@@ -11,6 +10,4 @@ from moretta.protocols.common.losses import Loss
 
 def gradient(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> dict[str, Tensor]:
     """Return the gradient of the mean loss over the rows, by the name of each parameter that is trained."""
-    parameters = modules.trainable(model)
-    gradients = torch.autograd.grad(loss(model(inputs), targets), list(parameters.values()), materialize_grads=True)
-    return dict(zip(parameters, gradients, strict=True))
+    return modules.gradient(model, modules.trainable(model), loss, (inputs, targets))[0]

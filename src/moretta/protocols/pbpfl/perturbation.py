@@ -90,11 +90,15 @@ class Perturbation:
     def perturb(
         self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype | None = None
     ) -> dict[str, Array]:
-        """Return W^: R o W and r on the head's rows (`practical.md`, Eq. 6 to 8), in the dtype of W.
+        """Return W^: R o W and r on the head's rows (`practical.md`, Eq. 6 to 8).
 
         Differs from the paper: with a bias in the head, r is added to the bias too, and alpha has one term more.
 
-        dtype: to what each tensor is rounded before the next is made (`sent`); None does not round.
+        dtype: of the run, in which silos are sent W^ of a W in float64; None leaves it in the dtype of W. W^ is rounded
+        to nearest, to fewer bits than W has: 24 under float32, 41 under float64. If W had as few bits as W^, or lay on
+        the lattice of an initialiser, R could be found from W^ alone (`scales-from-low-bits` of the audit). With scales
+        of powers of two mantissas are plain anyway: W is in the run's dtype, and below the head W^ is R o W to the last
+        bit.
         """
         true, below = dict[str, Array](), dict[str, Array]()
         above = (self.plan.head.weight, self.plan.head.bias) if key.offset.any() else ()
@@ -102,7 +106,7 @@ class Perturbation:
             true[name] = value.numpy(force=True)
             if name not in above:
                 below[name] = true[name]
-        rounded = partial(_rounded, dtype=dtype)
+        rounded = partial(_rounded, dtype=None if self.powers_of_two else dtype)
         noisy = self.plan.perturb(below, key.scales, rounded)
         for name in true.keys() - below.keys():
             offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
@@ -110,16 +114,6 @@ class Perturbation:
             head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
             noisy[name] = rounded(head.astype(true[name].dtype))
         return {name: noisy[name] for name in true}
-
-    def sent(self, parameters: Mapping[str, torch.Tensor], key: Key, dtype: torch.dtype) -> dict[str, Array]:
-        """Return W^ as silos are sent it, in the dtype of the run.
-
-        parameters: W in float64. W^ is rounded to nearest, to fewer bits than W has: 24 under float32, 41 under
-        float64. If W had as few bits as W^, or lay on the lattice of an initialiser, R could be found from W^ alone
-        (`scales-from-low-bits` of the audit). With scales of powers of two mantissas are plain anyway: W is in the
-        run's dtype, and below the head W^ is R o W to the last bit.
-        """
-        return self.perturb(parameters, key, None if self.powers_of_two else dtype)
 
     def coefficients(self, key: Key) -> dict[str, float]:
         """Return the factor of each uploaded gradient in the true gradient, by its prefix."""

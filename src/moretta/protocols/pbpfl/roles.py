@@ -16,21 +16,9 @@ from moretta.protocols.pbpfl.server import Server
 def build(protocol: PBPFL, setting: Setting) -> Roles:
     """Build PBPFL's server and silos."""
     secure = setting.secure_aggregation
-    sample = _sample(setting)
-    plan = ScalePlan.of(setting.model, (sample,))
+    plan = ScalePlan.of(setting.model, (_sample(setting),))
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
-    server = Server(
-        protocol,
-        setting.model if protocol.scales == "powers-of-two" else setting.start(),
-        setting.dtype,
-        plan,
-        agreed,
-        setting.root("server"),
-        secure.largest,
-        tuple(sample.shape[1:]),
-        setting.run.rounds,
-        setting.layout,
-    )
+    server = Server(protocol, setting, plan, agreed)
     blank = setting.blank_model()
     clients = {
         name: Client(

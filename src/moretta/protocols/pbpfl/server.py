@@ -12,25 +12,13 @@ import torch
 from torch import nn
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import (
-    Aborted,
-    Ask,
-    Exchange,
-    Missing,
-    Outcome,
-    Phase,
-    Reason,
-    Replies,
-    Report,
-    State,
-    no_phase,
-)
-from moretta.data.layout import SampleLayout
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
-from moretta.protocols.common.losses import usable_density
+from moretta.protocols.common.losses import density_of
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.pbpfl import ratios, softmax
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
@@ -50,7 +38,7 @@ LEAST_ROWS = 8
 class Exchanged:
     """The result of the exchange under cross-entropy.
 
-    answers: for each silo. true: what the server sees of each, none behind blinded ratios. sizes: the median over
+    answers: for each silo. true: what the server sees of each, nothing behind blinded ratios. sizes: the median over
     silos. left_out: silos whose figures are out of proportion to the others'.
     """
 
@@ -82,34 +70,25 @@ def largest_rho(model: nn.Module, plan: ScalePlan, loss: str, sizes: Sizes, erro
 class Server:
     """Holds the true model; the silos see it perturbed by a fresh key every round.
 
-    model: as it starts. It is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the
-    run's dtype): `Perturbation.sent` says why. dtype: of the run, in which the model is sent to silos and released.
-    sample_shape: of one row of inputs. layout: of its arrays, where it has several. limit: the largest |value| of an
-    uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha) and rms(alpha)^2 times it.
+    The model is held, stepped and kept in checkpoints in float64 (with scales of powers of two in the run's dtype):
+    `Perturbation.perturb` says why. It is sent to silos and released in the run's dtype. The setting's limit is the
+    largest |value| of an uploaded entry of the noisy loss's gradient; those of the corrections are rms(alpha) and
+    rms(alpha)^2 times it. plan: the scales of the model.
     """
 
-    def __init__(
-        self,
-        params: PBPFL,
-        model: nn.Module,
-        dtype: torch.dtype,
-        plan: ScalePlan,
-        enrolment: Enrolment,
-        root: SecretRoot,
-        limit: float,
-        sample_shape: tuple[int, ...],
-        rounds: int,
-        layout: SampleLayout | None = None,
-    ) -> None:
+    def __init__(self, params: PBPFL, setting: Setting, plan: ScalePlan, enrolment: Enrolment) -> None:
         self.phase: Phase = no_phase
-        self._params, self._model, self._dtype = params, copy.deepcopy(model).train(), dtype
+        self._params, self._dtype = params, setting.dtype
+        model = copy.deepcopy(setting.model) if params.scales == "powers-of-two" else setting.start()
+        self._model = model.train()
         # The tensors themselves, which are stepped in place; what is frozen and scaled is moved for silos' eyes alone.
         self._tensors = self._model.state_dict(keep_vars=True) | _moved(self._model, plan)
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._trained, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
-        self._stepper = SummedStep(self._model, params, rounds)
-        self._enrolment, self._root, self._limit = enrolment, root, limit
-        self._sample_shape, self._layout = sample_shape, layout
+        self._stepper = SummedStep(self._model, params, setting.spec.run.rounds)
+        self._enrolment, self._root = enrolment, setting.root("server")
+        self._limit, self._sample_shape = setting.secure_aggregation.largest, setting.row_shape
+        self._layout = setting.layout
         self._sizes: Sizes | None = None  # of the last round; none before the first
         self._sizes_so_far = SizesSoFar()
         self._loss = float("inf")
@@ -122,11 +101,9 @@ class Server:
         """Algorithm of `practical.md`, section III: perturb, sum, recover, step."""
         aggregation = self._enrolment.aggregation
         with self.phase("perturbation"):
-            sizes = self._sizes or self._synthetic_sizes(now)
-            rho = self._rho(sizes)
-            key = self._draw_key(now, rho, sizes)
-            noisy = self._perturbation.sent(self._tensors, key, self._dtype)
-        wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight())
+            sizes, rho, key = self._drawn(now)
+            noisy = self._perturbation.perturb(self._tensors, key, self._dtype)
+        wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight)
         exchanged: Exchanged | None = None
         if self._params.loss == "mse":
             ask = TrainOn(
@@ -135,8 +112,7 @@ class Server:
             total = yield from aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         else:
             ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
-            exchange = self._exchange_ratios if self._params.exchange == "ratios" else self._exchange
-            ended = yield from exchange(ask, key, wanted.fraction_bits, sizes)
+            ended = yield from self._exchange(ask, key, wanted.fraction_bits, sizes)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
@@ -146,18 +122,19 @@ class Server:
         if isinstance(total, Aborted):
             return Aborted({**total.missing, **left_out}, total.because, total.opened)
         del ask, noisy  # as large as the model
-        density = 1.0
-        if self._params.class_weights:
-            mean, step = float(total.means["density"]), total.steps["density"]
-            density = usable_density(mean, step, self._params.class_weights)
+        density = density_of(total, self._params.class_weights)
         with self.phase("update"):
             gradient = self._perturbation.recover(total.means, key, in_place=True)
             for value in gradient.values():
                 np.divide(value, density, out=value)  # in their own memory
-            clipped = self._stepper.step(gradient, now.round)
-            buffers = self._perturbation.recover_buffers(total.means, key)
-            clipped |= self._stepper.take_buffers(buffers, now.round)
-        self._sizes = self._sizes_so_far.take(exchanged.sizes if exchanged else self._sizes_from(total.means))
+            buffers = self._perturbation.recover_buffers(total.means, key) if self._buffers else {}
+            clipped = self._stepper.step(gradient, now.round, buffers)
+        if exchanged:
+            found = exchanged.sizes
+        else:  # the last of the squared error's scalars is beta, mean(alpha^2 / 2)
+            alpha = float(np.sqrt(2.0 * max(total.means["scalars"][-1], 0.0)))
+            found = Sizes(alpha, self._enrolment.target_scale)
+        self._sizes = self._sizes_so_far.take(found)
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
         if self._params.variant == "paper" and (self._params.class_weights or self._params.exchange == "ratios"):
@@ -172,12 +149,17 @@ class Server:
 
     def key(self, now: Stamp) -> Key:
         """Return the key of the coming round, the same for every attempt at a take of it: the server's secret."""
-        sizes = self._sizes or self._synthetic_sizes(now)
-        return self._draw_key(now, self._rho(sizes), sizes)
+        return self._drawn(now)[-1]
 
-    def _draw_key(self, now: Stamp, rho: float, sizes: Sizes) -> Key:
+    def _drawn(self, now: Stamp) -> tuple[Sizes, float, Key]:
+        """Return sizes, |alpha r| / |y| (the setting, or less where float32 could not recover from it) and the key."""
+        sizes, rho = self._sizes or self._synthetic_sizes(now), self._params.rho
+        if self._dtype != torch.float64:
+            loss = self._loss if np.isfinite(self._loss) else 0.0
+            error = float(np.sqrt(2.0 * max(loss, 0.0) / len(self._perturbation.parts))) or sizes.outputs
+            rho = min(rho, largest_rho(self._model, self._perturbation.plan, self._params.loss, sizes, error))
         stream = self._root.stream("perturbation", now.run, *now.drawn)
-        return self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
+        return sizes, rho, self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
     def _deltas(self, now: Stamp, silo: str, found: Predictions | Ratios) -> Keystream:
         """Return the keystream of a silo's deltas. Answers to different predictions never share deltas.
@@ -192,64 +174,44 @@ class Server:
     def _exchange(
         self, ask: TrainOn, key: Key, encoding: Mapping[str, int], last: Sizes
     ) -> Exchange[Exchanged | Aborted]:
-        """Collect noisy predictions; form the softmax of the true ones, which a silo cannot."""
-        variant = self._params.variant
+        """Collect noisy predictions and answer with the softmax of the true ones, which a silo cannot form.
 
-        def check(silo: str, found: Predictions) -> None:
-            if found.z.shape[1] != len(key.parts):
-                raise PeerError(f"expected {len(key.parts)} outputs a row, got {found.z.shape[1]}")
+        Of blinded ratios the server forms none; how large outputs are is then what the model says of synthetic inputs.
+        """
+        blinded, outputs, now = self._params.exchange == "ratios", len(key.parts), ask.stamp
 
-        replies = yield from _collected(Ask.all(self._enrolment.cohort, ask, Predictions, check))
-        if isinstance(replies, Aborted):
-            return replies
+        def check(silo: str, found: Predictions | Ratios) -> None:
+            got, what = (found.words, "ratios of ") if isinstance(found, Ratios) else (found.z, "")
+            if got.shape[1] != outputs:
+                raise PeerError(f"expected {what}{outputs} outputs a row, got {got.shape[1]}")
+
+        replies = yield Ask.all(self._enrolment.cohort, ask, Ratios if blinded else Predictions, check)
+        if spent := spent_of(replies):
+            return Aborted(spent)
+        if not replies.answers:
+            return Aborted(replies.missing)
         with self.phase("perturbation"):
-            true = {silo: softmax.true_softmax(found, key.offset) for silo, found in replies.answers.items()}
-            told = {silo: sizes_of(batch) for silo, batch in true.items()}
-            left_out = outliers(told, agreed(told, last))
-            true = {silo: batch for silo, batch in true.items() if silo not in left_out}
-            deltas = {silo: self._deltas(ask.stamp, silo, replies.answers[silo]) for silo in true}
-            answers = {
-                silo: softmax.answer(batch, key, variant, deltas[silo], ask.stamp, encoding)
-                for silo, batch in true.items()
-            }
-        if not answers:
-            return Aborted({**replies.missing, **left_out})
-        sizes = agreed({silo: told[silo] for silo in true}, last)
-        return Exchanged(answers, true, sizes, left_out)
-
-    def _exchange_ratios(
-        self, ask: TrainOn, key: Key, encoding: Mapping[str, int], last: Sizes
-    ) -> Exchange[Exchanged | Aborted]:
-        """Collect blinded ratios and answer them; how large outputs are is what the model says of synthetic inputs."""
-        outputs = len(key.parts)
-
-        def check(silo: str, found: Ratios) -> None:
-            if found.words.shape[1] != outputs:
-                raise PeerError(f"expected ratios of {outputs} outputs a row, got {found.words.shape[1]}")
-
-        replies = yield from _collected(Ask.all(self._enrolment.cohort, ask, Ratios, check))
-        if isinstance(replies, Aborted):
-            return replies
-        with self.phase("perturbation"):
-            size = self._synthetic_sizes(ask.stamp).outputs
-            told = {silo: Sizes(rms(found.alpha), size) for silo, found in replies.answers.items()}
-            left_out = outliers(told, agreed(told, last))
-            answers = dict[str, BlindedSoftmax]()
-            for silo, found in replies.answers.items():
-                if silo in left_out:
-                    continue
+            found, true = replies.answers, dict[str, softmax.TrueSoftmax]()
+            if blinded:
+                size = self._synthetic_sizes(now).outputs
+                told = {silo: Sizes(rms(one.alpha), size) for silo, one in found.items()}
+            else:
+                true = {silo: softmax.true_softmax(one, key.offset) for silo, one in found.items()}
+                told = {silo: sizes_of(batch) for silo, batch in true.items()}
+            left_out, answers = outliers(told, agreed(told, last)), dict[str, Softmax | BlindedSoftmax]()
+            for silo in [silo for silo in found if silo not in left_out]:
+                deltas = self._deltas(now, silo, found[silo])
                 try:
-                    answers[silo] = ratios.answer(found, key, self._deltas(ask.stamp, silo, found), encoding)
+                    answers[silo] = (
+                        ratios.answer(found[silo], key, deltas, encoding)
+                        if blinded
+                        else softmax.answer(true[silo], key, self._params.variant, deltas, now, encoding)
+                    )
                 except PeerError as error:
                     left_out[silo] = Missing(Reason.MALFORMED, str(error))
         if not answers:
             return Aborted({**replies.missing, **left_out})
-        return Exchanged(answers, {}, agreed({silo: told[silo] for silo in answers}, last), left_out)
-
-    def _sizes_from(self, means: Mapping[str, np.ndarray]) -> Sizes:
-        """Return the sizes that the squared error's terms show: beta is mean(alpha^2 / 2)."""
-        alpha = float(np.sqrt(2.0 * max(means["scalars"][-1], 0.0)))
-        return Sizes(alpha, self._enrolment.target_scale)
+        return Exchanged(answers, true, agreed({silo: told[silo] for silo in answers}, last), left_out)
 
     def _synthetic_sizes(self, now: Stamp) -> Sizes:
         """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
@@ -259,7 +221,7 @@ class Server:
         # A copy, as a forward in train mode moves running statistics. It has a key like a round's, as the outputs of a
         # normalisation may sum to 0 until they are scaled.
         key, head = self._perturbation.draw_key(stream, offset_size=0.0), self._perturbation.plan.head
-        noisy = self._perturbation.sent(self._tensors, key, self._dtype)
+        noisy = self._perturbation.perturb(self._tensors, key, self._dtype)
         model = modules.with_tensors(self._model, noisy, self._dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):  # for dropout
             torch.default_generator.manual_seed(0)
@@ -288,17 +250,9 @@ class Server:
             inputs = self._layout.plausible(inputs, min(tables, default=2))
         return torch.from_numpy(inputs).to(self._dtype)
 
-    def _rho(self, sizes: Sizes) -> float:
-        """Return this round's |alpha r| / |y|: the setting, or less where float32 could not recover from it."""
-        if self._dtype == torch.float64:
-            return self._params.rho
-        loss = self._loss if np.isfinite(self._loss) else 0.0
-        error = float(np.sqrt(2.0 * max(loss, 0.0) / len(self._perturbation.parts))) or sizes.outputs
-        return min(self._params.rho, largest_rho(self._model, self._perturbation.plan, self._params.loss, sizes, error))
-
     def _uploads(self, alpha: float) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
         """Return shapes and limits of what a silo uploads."""
-        head, m, form = self._perturbation.plan.head, self._params.partitions, self._params.form
+        head, m, form = self._perturbation.plan.head, self._params.partitions, self._perturbation.form
         once, twice = self._limit * max(1.0, alpha), self._limit * max(1.0, alpha**2)
         limits = {"noisy": self._limit} | {f"sigma/{s}": once for s in range(m)}
         uploads: dict[str, tuple[tuple[int, ...], float]] = {}
@@ -327,7 +281,7 @@ class Server:
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
         if self._params.exchange == "ratios":
             facts["outputs"] = float(len(key.parts))  # two are hidden by what more are not
-        released = self._perturbation.sent(self._tensors, key, self._dtype)
+        released = self._perturbation.perturb(self._tensors, key, self._dtype)
         outcome = Outcome(
             parameters=modules.arrays(self._model, self._dtype),
             released=released,
@@ -365,11 +319,3 @@ def _moved(model: nn.Module, plan: ScalePlan) -> dict[str, torch.Tensor]:
     ]
     moved = modules.first_weights(model, frozen=True) if scaled else model
     return {name: moved.get_parameter(name).data.to(model.get_parameter(name).dtype) for name in scaled}
-
-
-def _collected(ask: Ask) -> Exchange[Replies | Aborted]:
-    """Ask silos; abort where one has spent its seeds, or none answers."""
-    replies = yield ask
-    if spent := spent_of(replies):
-        return Aborted(spent)
-    return replies if replies.answers else Aborted(replies.missing)

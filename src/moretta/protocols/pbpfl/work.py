@@ -12,7 +12,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -189,10 +191,11 @@ class NoisyModel:
 
 @dataclass(frozen=True)
 class ForwardWork:
-    """The forward pass of a silo's batch."""
+    """The forward pass of a silo's batch. index: of its rows."""
 
     model: NoisyModel
     rows: SiloRows
+    index: NDArray[np.int64]
     ask: TrainOn
     phase: Phase
     least: int = LEAST
@@ -200,28 +203,27 @@ class ForwardWork:
     @property
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
-        if not isinstance(self.rows.x, Tensor) or self.rows.varied or not self.model.stacks:
+        if not isinstance(self.rows.x, Tensor) or self.rows.augment or not self.model.stacks:
             return None
-        rows = len(self.rows.batches.of_round(*self.ask.stamp.drawn))
         shapes = tuple(self.rows.x.shape[1:]), tuple(self.rows.y.shape[1:]), self.rows.y.dtype
-        return id(self.model.given), id(self.ask), rows, *shapes
+        return id(self.model.given), id(self.ask), len(self.index), *shapes
 
     def alone(self) -> Forwarded:
         """Return the silo's batch at its own model's head."""
         weight, parts, spread = self.model.at_head(self.ask, self.model.own)
-        drawn, trunk = self.ask.stamp.drawn, self.model.trunk
-        with self.phase("local_forward"), self.rows.randomness(*drawn):
-            inputs, targets = self.rows.batch(*drawn)
+        trunk = self.model.trunk
+        with self.phase("local_forward"), self.rows.randomness(*self.ask.stamp.drawn):
+            inputs, targets = self.rows.rows(self.index)
             h, outputs = trunk.forward(inputs)
         at = NoisyHead(h, outputs, weight, self.model.head.bias is not None, spread)
         return Forwarded(at, targets, parts, trunk)
 
     def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
         """Return the batches of several silos at the head of one copy of the model."""
-        head, drawn = self.model.head, self.ask.stamp.drawn
+        head = self.model.head
         model = copy.deepcopy(self.model.given).train()
         weight, parts, spread = self.model.at_head(self.ask, model)
-        trunk, batches = Trunk(model, head), [work.rows.batch(*drawn) for work in works]
+        trunk, batches = Trunk(model, head), [work.rows.rows(work.index) for work in works]
         inputs = torch.stack([inputs for inputs, _ in batches])
         with self.phase("local_forward"):
             h, outputs = trunk.forward(inputs)

@@ -19,7 +19,7 @@ def build(protocol: Training, setting: Setting) -> Roles:
         raise ParameterError(f"expected the settings of FedSAM, got {type(protocol).__name__}")
     secure = setting.secure_aggregation
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, batch_size=0)
-    rounds = setting.run.rounds
+    rounds = setting.spec.run.rounds
     clients = {
         name: Client(
             protocol,

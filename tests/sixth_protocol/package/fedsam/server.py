@@ -39,14 +39,15 @@ class Server:
         shapes |= {f"gradient/{name}": tuple(value.shape) for name, value in trained.items()}
         shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in buffers.items()}
         aggregation = self._enrolment.aggregation
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight())
+        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight)
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
         total = yield from aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if isinstance(total, Aborted):
             return total
         with self.phase("update"):
-            clipped = self._stepper.step({name: total.means[f"gradient/{name}"] for name in trained}, now.round)
-            clipped |= self._stepper.take_buffers({name: total.means[f"buffer/{name}"] for name in buffers}, now.round)
+            gradients = {name: total.means[f"gradient/{name}"] for name in trained}
+            means = {name: total.means[f"buffer/{name}"] for name in buffers}
+            clipped = self._stepper.step(gradients, now.round, means)
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values())}
         return Report({"loss": float(total.means["loss"])} | figures | clipped)
 

@@ -12,25 +12,18 @@ from numpy.typing import DTypeLike, NDArray
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
+from moretta.protocols.baffle.silo import messages
 from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, Parts, check_sigma, directions_of
 from moretta.protocols.baffle.silo.forward import Forward, Normalises
-from moretta.protocols.baffle.silo.messages import (
-    RUNS_TORCH,
-    Agree,
-    Agreed,
-    Commit,
-    Committed,
-    Estimate,
-    Reveal,
-    Revealed,
-)
-from moretta.protocols.baffle.silo.private import PrivateScalars
+from moretta.protocols.baffle.silo.messages import RUNS_TORCH, Agree, Estimate
+from moretta.protocols.baffle.silo.private import noise_of, noised_mean
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.augmentation import cropped
+from moretta.protocols.common.noise import SiloNoise
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import without_noise
@@ -72,7 +65,7 @@ class Client:
         root, name, noise = insecure or SecretRoot.fresh(), setup.name, insecure or SecretRoot.fresh()
         self._recipe, self._name, self._forward, self._rows = recipe, name, forward, setup.rows()
         self._contributor, self._load, self._runs = setup.contributor(insecure), load, runs
-        self._private = PrivateScalars.of(setup, noise)
+        self._private = noise_of(setup, noise)
         self._seed, self._computes, self._combine, self._steps = Seed(name, root), model, combine, recipe.steps()
 
     @InSteps
@@ -95,7 +88,7 @@ class Client:
 
     def _answer(self, message: Message) -> Message:
         match message:
-            case Commit():
+            case messages.Commit():
                 members = self._contributor.members or message.cohort
                 if self._name not in message.cohort or set(members) != set(message.cohort):
                     raise PeerError(
@@ -103,13 +96,13 @@ class Client:
                         f"{len(message.cohort)} others"
                     )
                 commitment = self._seed.begin(message.stamp.run, message.cohort)
-                return Committed(stamp=message.stamp, commitment=commitment, runs=self._runs)
-            case Reveal():
-                return Revealed(stamp=message.stamp, contribution=self._seed.reveal(message.commitments))
+                return messages.Committed(stamp=message.stamp, commitment=commitment, runs=self._runs)
+            case messages.Reveal():
+                return messages.Revealed(stamp=message.stamp, contribution=self._seed.reveal(message.commitments))
             case Agree():
                 digest = self._seed.agree(message.contributions)
                 self._check_layout(message)
-                return Agreed(stamp=message.stamp, digest=digest)
+                return messages.Agreed(stamp=message.stamp, digest=digest)
             case Score():
                 return self._score(message)
         with self.phase("aggregation"):
@@ -226,7 +219,7 @@ class Client:
         return LossWork(recipe, forward, at, inputs, targets, directions, about, self.phase, self._combine)
 
     def _upload_in_private(
-        self, ask: Estimate, private: PrivateScalars, forward: Forward, purpose: tuple[int | str | bytes, ...]
+        self, ask: Estimate, private: SiloNoise, forward: Forward, purpose: tuple[int | str | bytes, ...]
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
         private.check_steps(ask.encoding)
@@ -239,7 +232,7 @@ class Client:
             derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
         else:
             derivatives = np.zeros((self._recipe.scalars or directions_of(self._recipe.form, ask.k), 0))
-        scalars = private.noised_mean(derivatives, *drawn)
+        scalars = noised_mean(private, derivatives, *drawn)
         with self.phase("aggregation"):  # never out of range (`BAFFLE.BETWEEN`)
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
 

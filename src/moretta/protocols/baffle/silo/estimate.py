@@ -83,7 +83,17 @@ def differences_together(
     """
 
     def losses(distance: float) -> list[NDArray[np.float64]]:
-        return _losses(directions, distance, forward, loss, at, batches)
+        """Return the losses of each batch's rows, [K, rows], at all perturbed parameters."""
+        found: list[list[NDArray[np.float64]]] = [[] for _ in batches]
+        rows = len(batches[0][0])
+        if isinstance(forward, Perturbs):
+            perturbed = forward.perturbed(directions, at, distance, rows)
+        else:
+            perturbed = directions.perturbed(at, distance, forward.at_once(rows))
+        for vectors in perturbed:
+            for parts, (x, y) in zip(found, batches, strict=True):
+                parts.append(loss(forward.outputs(vectors, x), y))
+        return [np.concatenate(parts) for parts in found]
 
     with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
         ahead = losses(sigma)
@@ -129,27 +139,6 @@ def _moves(sigma: float, at: Array) -> bool:
         step = at.dtype.type(sigma)
         moved = (at + step) - at
         return bool((np.abs(moved - step) <= step / 4).mean() >= 0.99) and 0 < step < np.inf
-
-
-def _losses(
-    directions: Directions,
-    distance: float,
-    forward: Forward,
-    loss: RowLosses,
-    at: Array,
-    batches: Sequence[tuple[Array, Array]],
-) -> list[NDArray[np.float64]]:
-    """Return the losses of each batch's rows, [K, rows], at all perturbed parameters."""
-    found: list[list[NDArray[np.float64]]] = [[] for _ in batches]
-    rows = len(batches[0][0])
-    if isinstance(forward, Perturbs):
-        perturbed = forward.perturbed(directions, at, distance, rows)
-    else:
-        perturbed = directions.perturbed(at, distance, forward.at_once(rows))
-    for vectors in perturbed:
-        for parts, (x, y) in zip(found, batches, strict=True):
-            parts.append(loss(forward.outputs(vectors, x), y))
-    return [np.concatenate(parts) for parts in found]
 
 
 ESTIMATE, SPOKEN = "estimate", "spoken"

@@ -1,0 +1,81 @@
+"""A silo's lots and its share of the noise, where uploads are differentially private. Needs no torch.
+
+What is drawn follows from the silo's secret root, the take, and a digest of everything that the upload depends on. So
+the same question has the same answer, and no two sums have the same noise at another scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.messages import Stamp
+from moretta.contract.roles import State
+from moretta.protocols.common.accountant import Accountant, Privacy
+from moretta.protocols.common.batches import Lots, Purpose, purpose_of
+from moretta.protocols.common.releases import OwnReleases
+from moretta.secure_aggregation.keystream import SecretRoot
+
+
+class SiloNoise:
+    """Draws a silo's lots and its share of the noise, and counts its releases.
+
+    Args:
+        privacy: The settings of the noise.
+        rows: How many the silo has.
+        batch_size: The expected lot, 0 for all rows.
+        root: Lots and noise derive from it; it is kept in the silo's checkpoint.
+        settings: A digest of all settings of uploads, to which lots and noise are bound.
+        sharers: S, the silos that together add the noise; 1 adds all of it.
+
+    clip: C, the largest norm of what a row adds. lot: the expected lot, L_k. rate: q_k, the chance of a row to be in
+    it. releases: those the silo helped to open.
+    """
+
+    def __init__(
+        self, privacy: Privacy, rows: int, batch_size: int, root: SecretRoot, settings: bytes, sharers: int = 1
+    ) -> None:
+        self._privacy, self.root, self._settings, self._sharers = privacy, root, settings, sharers
+        self.clip, self._deviation = privacy.clip, privacy.share(sharers)
+        self._lots = Lots(rows, batch_size)
+        self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
+
+    def check_steps(self, encoding: Mapping[str, int]) -> None:
+        """Check that the sum is not rounded so that the noise is lost; raises as `Privacy.check_steps`."""
+        self._privacy.check_steps(encoding, self._sharers)
+
+    def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
+        """Return the purpose for which one upload's lot and noise are drawn. of: see `purpose_of`."""
+        return purpose_of(now, self._settings, *of)
+
+    def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
+        """Return the indices of the rows in the lot of one purpose, ascending; perhaps none."""
+        return self._lots.draw(self.root, *purpose)
+
+    def noised(
+        self, totals: Mapping[str, NDArray[np.float64]], *purpose: int | str | bytes
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return what is uploaded of clipped sums over the lot: (sum + noise) / lot, by name."""
+        noise = self.root.stream("dp noise", *purpose)
+        return {
+            name: (total + self._deviation * noise.normal(total.size).reshape(total.shape)) / self.lot
+            for name, total in totals.items()
+        }
+
+    def facts(self, left_out: str = "") -> dict[str, float | str]:
+        """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).
+
+        left_out: where its rows were used beside its uploads.
+        """
+        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.count)
+
+    def state(self) -> State:
+        """Return the secret root, from which lots and noise follow, and what was released."""
+        return {"secret_root": self.root.reveal(), **self.releases.state()}
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self.root = SecretRoot(state["secret_root"])
+        self.releases.restore(state)
