@@ -84,9 +84,10 @@ def test_what_is_frozen_keeps_its_values(kind: Any, dtype: torch.dtype, tmp_path
     model = ordered(dtype)
     federation(model, kind, tmp_path / "run").train(1, seed=7)
     result = federation(model, kind, tmp_path / "run").train(2, seed=7, resume=True)
-    own = {"silo": "north"} if result.models else {}
+    own: dict[str, Any] = {"silo": "north"} if result.models else {}
+    ours: Any = result.models["north"] if own else result.model
     loaded = moretta.load(result.save(tmp_path / "saved"), **own)
-    for trained in (result.models["north"] if own else result.model, loaded.network):
+    for trained in (ours, loaded.network):
         for name in ("mask", "places"):
             kept, found = model.get_parameter(name), dict(trained.state_dict())
             (there,) = (value for key, value in found.items() if key.endswith(name))
@@ -121,9 +122,9 @@ def test_such_a_model_is_checked_exported_and_predicts_alike(
 def test_the_initial_move_is_of_what_trains_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     model[0].requires_grad_(False)
-    start = modules.first_weights(model).requires_grad_(False)
-    assert torch.equal(start[0].weight.float(), model[0].weight)
-    moved = (start[2].weight - model[2].weight.detach().double()).abs()
+    start, before = modules.first_weights(model).state_dict(), model.state_dict()
+    assert torch.equal(start["0.weight"].float(), before["0.weight"])
+    moved = (start["2.weight"] - before["2.weight"].double()).abs()
     assert 0 < float(moved.max()) < 1e-5
 
 
@@ -131,11 +132,11 @@ def test_silos_are_sent_a_moved_copy_of_what_is_frozen_and_scaled() -> None:
     """Else a scale could be found from the lattice on which an initialiser put what is frozen."""
     from moretta.protocols.pbpfl.server import _moved
 
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)).double()
-    model[2].requires_grad_(False)
+    frozen = nn.Linear(3, 3).double().requires_grad_(False)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), frozen, nn.ReLU(), nn.Linear(3, 2)).double()
     sent = _moved(model, ScalePlan.of(model, (torch.zeros(2, 4),)))
     assert set(sent) == {"2.weight", "2.bias"}
-    moved = (sent["2.weight"] - model[2].weight).abs() / model[2].weight.abs().max()
+    moved = (sent["2.weight"] - frozen.weight).abs() / frozen.weight.abs().max()
     assert 0 < float(moved.max()) < 8 * modules.SPREAD
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from moretta import BAFFLE, CGD, PBPFL, Engine, FedAvg, Federation, FedSGD, SecureAggregation, Silo
+from moretta import BAFFLE, CGD, PBPFL, Engine, FedAvg, Federation, FedSGD, Result, SecureAggregation, Silo
 from moretta.errors import MorettaError, ParameterError, RunFailed
 from moretta.protocols.common.batches import Batches, most_rows
 
@@ -36,6 +36,12 @@ def rows(seed: int, count: int = 13) -> tuple[np.ndarray, np.ndarray]:
 def federation(model: nn.Module, protocol: Any, change: Any = lambda x: x, **options: Any) -> Federation:
     silos = [Silo(name, change(x), y) for name, (x, y) in (("a", rows(0)), ("b", rows(1, 17)))]
     return Federation(model, silos, protocol, test=(change(rows(2)[0]), rows(2)[1]), **{"batch_size": 4} | options)
+
+
+def weights_of(result: Result, name: str) -> Tensor:
+    assert result.model is not None
+    found: Tensor = result.model.state_dict()[name]
+    return found
 
 
 class Remembers(nn.Linear):
@@ -173,8 +179,8 @@ def test_fedsgd_takes_all_that_torch_can_train(layer: str) -> None:
     for mode in ("plainly", "inference", "autocast"):
         with MODES[mode]():
             trained = federation(model, KINDS["FedSGD"], insecure_secret_seed=3).train(2, seed=1, progress=False)
-        weights.append(trained.model.state_dict()["2.weight"])
-    assert not torch.equal(weights[0], model[2].weight)
+        weights.append(weights_of(trained, "2.weight"))
+    assert not torch.equal(weights[0], model.state_dict()["2.weight"])
     assert all(torch.equal(one, weights[0]) for one in weights)
 
 
@@ -185,7 +191,7 @@ def test_rows_train_alike_however_their_array_is_laid_out(name: str) -> None:
 
     def weights(change: Any) -> Tensor:
         made = federation(model, KINDS["FedSGD"], change, insecure_secret_seed=3).train(2, seed=1, progress=False)
-        return made.model.state_dict()["0.weight"]
+        return weights_of(made, "0.weight")
 
     def backwards(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x[::-1, ::-1])
@@ -243,6 +249,7 @@ def test_a_model_of_a_run_goes_on_from_where_it_was() -> None:
     first = federation(nn.Sequential(nn.Linear(4, 2)), KINDS["FedSGD"], standardise=True, **options)
     done = first.train(40, progress=False)
     still = FedSGD(loss="cross-entropy", learning_rate=1e-9)
+    assert done.model is not None
     again = federation(done.model, still, **options).train(1, progress=False)
     assert again.test["loss"] == pytest.approx(done.test["loss"], rel=1e-4)
     for model in (done.model, done.raw_model()):
