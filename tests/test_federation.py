@@ -17,6 +17,7 @@ from sklearn.metrics import accuracy_score
 from torch import nn
 
 from moretta import BAFFLE, PBPFL, Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
+from moretta.data.tables.schema import Number, Schema
 from moretta.engines.run_folder import FORMAT, RunFolder, read_json, read_model
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
@@ -50,6 +51,12 @@ def test_what_an_audit_plays_again_without_edge_processes_keeps_all_names() -> N
     again = federation.without_edge_processes()
     assert (federation.spec.engine.edge, again.spec.engine.edge) == (("north",), ())
     assert {name: tuple(getattr(again, name)) for name in names} == names
+
+
+def test_a_table_says_what_is_filled_in_whatever_missing_says() -> None:
+    table = Schema(columns={name: Number(kind="number", missing="median") for name in ("age", "bmi", "pulse", "dose")})
+    given, default = (make(table=table, **more).column_rules.fill for more in ({"missing": "mean"}, {}))
+    assert list(given) == list(default)
 
 
 def test_rounds_that_are_given_when_it_trains_are_checked_whoever_made_the_settings(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from sklearn.datasets import load_breast_cancer
 
-from moretta.commands import rows
 from moretta.data import reading
-from moretta.data.look import LEAST_SHOWN
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"cryptography", "numpy", "onnx", "onnxruntime", "pandas", "pyarrow", "scipy", "sklearn", "torch"}
@@ -84,7 +82,3 @@ def test_the_breast_cancer_records_are_scikit_learns() -> None:
     assert (x.dtype, y.dtype) == (theirs.data.dtype, theirs.target.dtype)
     assert tuple(theirs.feature_names) == reading.WDBC
     assert tuple(theirs.target_names) == reading.WDBC_CLASSES
-
-
-def test_the_looks_default_is_the_withholdings() -> None:
-    assert rows.LEAST_SHOWN == LEAST_SHOWN

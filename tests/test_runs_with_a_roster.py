@@ -63,6 +63,15 @@ def test_from_python(tmp_path: Path, protocol: Training, scheme: str) -> None:
     assert result.bytes["secure_aggregation"] > trusting.bytes["secure_aggregation"]
 
 
+def test_a_server_whose_silos_are_all_remote_needs_a_roster_alone(tmp_path: Path) -> None:
+    enrol(tmp_path, NAMES)
+    silos = [Silo(name, np.empty((0, 4), np.float32), np.empty(0), remote=True) for name in NAMES]
+    model, alone = nn.Linear(4, 2), SecureAggregation(roster=tmp_path / "roster.toml")
+    assert Federation(model, silos, FedSGD(), aggregation=alone, task="regression").spec.secure_aggregation == alone
+    with pytest.raises(ParameterError, match=r"SecureAggregation\(roster=..\) and identity belong together"):
+        make(FedSGD(), aggregation=alone)
+
+
 @pytest.mark.parametrize("protocol", [FedSGD(), PBPFL()], ids=["fedsgd", "pbpfl"])
 def test_a_signed_round_goes_on_without_who_vanished_before(tmp_path: Path, protocol: Training) -> None:
     enrol(tmp_path, NAMES)

@@ -51,14 +51,12 @@ def _with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, **options)
 
     signature = inspect.signature(command, eval_str=True)
-    if "quiet" in signature.parameters:  # by an earlier call
-        return command
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
         for name, option in (("as_json", AsJson), ("quiet", Quiet))
     ]
     parameters = [*signature.parameters.values(), *shared]
-    called.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     return called
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moretta.commands.terminal import Overrides, needs_torch, say
+from moretta.contract.wording import LEAST_SHOWN
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -108,7 +109,6 @@ def check(
 
 
 MOST_WITHHELD = 1_000_000
-LEAST_SHOWN = 5  # as `moretta.data.look` has it, which a command's help has no time to import
 
 
 def look(

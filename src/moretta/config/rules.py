@@ -94,8 +94,8 @@ def _is_square(data: Data) -> bool:
     return len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]
 
 
-def _says_shape(data: Data) -> bool:
-    """Return whether [data] says what the schema of a table says."""
+def _says_targets(data: Data) -> bool:
+    """Return whether [data] says what the schema of a table says of targets and absent values."""
     return bool(data.classes or data.outputs or data.missing != "error")
 
 
@@ -114,6 +114,14 @@ def _late_view(s: Sections) -> bool:
     return not isinstance(recorded, bool) and min(recorded, default=1) > s.run.rounds
 
 
+# From Python silos may be remote, and then each has its own key (`moretta.run.checks.check_keys`).
+KEYS_MISSING = SettingRule(
+    lambda s: (
+        s.secure_aggregation.roster is not None and s.secure_aggregation.identity is None and {"keys": '"keys/{silo}"'}
+    ),
+    "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where each "
+    "one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
+)
 _NAMES_FILES = " names in a column of files; remove it"
 RULES: tuple[SettingRule, ...] = (
     # Who plays, and where.
@@ -145,6 +153,11 @@ RULES: tuple[SettingRule, ...] = (
     ),
     # Machines of their own.
     SettingRule(
+        lambda s: _flare(s) and s.data.source == PYTHON,
+        "{engine.name:=} is for a run file that moretta serve plays with sites on machines of their own; from Python "
+        "silos play in this process; remove it",
+    ),
+    SettingRule(
         lambda s: _flare(s) != s.data.at_sites,
         '{engine.name:="flare"} and {data.source:="sites"} belong together: where silos are on machines of their '
         "own, each one's silo.toml names its rows, and a run file never does; got {engine.name:=} and {data.source:=}",
@@ -153,16 +166,7 @@ RULES: tuple[SettingRule, ...] = (
         lambda s: _flare(s) and s.secure_aggregation.identity is not None,
         "{secure_aggregation.identity} is each site's own, in its silo.toml; remove it here",
     ),
-    SettingRule(
-        lambda s: (
-            not _flare(s)
-            and s.secure_aggregation.roster is not None
-            and s.secure_aggregation.identity is None
-            and {"keys": '"keys/{silo}"'}
-        ),
-        "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where "
-        "each one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
-    ),
+    SettingRule(lambda s: not _flare(s) and s.data.source != PYTHON and KEYS_MISSING.broken(s), KEYS_MISSING.sentence),
     SettingRule(
         lambda s: _flare(s) and not _entry(s).many_machines and {"others": _of_many_machines()},
         "{protocol.name:=} is a baseline for one machine; over many, choose {others}",
@@ -182,7 +186,7 @@ RULES: tuple[SettingRule, ...] = (
         "images; for example {data.inputs:=[1, 224, 224]}",
     ),
     SettingRule(
-        lambda s: _image(s) and (_says_shape(s.data) or s.data.tokens or s.data.partition != "iid"),
+        lambda s: _image(s) and (_says_targets(s.data) or s.data.tokens or s.data.partition != "iid"),
         "{data.classes}, {data.outputs}, {data.tokens}, {data.missing} and {data.partition} are not for images whose "
         "classes the schema lists; remove them",
     ),
@@ -190,7 +194,12 @@ RULES: tuple[SettingRule, ...] = (
     SettingRule(_shown_as_image("spacing"), "{data.spacing} is for images, which a schema" + _NAMES_FILES),
     SettingRule(_shown_as_image("channel_mean"), "{data.channel_mean} is for images, which a schema" + _NAMES_FILES),
     SettingRule(
-        lambda s: s.table is not None and not _image(s) and (s.data.inputs or _says_shape(s.data)),
+        lambda s: (
+            s.table is not None
+            and not _image(s)
+            and s.data.source != PYTHON
+            and (s.data.inputs or _says_targets(s.data))
+        ),
         "{data.inputs}, {data.classes}, {data.outputs} and {data.missing} follow from the schema of the table; remove "
         "them",
     ),

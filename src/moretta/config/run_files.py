@@ -33,7 +33,7 @@ from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_valida
 
 from moretta.config import rules
 from moretta.contract.rules import in_file
-from moretta.contract.settings import HOME, Section, kebab
+from moretta.contract.settings import HOME, Section, kebab, section_within
 from moretta.contract.wording import either, first_error, shown, unfit, unknown_key, unknown_section, wrong_choice
 from moretta.data.references import OWN_CODE
 from moretta.data.settings import Data, FileOfRows
@@ -266,7 +266,7 @@ def _run_file(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> 
         model=section("model", Model, _model(tables["model"])),
         protocol=section("protocol", PROTOCOLS[protocol], tables["protocol"], protocol),
         secure_aggregation=section("secure-aggregation", SecureAggregation, tables.get("secure-aggregation", {})),
-        engine=_engine(tables.get("engine", {})),
+        engine=section("engine", Engine, tables.get("engine", {})),
         table=table,
         base=path.absolute().parent / base,
         agreed=agreed,
@@ -324,28 +324,6 @@ def check_table(name: str, table: object) -> None:
             raise ParameterError(f"[{name}] {key}: expected {expected}, got {shown(entry)}")
 
 
-def _engine(table: Mapping[str, Any]) -> Engine:
-    """Validate [engine] and, separately, [engine.faults], so that a mistake names its section."""
-    if "faults" in table:
-        _check_faults(table["faults"])
-    return section("engine", Engine, table)
-
-
-def _check_faults(table: Mapping[str, Any]) -> None:
-    rows: Mapping[str, type[Fault]] = {"drop": Fault, "delay": Delay, "corrupt": Fault}
-    for key, row in rows.items():
-        given = table.get(key, [])
-        if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
-            seconds = ", seconds = 30" if row is Delay else ""
-            raise ParameterError(
-                f'[engine.faults] {key}: expected a list such as [{{round = 3, silo = "silo-1"{seconds}}}], '
-                f"got {shown(given)}"
-            )
-        for one in given:
-            section(f"engine.faults.{key}", row, one)  # as TOML would call it, a table of an array
-    section("engine.faults", Faults, table)
-
-
 def _model(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section [model] with its further keys gathered under `arguments`."""
     arguments: dict[str, Any] = {}
@@ -360,16 +338,35 @@ def _model(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def section(name: str, kind: type[AnySection], table: Mapping[str, Any], protocol: str = "") -> AnySection:
     """Validate one section strictly, so that "3" is no number and 1 is not true."""
-    known = keys_of(kind)
-    for key in table:
-        if key not in known:
-            sections = {**_KNOWN, name: known} if name in _KNOWN else {name: known}
-            raise ParameterError(unknown_key(name, key, sections, PROTOCOLS, protocol))
+    _check_keys(name, kind, table, protocol)
     try:
         # Through JSON, whose strict reading takes lists as tuples and strings as paths, as a TOML file has them.
         return kind.model_validate_json(json.dumps(table), strict=True, context={HOME: name})
     except ValidationError as error:
-        raise ParameterError(first_error(name, error, kind)) from None
+        within: type[BaseModel] = kind
+        place, skip = error.errors()[0]["loc"], 0  # of a section within, whose name the sentence begins with
+        while skip < len(place) - 1 and (inner := section_within(within, place[skip])):
+            name, within = f"{name}.{place[skip]}", inner
+            skip += 2 if isinstance(place[skip + 1], int) else 1
+        raise ParameterError(first_error(name, error, within, skip)) from None
+
+
+def _check_keys(name: str, kind: type[BaseModel], table: Mapping[str, Any], protocol: str = "") -> None:
+    """Raise ParameterError for a key that a section, or one within it, has not."""
+    known = keys_of(kind)
+    for key, value in table.items():
+        if key not in known:
+            sections = {**_KNOWN, name: known} if name in _KNOWN else {name: known}
+            raise ParameterError(unknown_key(name, key, sections, PROTOCOLS, protocol))
+        if (inner := section_within(kind, key)) is None:
+            continue
+        rows = [value] if inner is Faults else value
+        if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+            seconds = ", seconds = 30" if inner is Delay else ""
+            example = f'[{{round = 3, silo = "silo-1"{seconds}}}]'
+            raise ParameterError(f"[{name}] {key}: expected a list such as {example}, got {shown(value)}")
+        for one in rows:
+            _check_keys(f"{name}.{key}", inner, one)  # as TOML would call it, a table of an array
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

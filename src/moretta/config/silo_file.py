@@ -56,7 +56,7 @@ from moretta.contract.settings import Device, Fraction, Positive, Section, Seed,
 from moretta.contract.wording import unknown_section
 from moretta.data.tables.files import Format, Separator
 from moretta.engines.journal import HelpedFile
-from moretta.engines.settings import Precision
+from moretta.engines.settings import Engine, Precision
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import parse_server_keys
 
@@ -217,6 +217,12 @@ class SiloFile(Section):
             repeats=privacy.repeat_whole_rows,
             fewest=privacy.fewest_silos,
         )
+
+    def edge_engine(self, engine: Engine) -> Engine:
+        """Return [engine] of a run as this site has it where it takes part as an edge client."""
+        limits = self.limits
+        own = {"edge_precision": limits.edge_precision, "memory_limit_mib": limits.memory_limit_mib}
+        return engine.model_copy(update={"edge": (self.silo.name,), "micro_batch": limits.micro_batch, **own})
 
     @property
     def out(self) -> Path:

@@ -96,6 +96,14 @@ def _kinds(annotation: object) -> list[object]:
     return [kind for part in parts for kind in _kinds(part)] if origin in (Union, UnionType) else [annotation]
 
 
+def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None:
+    """Return the class of a section that a key of another holds, one or a list of them; None for any other key."""
+    known = kind.model_fields.get(str(key).replace("-", "_"))
+    kinds = [] if known is None else _kinds(known.annotation)
+    inner = [part for one in kinds for part in (get_args(one) if get_origin(one) is tuple else (one,))]
+    return next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
 def _refuse_truth(kind: type[BaseModel], given: Mapping[str, object]) -> None:
     """Refuse true and false in the place of a number: from Python pydantic takes them for 1 and 0, from files never."""
     for name in (name for name, value in given.items() if isinstance(value, bool) and name in kind.model_fields):

@@ -1,4 +1,4 @@
-"""How error sentences show wrong words and values."""
+"""How error sentences show wrong words and values; and below which number counts are not shown."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ _EXPECTED: Mapping[str, str] = {
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
 }
+
+
+LEAST_SHOWN = 5  # where nobody says otherwise (`moretta.data.look`)
 
 
 def shown(value: object) -> str:
@@ -126,9 +129,12 @@ def _not_among(value: object, choices: Sequence[str]) -> str:
     return f"expected {either(map(_quoted, choices))}, got {shown(value)}{hint}"
 
 
-def first_error(section: str, error: ValidationError, kind: type[BaseModel]) -> str:
-    """Return the sentence for the first thing that pydantic found wrong in a section of a run file. kind: its class."""
-    return _sentence(f"[{section}] ", error, kind, lambda key: key)
+def first_error(section: str, error: ValidationError, kind: type[BaseModel], skip: int = 0) -> str:
+    """Return the sentence for the first thing that pydantic found wrong in a section of a run file.
+
+    kind: its class. skip: how many parts of the error's place lead to the section.
+    """
+    return _sentence(f"[{section}] ", error, kind, lambda key: key, skip)
 
 
 def first_error_in_python(kind: type[BaseModel], error: ValidationError) -> str:
@@ -152,9 +158,11 @@ def unknown_word(word: str, known: Sequence[str]) -> str:
     return f"{word} is not known; {hint}"
 
 
-def _sentence(opening: str, error: ValidationError, model: type[BaseModel], written: Callable[[str], str]) -> str:
+def _sentence(
+    opening: str, error: ValidationError, model: type[BaseModel], written: Callable[[str], str], skip: int = 0
+) -> str:
     found: Any = error.errors(include_url=False)[0]
-    kind, ctx, place = found["type"], found.get("ctx", {}), found["loc"]
+    kind, ctx, place = found["type"], found.get("ctx", {}), found["loc"][skip:]
     key = written(str(place[0])) if place else ""
     where = f"{opening}{key}" + "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
     if kind == "missing":

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
+from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.rows import class_of
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
@@ -37,7 +38,6 @@ Counts = NDArray[np.int64]
 Shown = int | str
 
 WITHHELD = "withheld"
-LEAST_SHOWN = 5  # where nobody says otherwise
 BINS = 12  # of a number, about
 TAILS = 0.05  # the part of the values that is below a range that was looked for, and above it
 Kind = Literal["number", "date", "category", "ordered", "classes"]

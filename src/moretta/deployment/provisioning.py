@@ -191,7 +191,7 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
     elif not sites:
         raise ParameterError("kits need at least one site, got none")
     else:
-        _make(out, wanted, sites)
+        _make(out, wanted)
     return Kits(out / SERVER_FOLDER, {site: out / site for site in sites}, out / ADMIN_FOLDER)
 
 
@@ -202,7 +202,7 @@ def provision_authority(out: Path, host: str, port: int) -> Kits:
     """
     if _holds_anything(out):
         raise ParameterError(f"{out} exists and is not empty, and kits are never overwritten: name a new folder")
-    _make(out, {"host": host, "port": port, "keys": AT_SITES}, ())
+    _make(out, {"host": host, "port": port, "keys": AT_SITES})
     return Kits(out / SERVER_FOLDER, {}, out / ADMIN_FOLDER)
 
 
@@ -227,11 +227,11 @@ def keys_at_sites(out: Path) -> bool:
     return (out / MANIFEST).is_file() and load_json(out / MANIFEST).get("keys") == AT_SITES
 
 
-def _make(out: Path, wanted: Mapping[str, Any], sites: Sequence[str]) -> None:
+def _make(out: Path, wanted: Mapping[str, Any]) -> None:
     """Make a folder of kits whole or not at all. wanted: its manifest."""
-    host, port = wanted["host"], wanted["port"]
+    host, port, sites = wanted["host"], wanted["port"], wanted.get("sites", [])
     for site in sites:
-        if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or list(sites).count(site) > 1:
+        if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or sites.count(site) > 1:
             raise ParameterError(f"a site needs a name of its own, but {site!r} is taken: rename it")
     if not 0 < port < 65536:
         raise ParameterError(f"kits need a port of 1 to 65535, got {port}")
@@ -242,7 +242,7 @@ def _make(out: Path, wanted: Mapping[str, Any], sites: Sequence[str]) -> None:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a crash
     try:
-        _fill(partial, out / SERVER_FOLDER, wanted, sites)
+        _fill(partial, out / SERVER_FOLDER, wanted)
         rename(partial, out)
     except OSError as error:
         raise ParameterError(f"the kits cannot be written to {out}: {error.strerror}; name another folder") from error
@@ -250,13 +250,13 @@ def _make(out: Path, wanted: Mapping[str, Any], sites: Sequence[str]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fill(folder: Path, server: Path, wanted: Mapping[str, Any], sites: Sequence[str]) -> None:
+def _fill(folder: Path, server: Path, wanted: Mapping[str, Any]) -> None:
     """Make all kits in a folder. server: where the server's is going to be."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.utils import serialize_pri_key
 
-    signs, host = "keys" in wanted, wanted["host"]
+    signs, host, sites = "keys" in wanted, wanted["host"], wanted.get("sites", [])
     folder.mkdir(mode=0o700, parents=True)
     context = _build(folder / "work", host, wanted["port"], sites, [CertBuilder(*([ROOT_DAYS] if signs else []))])
     made = Path(context.get_result_location())

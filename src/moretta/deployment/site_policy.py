@@ -112,14 +112,11 @@ def allowed_protocol(run: RunFile, site: SiloFile) -> None:
         raise PolicyError(f'[protocol] name = "{name}": [runs] protocols of this site\'s silo.toml has no such name')
     if not site.silo.edge:
         return
-    limits = site.limits
-    own = {"edge": (site.silo.name,), "edge_precision": limits.edge_precision}
-    engine = run.engine.model_copy(update=own | {"memory_limit_mib": limits.memory_limit_mib})
     with _refusing():
-        rules.check(run.model_copy(update={"engine": engine}), rules.at_edge_site)
+        rules.check(run.model_copy(update={"engine": site.edge_engine(run.engine)}), rules.at_edge_site)
         edge = edge_of(run.protocol)
         edge.check_packages(edge.RUNS)
-        edge.check_tokens(run.data.layout, limits.edge_precision)
+        edge.check_tokens(run.data.layout, site.limits.edge_precision)
 
 
 def length(run: RunFile, site: SiloFile) -> None:

@@ -20,7 +20,6 @@ from moretta.engines.child import ChildClient
 from moretta.engines.flare.envelope import Hello
 from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import PRIVACY, RunFolder
-from moretta.engines.settings import Engine
 from moretta.protocols.common.entry import load
 from moretta.protocols.common.setting import Setting, check_tables, prepared_rows
 from moretta.protocols.common.silo_rows import schema_of
@@ -58,7 +57,7 @@ class EdgeRole:
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Return the role, whose process starts with the first message."""
-        spec, limits, name = self._spec, self._file.limits, self._silo.name
+        spec, name = self._spec, self._silo.name
         check_tables(spec, hello.outputs)
         setting = Setting(
             spec,
@@ -69,17 +68,12 @@ class EdgeRole:
             run_id="" if spec.run.insecure_secret_seed is not None else hello.run,
             helped=lambda name: helped,
         )
-        uses_all = not spec.data.batch_size or spec.protocol.steps_at_silos
+        uses_all = not spec.protocol.lot(spec.data.batch_size)
         statistics = Statistics.of(
             setting.columns, setting.layout, classes=setting.classes, counts_rows=uses_all, scales=False
         )
         self._setup = setting.setup(self._silo, hello.tensors, statistics, setting.bound(hello.tensors))
-        engine = Engine(
-            edge=(name,),
-            edge_precision=limits.edge_precision,
-            memory_limit_mib=limits.memory_limit_mib,
-            micro_batch=limits.micro_batch,
-        )
+        engine = self._file.edge_engine(spec.engine)
         client = self._edge.edge_client(spec.protocol, self._setup, engine, setting.insecure_root(name))
         return client, schema_of(self._edge.MESSAGES)
 

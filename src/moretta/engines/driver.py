@@ -120,10 +120,9 @@ class Driver:
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
         self._wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
-        away = self._engine.away(present)
-        if len(present) - len(lost.keys() | away.keys()) >= self._least:
-            for silo, why in away.items():
-                lost.setdefault(silo, why)
+        away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
+        if len(present) - len(lost) - len(away) >= self._least:
+            lost |= away
         takes, attempt, waits = RoundTakes(present), 0, 0
         while True:
             now, present = Stamp(self._run, number, attempt, takes.take), takes.playing(lost)
@@ -207,8 +206,6 @@ class Driver:
 
     def _left_out(self, present: Sequence[str]) -> dict[str, Missing]:
         """Return the silos that have cost too many takes, unless too few would be left."""
-        if not self._cost:
-            return {}
         out = [silo for silo in present if self._cost[silo] >= COSTS]
         if len(present) - len(out) < self._least:
             return {}
@@ -237,14 +234,11 @@ class Driver:
                 except StopIteration as end:
                     used = not isinstance(end.value, Aborted)
                     return end.value  # type: ignore[no-any-return]
-                replies = self._engine.deliver(ask)
-                if replies.missing:
-                    replies = self._believed(replies)
-                    _note(gone, replies.missing)
+                replies = self._believed(self._engine.deliver(ask))
+                _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
         finally:
-            for stamp, silos in opened:
-                self._sums.append(OpenedSum.of(stamp, silos, set_up=set_up, used=used))
+            self._sums += [OpenedSum.of(*one, set_up=set_up, used=used) for one in opened]
 
     def _believed(self, replies: Replies) -> Replies:
         """Return the replies, with what silos may be believed of spent takes.

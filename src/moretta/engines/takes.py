@@ -94,8 +94,6 @@ class RoundTakes:
 
     def others(self) -> dict[str, Missing]:
         """Return who of those who are wanted may not play, and why."""
-        if not self.only and not self._alone:
-            return {}
         why = Missing(
             Reason.SPENT,
             f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may play this round again, "

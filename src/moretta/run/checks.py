@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from moretta.config.rules import KEYS_MISSING
+from moretta.contract.rules import check as check_rules
+from moretta.contract.rules import in_python
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, row_shape
@@ -84,6 +87,12 @@ def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
                 f"{len(silo.columns)} columns"
             )
     grid_of(silos).check(row_shape(silos)[0])
+
+
+def check_keys(spec: Specification, silos: Sequence[Silo]) -> None:
+    """Check that silos that are here have keys beside a roster; remote ones have their own."""
+    if not all(silo.remote for silo in silos):
+        check_rules((KEYS_MISSING,), spec, in_python)
 
 
 def check_names(engine: Engine, silos: Sequence[Silo]) -> None:

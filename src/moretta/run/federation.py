@@ -219,6 +219,7 @@ class Federation:
         self.class_names = rows.class_names or (() if table is None else table.classes)
         if not silos:
             raise ParameterError("a federation needs at least one silo; got none")
+        checks.check_keys(spec, silos)
         self._rows = prepared_rows(spec, silos, rows.column_rules)
         self.silos, self.column_rules, self.layout, self._roster = self._rows
         self.test, self.validation = self._packed("test", rows.test), self._packed("validation", rows.validation)

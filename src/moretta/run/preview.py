@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moretta.config.run_files import RunFile
+from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.grid import GRIDS
 from moretta.data.images.sets import read_npz
-from moretta.data.look import LEAST_SHOWN, Look, Spread, lines_of, look_at
+from moretta.data.look import Look, Spread, lines_of, look_at
 from moretta.data.rows import as_features, as_targets
 from moretta.data.silo import Silo
 from moretta.data.tables import inference

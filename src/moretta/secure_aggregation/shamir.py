@@ -56,13 +56,10 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
     except PeerError as error:
         raise ParameterError(f"secret: {error}") from None
     drawn = random(DRAWN_BYTES * (threshold - 1))
-    known = [constant]
-    for start in range(0, len(drawn), DRAWN_BYTES):
-        known.append(int.from_bytes(drawn[start : start + DRAWN_BYTES], "little") % PRIME)
-    values = known[1:]
-    for weights in _weights(tuple(points), threshold):
-        values.append(sum(map(mul, known, weights)) % PRIME)
-    return {x: _encode(value) for x, value in zip(points, values, strict=True)}
+    each = (drawn[start : start + DRAWN_BYTES] for start in range(0, len(drawn), DRAWN_BYTES))
+    known = [constant, *(int.from_bytes(one, "little") % PRIME for one in each)]
+    others = (sum(map(mul, known, weights)) % PRIME for weights in _weights(tuple(points), threshold))
+    return {x: _encode(value) for x, value in zip(points, [*known[1:], *others], strict=True)}
 
 
 def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -85,11 +82,6 @@ def reconstruct(shares: Mapping[int, bytes], threshold: int) -> bytes:
         except PeerError as error:
             raise PeerError(f"share of point {x}: {error}") from None
     return _encode(total % PRIME)
-
-
-def check_share(share: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless a share is a field element: 32 bytes whose value is below p."""
-    _decode(share)
 
 
 @lru_cache(maxsize=1024)

@@ -214,12 +214,11 @@ def gather(
     if spent := spent_of(replies):
         return Aborted(spent)
     missing = {silo: _EARLIER for silo in cohort if silo not in asks} | dict(replies.missing)
-    if expected is not None:
-        return Replies(replies.answers, missing, replies.empty), expected
     said = Counter(reply.asked for reply in replies.answers.values())
-    digest = max(said, key=lambda digest: (said[digest], digest), default=b"")
-    answers = {silo: reply for silo, reply in replies.answers.items() if reply.asked == digest}
-    others = {silo: _OTHERWISE for silo in replies.answers if silo not in answers}
+    most = max(said, key=lambda digest: (said[digest], digest), default=b"")
+    digest = most if expected is None else expected
+    others = {silo: _OTHERWISE for silo, reply in replies.answers.items() if reply.asked != digest}
+    answers = {silo: reply for silo, reply in replies.answers.items() if silo not in others}
     return Replies(answers, missing | others, replies.empty), digest
 
 
@@ -241,8 +240,6 @@ def again(ask: Ask, replies: Replies) -> Exchange[Replies]:
 
 def spent_of(replies: Replies) -> dict[str, Missing]:
     """Return the silos that have helped to open another sum of the round than the one asked for."""
-    if not replies.missing:
-        return {}
     return {silo: why for silo, why in replies.missing.items() if why.reason is Reason.SPENT}
 
 
@@ -253,8 +250,6 @@ def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
     server is at fault. The silo in most pairs goes first: two honest silos are in no pair together, so a single silo at
     fault is in all of them. Where pairs are even, a maker goes.
     """
-    if not any(unopened.values()):
-        return {}
     pairs = {(holder, maker) for holder, makers in unopened.items() for maker in makers}
     left_out = dict[str, Missing]()
     while pairs:

@@ -204,11 +204,10 @@ class SelfMask:
         self.commitment = commitment(secret, label, me)
         holders, summed = cohort.holders(me), shares_of(label)
         made = shamir.share(secret, cohort.plan.threshold, list(map(cohort.point, holders)), random)
-        shares, digests, sealed = dict(zip(holders, made.values(), strict=True)), list[bytes](), list[bytes]()
-        for name, share in shares.items():
-            digests.append(share_digest(share, summed))
-            sealed += [] if name == me else [agreement.seals[name][0].encrypt(share, [summed])]
-        self.own_share, self.digests, self.sealed = shares[me], b"".join(digests), b"".join(sealed)
+        shares = dict(zip(holders, made.values(), strict=True))
+        self.digests = b"".join([share_digest(share, summed) for share in shares.values()])
+        self.own_share = shares.pop(me)
+        self.sealed = b"".join([agreement.seals[name][0].encrypt(share, [summed]) for name, share in shares.items()])
 
     def __repr__(self) -> str:
         return "SelfMask(<redacted>)"
@@ -281,12 +280,12 @@ class OpenSum:
         if self._credentials is not None:
             self._check_signatures(asked, self._credentials.roster)
         self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
-        opened = {agreement.me: self._own.own_share}
-        for maker, one, digest in zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES), strict=True):
-            if share := self._opened(maker, one, digest):
-                opened[maker] = share
-        makers, secret = tuple(sorted(opened)), b"" if self._credentials is None else self._own.secret
-        shares = b"".join(map(opened.__getitem__, makers))
+        parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES), strict=True)
+        opened = {maker: self._opened(maker, one, digest) for maker, one, digest in parts}
+        opened[agreement.me] = self._own.own_share
+        makers = tuple(maker for maker in sorted(opened) if opened[maker])
+        shares = b"".join([opened[maker] for maker in makers])
+        secret = b"" if self._credentials is None else self._own.secret
         reply = SelfMaskShares(stamp=asked.stamp, makers=makers, shares=shares, secret=secret)
         self._given = asked, reply
         return reply
@@ -346,11 +345,8 @@ def recovered_masks(
 
     keys: of masks, by the survivor that gave them and lost neighbour. secrets: of self-masks, by survivor.
     """
-    masks = list[Mask]()
-    for silo in survivors:
-        masks.append((False, self_key(secrets[silo], label, silo)))
-        masks += [(silo > lost, key) for lost, key in keys[silo].items()] if silo in keys else []
-    return masks
+    own = [(False, self_key(secrets[silo], label, silo)) for silo in survivors]
+    return own + [(silo > lost, key) for silo in survivors for lost, key in keys.get(silo, {}).items()]
 
 
 def put_together(

@@ -37,8 +37,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
     setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
     scheme = setting.secure_aggregation.scheme
-    size = 0 if protocol.local_epochs else setting.spec.data.batch_size  # an epoch uses all of a silo's rows
-    agreed = common.enrolment_of(setting, scheme, None, setting.columns, size)
+    agreed = common.enrolment_of(setting, scheme, None, setting.columns, protocol.lot(setting.spec.data.batch_size))
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
     forward, recipe = _forward(protocol, setting, layout)
     device = torch.device(setting.spec.run.device)

@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.layout import SampleLayout
-from moretta.data.look import LEAST_SHOWN, shown, total
+from moretta.data.look import shown, total
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import modules, scoring

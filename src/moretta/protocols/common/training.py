@@ -101,6 +101,10 @@ class Training(Section):
         """Whether silos step by themselves, and the server moves by the mean of their differences."""
         return False
 
+    def lot(self, batch_size: int) -> int:
+        """Return how many rows a silo uses in a round; 0 for all of them, as where silos step by themselves."""
+        return 0 if self.steps_at_silos else batch_size
+
     @property
     def loss_function(self) -> Loss:
         """The loss with its settings; needs torch."""
