@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from moretta.commands.terminal import (
-    AllowCode,
-    Overrides,
-    allows_code,
-    needs_torch,
-    read,
-    say,
-    screen,
-    show,
-    tell,
-)
+from moretta.commands.terminal import AllowCode, Overrides, allows_code, needs_torch, read, say, screen, show, tell
 from moretta.commands.train import audit_with_bar, train_with_bar
 from moretta.errors import ParameterError, RunFailed
 

@@ -69,10 +69,6 @@ def _flare(s: Sections) -> bool:
     return bool(s.engine.name == "flare")
 
 
-def _of_many_machines() -> str:
-    return either(name for name, entry in ENTRIES.items() if entry.many_machines)
-
-
 def _has_validation(data: Data) -> bool:
     """Return whether early stopping has rows to judge by; bank-marketing brings its own, and Python gives them."""
     own = data.source == "bank-marketing" and data.validation_fraction is None
@@ -168,7 +164,11 @@ RULES: tuple[SettingRule, ...] = (
     ),
     SettingRule(lambda s: not _flare(s) and s.data.source != PYTHON and KEYS_MISSING.broken(s), KEYS_MISSING.sentence),
     SettingRule(
-        lambda s: _flare(s) and not _entry(s).many_machines and {"others": _of_many_machines()},
+        lambda s: (
+            _flare(s)
+            and not _entry(s).many_machines
+            and {"others": either(name for name, entry in ENTRIES.items() if entry.many_machines)}
+        ),
         "{protocol.name:=} is a baseline for one machine; over many, choose {others}",
     ),
     SettingRule(

@@ -79,19 +79,9 @@ def _found_keys(run_file: RunFile) -> SecureAggregation:
 
 def shared(run_file: RunFile) -> RunFile:
     """Return the run file as sites are sent it: each key that is the server's or a site's own is at its default."""
-    return run_file.model_copy(
-        update={
-            name: _told(part)
-            for name in type(run_file).model_fields
-            if isinstance(part := getattr(run_file, name), Section)
-        }
-    )
-
-
-def _told(section: Section) -> Section:
-    own = {
-        name: known.get_default()
-        for name, known in type(section).model_fields.items()
-        if mark_of(known) in (SERVER, SITE)
-    }
-    return section.model_copy(update=own)
+    told = dict[str, Section]()
+    for name in type(run_file).model_fields:
+        if isinstance(part := getattr(run_file, name), Section):
+            own = (one for one in type(part).model_fields.items() if mark_of(one[1]) in (SERVER, SITE))
+            told[name] = part.model_copy(update={key: known.get_default() for key, known in own})
+    return run_file.model_copy(update=told)

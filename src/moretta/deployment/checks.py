@@ -23,12 +23,16 @@ from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.memory import free_memory
 from moretta.data.tables.files import ENDINGS
-from moretta.deployment import kits, provisioning, server_connection, server_key, site_policy
+from moretta.deployment import job, kits, provisioning, server_connection, server_key, shared_settings, site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, differences, pinned_settings
 from moretta.deployment.server_key import identity_of, load_json, server_keys
+from moretta.deployment.site_roles import EdgeRole
 from moretta.engines.confinement import landlock
 from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
+
+if TYPE_CHECKING:
+    from moretta.run.federation import Federation
 
 T = TypeVar("T")
 
@@ -247,7 +251,8 @@ def policy(kit: Path) -> str:
     """Check whom a site's kit lets bring code: FLARE's own policy lets administrators of every organisation."""
     path = next((path for name in POLICIES if (path := kit / "local" / name).exists()), None)
     roles = {} if path is None else load_json(path).get("permissions", {})
-    open_to = [role for role, rights in roles.items() if _right(rights, "byoc") != "none"]
+    byoc = {role: own.get("byoc", "none") if isinstance(own, dict) else own for role, own in roles.items()}
+    open_to = [role for role, right in byoc.items() if right != "none"]
     if path is None or open_to:
         whom = ", ".join(open_to) if path is not None else "everybody"
         return Warned(
@@ -261,10 +266,6 @@ def policy(kit: Path) -> str:
             "class_list_enforcement_mode"
         )
     return "lets nobody bring code"
-
-
-def _right(rights: object, right: str) -> object:
-    return rights.get(right, "none") if isinstance(rights, dict) else rights
 
 
 def server_answers(kit: Path) -> str:
@@ -372,14 +373,8 @@ def openable(file: SiloFile) -> str:
     return f"{path} can be read; give --run to see whether its rows fit"
 
 
-if TYPE_CHECKING:
-    from moretta.run.federation import Federation
-
-
 def for_many_machines(run_file: RunFile) -> str:
     """Check that a run file is for many machines."""
-    from moretta.deployment import job
-
     job.check(run_file)
     return f"{len(run_file.engine.sites)} sites: {', '.join(run_file.engine.sites):.200}"
 
@@ -389,8 +384,6 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
 
     built: is given the federation, if there is one.
     """
-    from moretta.deployment import shared_settings
-
     source = run_file.model.source
     if not server and file is not None and file.silo.edge:
         return f"{source}: an edge site runs no code of it, and the server sends the graph"
@@ -418,9 +411,6 @@ def roster_lists_all(run_file: RunFile) -> str:
 
 def rows_fit(run_file: RunFile, file: SiloFile) -> str:
     """Check that a site's rows can be read as a run wants them."""
-    from moretta.deployment import shared_settings
-    from moretta.deployment.site_roles import EdgeRole
-
     known = _as_sent(run_file, file)
     silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
     mine = next(silo for silo in silos if not silo.remote)
@@ -429,8 +419,6 @@ def rows_fit(run_file: RunFile, file: SiloFile) -> str:
 
 def _as_sent(run_file: RunFile, file: SiloFile | None) -> RunFile:
     """Return a run as a site has it, which its silo.toml permits."""
-    from moretta.deployment import shared_settings
-
     text = shared_settings.shared_text(run_file)
     if file is None:
         return run_files.loads(text, run_file.base / "run.toml")

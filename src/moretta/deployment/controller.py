@@ -142,7 +142,12 @@ class Controller(FlareController):
                 aborted=aborted,
                 waiting=lambda sentence: self._tell({"state": "waiting", "sentence": sentence}),
             )
-            threading.Thread(target=_keep_in_touch, args=(sites, ended), daemon=True).start()
+
+            def keep_in_touch() -> None:  # so that a site that is asked nothing does not take its server for gone
+                while not ended.wait(SPEAK):
+                    sites.speak()
+
+            threading.Thread(target=keep_in_touch, daemon=True).start()
             sites.gather(federation.summing.least, self._wait)
             job.play_once(self._signature, local)  # until here the same job may be submitted again
             self._tell({"state": "playing", "after": place.round})
@@ -165,12 +170,6 @@ class Controller(FlareController):
     def _tell(self, state: Mapping[str, object]) -> None:
         if self._status is not None:
             write_atomically(self._status, json.dumps({"at": time.time(), **state}).encode())
-
-
-def _keep_in_touch(sites: Sites, ended: threading.Event) -> None:
-    """Speak to all sites now and then, so that a site that is asked nothing does not take its server for gone."""
-    while not ended.wait(SPEAK):
-        sites.speak()
 
 
 def _hello(federation: Federation, run_file: RunFile, digest: str, place: CheckpointId) -> Hello:

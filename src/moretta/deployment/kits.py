@@ -165,7 +165,14 @@ def check_certificates(kit: Path, now: datetime | None = None) -> None:
         raise ParameterError(
             f"{files.certificate} was not issued by the root beside it: get both from one federation"
         ) from error
-    _check_key(files.key, chain[0])
+    try:
+        key = load_pem_private_key(files.key.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ParameterError(
+            f"{files.key} was expected to be a private key without a password: get a new kit"
+        ) from error
+    if key.public_key() != chain[0].public_key():
+        raise ParameterError(f"{files.key} is not the key of the certificate beside it: get both from one kit")
     if kind_of(kit) != "server" and subject(kit) != name_of(kit):
         raise ParameterError(
             f"{kit} is for {name_of(kit)}, and its certificate for {subject(kit)}: get both from one kit"
@@ -185,15 +192,6 @@ def _check_dates(kit: Path, chain: Sequence[x509.Certificate], now: datetime) ->
                 f"a certificate of {kit} was valid until {ends:%Y-%m-%d}, and not now ({now:%Y-%m-%d}): get a new kit, "
                 "or set this machine's clock if it is wrong"
             )
-
-
-def _check_key(path: Path, certificate: x509.Certificate) -> None:
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{path} was expected to be a private key without a password: get a new kit") from error
-    if key.public_key() != certificate.public_key():
-        raise ParameterError(f"{path} is not the key of the certificate beside it: get both from one kit")
 
 
 def validity_of(kit: Path) -> tuple[datetime, datetime]:

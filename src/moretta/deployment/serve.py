@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.config.run_files import RunFile
-from moretta.deployment import (
-    job,
-    kits,
-    processes,
-    provisioning,
-    server_connection,
-    server_key,
-    shared_settings,
-)
+from moretta.deployment import job, kits, processes, provisioning, server_connection, server_key, shared_settings
 from moretta.deployment.server_connection import Administrator, logged_in
 from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import rounds_kept

@@ -167,11 +167,6 @@ class Administrator:
         with self.asked() as session:
             return str(session.submit_job(str(job.resolve())))
 
-    def status(self, job: str) -> str:
-        """Return a job's state as FLARE names it: SUBMITTED, DISPATCHED, RUNNING, or one that begins with FINISHED."""
-        with self.asked() as session:
-            return str(session.get_job_status(job))
-
     def abort(self, job: str) -> None:
         """End a job at the server and all sites; one that has ended stays as it is."""
         with self.asked() as session:

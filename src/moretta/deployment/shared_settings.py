@@ -88,16 +88,11 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
 def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
     """Return the specification as a site has it. An edge site imports none of the code that the run names."""
     own = {"device": site.limits.device, "insecure_secret_seed": site.silo.insecure_secret_seed}
-    return _specification(run_file, own, aggregation_at(run_file, site), imports=not site.silo.edge)
-
-
-def aggregation_at(run_file: RunFile, site: SiloFile) -> SecureAggregation:
-    """Return how sums are made, with the places of a site's own key and of its own list of everybody's."""
-    aggregation = run_file.secure_aggregation
-    if site.silo.roster is None or site.silo.identity is None:
-        return aggregation.model_copy(update={"roster": None, "identity": None})
-    places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
-    return aggregation.model_copy(update=places)
+    places: dict[str, object] = {"roster": None, "identity": None}  # of its own list of all keys, and of its own key
+    if site.silo.roster is not None and site.silo.identity is not None:
+        places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
+    aggregation = run_file.secure_aggregation.model_copy(update=places)
+    return _specification(run_file, own, aggregation, imports=not site.silo.edge)
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:
@@ -187,10 +182,6 @@ def task_of(run_file: RunFile) -> str:
     return "regression" if _wanted(run_file).classes is None else "classification"
 
 
-def _standardises_by_default(wanted: ExpectedRows) -> bool:
-    return len(wanted.inputs or ()) == 1 and not wanted.tokens and wanted.layout is None
-
-
 def _wanted(run_file: RunFile) -> ExpectedRows:
     data, table = run_file.data, run_file.table
     if table is not None:
@@ -250,12 +241,13 @@ def _specification(
     imports: bool = True,
 ) -> Specification:
     """Return the specification of a run whose rows are at sites. own: what this machine says of [run] itself."""
+    wanted = _wanted(run_file)
     return of_run_file(
         run_file,
         run_file.run.model_copy(update=dict(own)),
         task=task_of(run_file),
         table=run_file.table,
-        standardise=_standardises_by_default(_wanted(run_file)),
+        standardise=len(wanted.inputs or ()) == 1 and not wanted.tokens and wanted.layout is None,
         aggregation=aggregation,
         imports=imports,
     )

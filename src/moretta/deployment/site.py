@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError
@@ -36,7 +35,6 @@ from moretta.deployment.site_roles import EdgeRole, TorchRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.envelope import Hello
-from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, MorettaError, ParameterError, RowsError
@@ -45,22 +43,6 @@ from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 log = logging.getLogger("moretta")
 
 LASTING = "lasting.json"
-
-
-class Role(Protocol):
-    """What a site plays: by PyTorch, or in a process without it (`site_roles`)."""
-
-    def own(self, text: str) -> site_policy.OwnSide:
-        """Return what the site compares with a server's hello. text: of the run."""
-
-    def rows(self) -> Mapping[str, str]:
-        """Return a digest of the site's own rows, by its name."""
-
-    def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
-        """Build the protocol's client; return it with the messages of the run. helped: what it has helped to open."""
-
-    def leave(self, client: Client, folder: RunFolder) -> None:
-        """Write what the run leaves at the site alone."""
 
 
 class Site:
@@ -87,7 +69,7 @@ class Site:
         self._agreement.open(self._settings)
         self.timed = self._run_file.protocol.privacy is None  # else seconds tell of a secret lot
         with self._reading_rows():
-            self._role: Role = (EdgeRole if file.silo.edge else TorchRole)(self._run_file, file)
+            self._role = (EdgeRole if file.silo.edge else TorchRole)(self._run_file, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
         self.fingerprint = fingerprint(self._key) if self._key else ""

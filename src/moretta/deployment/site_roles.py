@@ -29,7 +29,7 @@ from moretta.protocols.registry import edge_of, entry_of
 
 
 class EdgeRole:
-    """A role as `moretta.deployment.site.Site` wants it. silos: of the run, with the site's own rows.
+    """What an edge site plays. silos: of the run, with the site's own rows.
 
     run_file: as `moretta.deployment.site_policy.admit` returned it.
     Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
@@ -87,7 +87,7 @@ class EdgeRole:
 
 
 class TorchRole:
-    """A role as `moretta.deployment.site.Site` wants it. Raises `moretta.errors.ParameterError` as `site_side` does."""
+    """The same by PyTorch. Raises `moretta.errors.ParameterError` as `site_side` does."""
 
     def __init__(self, run_file: RunFile, file: SiloFile) -> None:
         import torch

@@ -117,8 +117,8 @@ def _read_id(path: Path) -> CheckpointId:
 
 def _pack(state: State) -> Sequence[bytes | memoryview]:
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
-    plain = {name: _plain(value) for name, value in state.items() if name not in arrays}
-    return _file_parts(arrays, json.dumps(plain))
+    plain = {name: value for name, value in state.items() if name not in arrays}
+    return _file_parts(arrays, json.dumps(plain, default=lambda octets: {"bytes": octets.hex()}))
 
 
 def _file_parts(arrays: Mapping[str, Array], metadata: str) -> Sequence[bytes | memoryview]:
@@ -138,10 +138,6 @@ def _file_parts(arrays: Mapping[str, Array], metadata: str) -> Sequence[bytes | 
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     padded = text.ljust(-(-len(text) // 8) * 8)
     return [len(padded).to_bytes(8, "little") + padded, *pieces]
-
-
-def _plain(value: Any) -> Any:
-    return {"bytes": value.hex()} if isinstance(value, bytes) else value
 
 
 def _content(path: Path) -> bytes:

@@ -67,7 +67,7 @@ class TrafficCounter:
             self._bytes["shares", asked.TAG] += shares
 
     def take(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call, and begin again."""
+        """Return the bytes since the last call, by direction and tag, and begin again."""
         taken, self._bytes = dict(self._bytes), defaultdict(int)
         return taken
 

@@ -20,16 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import (
-    Aborted,
-    Exchange,
-    Missing,
-    Outcome,
-    Reason,
-    Replies,
-    Report,
-    Server,
-)
+from moretta.contract.roles import Aborted, Exchange, Missing, Outcome, Reason, Replies, Report, Server
 from moretta.engines.delivery import Delivery
 from moretta.engines.takes import AskedTakes, OpenedSum, RoundTakes, can_play, opened_by
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
@@ -194,7 +185,9 @@ class Driver:
     ) -> dict[str, Missing]:
         """Wait for silos that are away; return who is still left out. Raises the failure where too few come back."""
         needed = len(takes.only) or self._least
-        back = self._wait_for(lost, needed - len(takes.playing(lost))) if waits <= WAITS else []
+        away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
+        least = needed - len(takes.playing(lost))  # 0 or less: all of them, as the round needs each
+        back = self._engine.back(away, least if least > 0 else len(away)) if away and waits <= WAITS else []
         left = {silo: why for silo, why in lost.items() if silo not in back}
         if not back:
             left |= takes.without_them()
@@ -210,14 +203,6 @@ class Driver:
         if len(present) - len(out) < self._least:
             return {}
         return dict.fromkeys(out, _COSTLY)
-
-    def _wait_for(self, lost: Mapping[str, Missing], least: int) -> Sequence[str]:
-        """Wait for silos that cannot be reached, where the engine can; return who is back.
-
-        least: how many must be back; 0 or less means all, as the round needs each of them.
-        """
-        away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
-        return self._engine.back(away, least if least > 0 else len(away)) if away else []
 
     def _play(self, exchange: Exchange[R], gone: dict[str, Missing], *, set_up: bool = False) -> R:
         """Drive one generator to its end, note who is missing in `gone`, and which sums were opened.

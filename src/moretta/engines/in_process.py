@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moretta.contract.codec import Codec, size
 from moretta.contract.messages import Message
-from moretta.contract.roles import Ask, Client, Missing, Reason, Replies, State
+from moretta.contract.roles import Ask, Client, Missing, Reason, Replies
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
 from moretta.engines.faults import INJECTED, NO_MISHAP, Injector, Mishap
@@ -61,6 +61,11 @@ class InProcess:
         if min(workers, len(self._silos.parts)) > 1:
             self._silos = Workers(clients, codec, self._silos, workers, prepare)
         self._traffic, self._ends = TrafficCounter(), 0
+        self.take_traffic = self._traffic.take
+        # `gather` brings the clients that this engine was given to where those stand that answer in other processes,
+        # `spread` those to states that the given ones were brought to.
+        self.close, self.gather, self.spread = self._silos.close, self._silos.gather, self._silos.spread
+        self.scores = self._silos.scores
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
@@ -90,10 +95,6 @@ class InProcess:
             answers = self._silos.answers(reached)
             return replies_of(ask, exchanged)
 
-    def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
-        return self._traffic.take()
-
     @property
     def peak_mib(self) -> float | None:
         """The most memory that any silo with a process of its own has taken so far; None without such silos."""
@@ -115,22 +116,6 @@ class InProcess:
 
     def keep(self, place: CheckpointId) -> None:
         """Do nothing: the silos' states are kept with the server's."""
-
-    def close(self) -> None:
-        """End the processes of silos, and those that silos play in."""
-        self._silos.close()
-
-    def gather(self) -> None:
-        """Bring the clients that this engine was given to where those stand that answer in other processes."""
-        self._silos.gather()
-
-    def scores(self) -> Mapping[str, float]:
-        """Return the scores that silos have read."""
-        return self._silos.scores()
-
-    def spread(self, states: Mapping[str, State]) -> None:
-        """Bring those to states that the given clients were brought to."""
-        self._silos.spread(states)
 
     def _arrived(self, silo: str, message: Message, given: Answered, mishap: Mishap) -> Message | Missing:
         """Return what comes of a silo's answer on its way, or why nothing does."""

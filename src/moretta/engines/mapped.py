@@ -36,9 +36,11 @@ def room(length: int) -> memoryview:
         return memoryview(bytearray(length))
     try:
         with tempfile.TemporaryFile() as file:  # the mapping holds it
-            _leave_others(file.fileno())
-            _allocate(file.fileno(), length)
-            return memoryview(mmap.mmap(file.fileno(), length))
+            descriptor = file.fileno()
+            if hasattr(os, "sysconf") and 2 * descriptor > os.sysconf("SC_OPEN_MAX") > 0:  # others are still to come
+                raise OSError(errno.EMFILE, "half of the files that this process may have open are (ulimit -n)")
+            _allocate(descriptor, length)
+            return memoryview(mmap.mmap(descriptor, length))
     except OSError as error:
         log.warning("%d MiB lie in memory, as there is no room for them in a file: %s", length >> 20, error)
         return memoryview(bytearray(length))
@@ -81,12 +83,6 @@ def laid_down(message: Message) -> Message:
         for name, value in fields.items()
     }
     return dataclasses.replace(message, **there)
-
-
-def _leave_others(descriptor: int) -> None:
-    """Raise OSError where half of the files that this process may have open are: others are still to be opened."""
-    if hasattr(os, "sysconf") and 2 * descriptor > os.sysconf("SC_OPEN_MAX") > 0:
-        raise OSError(errno.EMFILE, "half of the files that this process may have open are (ulimit -n)")
 
 
 def _allocate(descriptor: int, length: int) -> None:

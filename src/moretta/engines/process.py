@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Process:
             held = stack.pop_all()
         self._leads = leads
         self._pipes = _Pipe(self._popen.stdin), _Pipe(self._popen.stdout)
-        self.input, self.output = _binary(self._pipes[0]), _binary(io.BufferedReader(self._pipes[1]))
+        self.input, self.output = cast(BinaryIO, self._pipes[0]), cast(BinaryIO, io.BufferedReader(self._pipes[1]))
         self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # or as the interpreter ends
 
     def wait_until(self, moment: float) -> None:
@@ -122,11 +122,6 @@ class _Pipe(io.RawIOBase):
         poll.register(self._pipe.fileno(), event)
         if not poll.poll(max(0.0, self.until - time.monotonic()) * 1000):
             raise TimeoutError
-
-
-def _binary(stream: Any) -> BinaryIO:
-    binary: BinaryIO = stream
-    return binary
 
 
 def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:

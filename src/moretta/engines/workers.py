@@ -21,8 +21,10 @@ starts in its place: the run fails, and goes on from its checkpoint.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
@@ -36,8 +38,9 @@ from typing import Any, NamedTuple, NoReturn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, Missing, Reason, State
-from moretta.engines import child, frames, worker
+from moretta.engines import child, frames
 from moretta.engines import process as of_silo
+from moretta.engines.delivery import lengths_of
 from moretta.engines.silos_here import Answered, SilosHere, absent
 from moretta.errors import ParameterError, PeerError, RunFailed
 
@@ -207,7 +210,7 @@ class Workers:
                     ours.close()
                     for other in self._workers:  # else a worker would not see that the first process has ended
                         other.socket.close()
-                    worker.play(theirs, here.only(silos), self._kinds, prepare)
+                    play(theirs, here.only(silos), self._kinds, prepare)
                 except Exception:  # noqa: BLE001  # nobody above may handle it
                     traceback.print_exc()
                 finally:
@@ -253,3 +256,103 @@ def _how(process: int, until: float) -> str:
         return ""
     code = os.waitstatus_to_exitcode(found[1])
     return f" (killed by signal {-code})" if code < 0 else ""
+
+
+# A worker: it answers for its silos until the other end of its socket closes.
+
+
+def play(
+    ours: socket.socket, silos: SilosHere, kinds: Mapping[str, type[Message]], prepare: Callable[[], None]
+) -> None:
+    """Answer until there is nobody to answer to."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes, and is for the first
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        gc.freeze()  # what both processes have stays shared
+        _Answering(ours, silos, kinds, prepare).run()
+    except (EOFError, OSError):
+        pass  # the run is over, or its process has ended
+    finally:
+        silos.close()
+
+
+class _Answering:
+    def __init__(
+        self,
+        ours: socket.socket,
+        silos: SilosHere,
+        kinds: Mapping[str, type[Message]],
+        prepare: Callable[[], None],
+    ) -> None:
+        self._socket, self._silos, self._kinds, self._prepare = ours, silos, kinds, prepare
+        silos.between = self._heed
+        self._log = _Kept()
+        log.handlers, log.propagate = [self._log], False
+        log.setLevel(logging.INFO)
+
+    def run(self) -> None:
+        while True:
+            frames.send(self._socket, self._frame(frames.receive(self._socket)))
+
+    def _frame(self, asked: Mapping[str, Any]) -> frames.Frame:
+        began = time.perf_counter()
+        told = self._told(asked)
+        about = {"phases": self._silos.clock.take(), "ends": self._silos.ends, "peak_mib": self._silos.peak_mib}
+        about |= {"log": self._log.taken(), "busy": time.perf_counter() - began}
+        try:
+            return frames.packed({**told, **about})
+        except TypeError as error:  # a state holds what no frame can
+            return frames.packed({"failed": f"{type(error).__name__}: {error}", **about})
+
+    def _told(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"failed": "", **self._done(asked)}
+        except EOFError:
+            raise
+        except Exception as error:  # whatever it is, it is told where the run can end
+            log.exception("a process that silos play in failed")
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _done(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        match asked["do"]:
+            case "answer":
+                messages = [frames.message_of(one, self._kinds) for one in asked["messages"]]
+                found = self._silos.answers({silo: messages[place] for silo, place in asked["to"].items()})
+                return {"answers": {silo: _fields_of(one) for silo, one in found.items()}}
+            case "states":
+                return {"states": self._silos.states(), "scores": self._silos.scores()}
+            case "restore":
+                self._silos.restore(asked["states"])
+            case "begin":
+                self._prepare()
+        return {}
+
+    def _heed(self) -> None:
+        """End where nobody waits for the answers any more: before they are there, nothing else is sent."""
+        poll = select.poll()  # `select.select` takes no descriptors of 1,024 and more
+        poll.register(self._socket, select.POLLIN)
+        if poll.poll(0):
+            raise EOFError
+
+
+def _fields_of(found: Answered) -> dict[str, Any]:
+    if isinstance(found.answer, Missing):
+        return {"reason": str(found.answer.reason), "detail": found.answer.detail, "seconds": found.seconds}
+    lengths = lengths_of(found.answer)
+    return {"reason": "", "answer": frames.fields_of(found.answer), "seconds": found.seconds, "lengths": lengths}
+
+
+class _Kept(logging.Handler):
+    """Keeps what is logged, for the process that shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append((record.levelno, self.format(record)))
+
+    def taken(self) -> list[tuple[int, str]]:
+        records, self._records = self._records, []
+        return records

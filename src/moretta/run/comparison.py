@@ -202,14 +202,10 @@ def cells(runs: Mapping[str, RunFile], seeds: Sequence[int] | None, home: Path) 
     """Return each run from each seed, seed by seed. seeds: None for the run file's own alone, which no folder names."""
     if seeds is None:
         return [Cell(name, run_file, home / name) for name, run_file in runs.items()]
-    return [
-        Cell(name, _from(run_file, seed), home / name / f"seed-{seed}")
-        for seed in seeds
-        for name, run_file in runs.items()
-    ]
-
-
-def _from(run_file: RunFile, seed: int) -> RunFile:
-    given = run_file.run.model_dump(mode="json", by_alias=True, exclude_none=True)
-    run = run_files.section("run", type(run_file.run), given | {"seed": seed})  # validated: a seed has a range
-    return run_file.model_copy(update={"run": run})
+    found = []
+    for seed in seeds:
+        for name, run_file in runs.items():
+            given = run_file.run.model_dump(mode="json", by_alias=True, exclude_none=True)
+            run = run_files.section("run", type(run_file.run), given | {"seed": seed})  # validated: a seed has a range
+            found.append(Cell(name, run_file.model_copy(update={"run": run}), home / name / f"seed-{seed}"))
+    return found

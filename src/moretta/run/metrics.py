@@ -13,14 +13,7 @@ from torch import Tensor
 
 from moretta.data.references import said
 from moretta.errors import ParameterError
-from moretta.protocols.common.targets import (
-    BINS,
-    CONFUSION_UP_TO,
-    confusion,
-    predicted,
-    probabilities,
-    reliability,
-)
+from moretta.protocols.common.targets import BINS, CONFUSION_UP_TO, confusion, predicted, probabilities, reliability
 
 Metric = Callable[[Tensor, Tensor], Any]
 """Of outputs [rows, outputs] and targets, int64[rows] of classes and [rows, outputs] of numbers; gives one number."""

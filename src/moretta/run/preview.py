@@ -174,14 +174,11 @@ def told_of_sums(
         columns = _by_schema(found, table)
     else:
         given = names or [f"x{place}" for place in range(len(found.present))]
-        columns = [_number(name, found, place, may_lack=_may_lack(found)) for place, name in enumerate(given)]
+        may_lack = bool((found.present < found.rows).any())
+        columns = [_number(name, found, place, may_lack=may_lack) for place, name in enumerate(given)]
     target = _target(found, class_names, table)
     look = Look(("all silos",), np.array([found.rows]), tuple(columns), target, {}, (len(found.present),))
     return look.told() | {"silos": silos}
-
-
-def _may_lack(found: Counted) -> bool:
-    return bool((found.present < found.rows).any())
 
 
 def _by_schema(found: Counted, table: Schema) -> list[Spread]:

@@ -64,7 +64,7 @@ from functools import lru_cache
 
 from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import MisuseError, ParameterError, PeerError
-from moretta.secure_aggregation.identity import check_keys, check_public_key, check_signature_length
+from moretta.secure_aggregation.identity import check_keys, check_lengths, check_public_key, check_signature_length
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
 
 PART_BYTES = 32
@@ -87,7 +87,7 @@ class CommittedAdvert(Message):
         """Raise `moretta.errors.PeerError` for a bad key or signature length, or without a commitment."""
         check_public_key(self.public_key)
         check_signature_length(self.signature)
-        _check_lengths("commitment", {"": self.commitment})
+        check_lengths("a commitment", {"commitment": self.commitment}, PART_BYTES)
 
 
 @message("secure-aggregation/committed-keys")
@@ -103,7 +103,7 @@ class CommittedKeys(Message):
         check_keys(self.keys, self.signatures)
         if set(self.commitments) != set(self.keys):
             raise PeerError("expected a commitment with each silo's key")
-        _check_lengths("commitment", self.commitments)
+        check_lengths("a commitment", self.commitments, PART_BYTES)
 
 
 @message("secure-aggregation/graph-part")
@@ -114,7 +114,7 @@ class GraphPart(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for another length."""
-        _check_lengths("part", {"": self.part})
+        check_lengths("a part", {"part": self.part}, PART_BYTES)
 
 
 @message("secure-aggregation/graph-parts")
@@ -125,7 +125,7 @@ class GraphParts(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for a part of another length."""
-        _check_lengths("part", self.parts)
+        check_lengths("a part", self.parts, PART_BYTES)
 
 
 MESSAGES = (AdvertiseCommitted, CommittedAdvert, CommittedKeys, GraphPart, GraphParts)
@@ -156,14 +156,6 @@ def check_parts(setup: Stamp, parts: Mapping[str, bytes], commitments: Mapping[s
         raise PeerError("expected the part in the graph's seed of each silo that has committed itself, and no other")
     for silo, part in parts.items():
         check_part(setup, silo, part, commitments[silo])
-
-
-def _check_lengths(what: str, values: Mapping[str, bytes]) -> None:
-    for silo, value in values.items():
-        if len(value) != PART_BYTES:
-            raise PeerError(
-                f"expected a {what} of {PART_BYTES} bytes, got {len(value)}" + (f" of `{silo}`" * bool(silo))
-            )
 
 
 COMPLETE_TO = 50  # silos, unless a degree is asked for

@@ -47,7 +47,7 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.cohort import Credentials
-from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
+from moretta.secure_aggregation.identity import Roster, check_lengths, check_signature_length, verify
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -137,13 +137,6 @@ def check_names(names: tuple[str, ...]) -> None:
     """Raise `moretta.errors.PeerError` unless there are names, sorted and all different."""
     if not names or not all(map(lt, names, names[1:])):
         raise PeerError("expected survivors in the order of their names, each once")
-
-
-def check_lengths(what: str, parts: Mapping[str, bytes], length: int) -> None:
-    """Raise `moretta.errors.PeerError` unless all parts have this length."""
-    for name, part in parts.items():
-        if len(part) != length:
-            raise PeerError(f"`{name}`: expected {what} of {length} bytes, got {len(part)}")
 
 
 def count_of(content: bytes, length: int) -> int:

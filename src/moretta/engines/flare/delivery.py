@@ -105,6 +105,7 @@ class Sites:
         self._codec, self._recorder = codec, recorder
         self._deadline, self._aborted, self._waiting = deadline or LONGEST, aborted, waiting
         self._traffic = TrafficCounter()
+        self.take_traffic = self._traffic.take
         self._number = 0
         self._peak: float | None = None
         self.renewed, self.speak = self._live.renewed, self._live.speak
@@ -143,10 +144,6 @@ class Sites:
             self._record("sent", silo, message, bodies[silo])
         outcomes = self._exchange("answer", bodies, self._deadline)
         return replies_of(ask, lambda silo, message: self._answer(silo, ask, message, outcomes[silo]))
-
-    def take_traffic(self) -> Mapping[tuple[str, str], int]:
-        """Return the bytes since the last call, by direction ("up", "down", "shares": also up) and ask tag."""
-        return self._traffic.take()
 
     @property
     def peak_mib(self) -> float | None:

@@ -162,7 +162,8 @@ class Liveness:
         awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, Awake)}
         replies = self.requests(dict.fromkeys(awake, self.hello), {}, PATIENCE, processes=awake)
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
-        alone = {name: self.hello.model_copy() for name, reply in replies.items() if _is_denied(reply)}
+        denied = (name for name, reply in replies.items() if isinstance(reply, tuple) and isinstance(reply[0], Denied))
+        alone = {name: self.hello.model_copy() for name in denied}
         replies |= self.requests(alone, {}, PATIENCE, processes=awake)
         asleep = {name: reply for name, reply in woken.items() if isinstance(reply, Missing)}
         for name, reply in (asleep | replies).items():
@@ -221,7 +222,3 @@ class Liveness:
             return Missing(Reason.MALFORMED, str(error))
         except PeerError as error:
             return Missing(Reason.REFUSED, str(error))
-
-
-def _is_denied(reply: tuple[Reply, Bytes] | Missing) -> bool:
-    return isinstance(reply, tuple) and isinstance(reply[0], Denied)

@@ -126,7 +126,7 @@ class ServerSession:
         of the body. Raises `moretta.errors.CodecError` for what is no reply, or longer, and
         `moretta.errors.PeerError` for one that is not signed.
         """
-        reply, envelope = reply_of(data, _sealed_size(largest))
+        reply, envelope = reply_of(data, largest + TAG * max(1, -(-largest // PIECE)))  # as it is once it is sealed
         if isinstance(reply, (Awake, Stranger, Denied)):  # of who knows no session; they give nothing and end nothing
             return reply, b""
         if key is not None:  # only then is the body hashed
@@ -318,11 +318,6 @@ def _record(folder: Path, hello: Hello) -> None:
 def _sealed(seal: AESGCM, serial: int, body: bytes) -> bytes:
     pieces = _pieces(body, PIECE)
     return b"".join(seal.encrypt(_nonce(serial, pieces, number), piece, None) for number, piece in enumerate(pieces))
-
-
-def _sealed_size(size: int) -> int:
-    """Return the length in bytes of `size` bytes once they are sealed."""
-    return size + TAG * max(1, -(-size // PIECE))
 
 
 def _opened(seal: AESGCM, serial: int, body: Bytes) -> Bytes:

@@ -236,9 +236,6 @@ class SiteWorker:
             log.error("cannot take part: %s", refusal)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # `_unfit` logs it, and the site lives on
             role, refusal = None, _unfit(error, "cannot take part")
-        self._settle(hello, role, refusal)
-
-    def _settle(self, hello: Hello, role: tuple[Client, Codec] | None, refusal: str | None) -> None:
         with self._changed:
             if self._entered == (hello.run, hello.session):
                 self._role, self._refusal = role, refusal
