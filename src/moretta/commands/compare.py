@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from moretta.commands.terminal import AllowCode, Overrides, allows_code, needs_torch, read, say, screen, show, tell
-from moretta.commands.train import audit_with_bar, train_with_bar
+from moretta.commands.train import audit_bar, train_with_bar
 from moretta.errors import ParameterError, RunFailed
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -
     for folder in folders:
         auditing.check_folder(folder, allowed[folder])
     for folder in folders:
-        audit_with_bar(folder, allow_code=allowed[folder])
+        with audit_bar(folder) as progress:
+            auditing.audit_folder(folder, progress=progress, allow_code=allowed[folder])
 
 
 def _write_page(folders: Sequence[Path], home: Path | None) -> tuple[dict[str, float], Path | None]:

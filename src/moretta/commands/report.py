@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from moretta.commands.terminal import AllowCode, allows_code, needs_torch, read, say, show
-from moretta.commands.train import audit_with_bar
+from moretta.commands.train import audit_bar
 from moretta.errors import RunFailed
 
 
@@ -47,7 +47,16 @@ def audit(
 
         limits = auditing.limits_of(fail_above)
         allowed = allows_code(folder, allow_code, data=True)
-        found = audit_with_bar(folder, thorough, background, limits, allowed, federation)
+        with audit_bar(folder) as progress:
+            found = auditing.audit_folder(
+                folder,
+                thorough=thorough,
+                background=background,
+                progress=progress,
+                needed=limits,
+                allow_code=allowed,
+                federation=federation,
+            )
     say(read(folder, "audit.json"), lambda: _print_audit(folder))
     if above := found.above(limits):
         raise RunFailed("; ".join(above.values()))

@@ -5,7 +5,7 @@ Training and audits show a bar on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,6 @@ from moretta.commands.terminal import Overrides, RunPath, needs_torch, print_res
 from moretta.errors import RunFailed
 
 if TYPE_CHECKING:
-    from moretta.audit.auditor import Audit
     from moretta.config import run_files
     from moretta.run.federation import Result
 
@@ -65,18 +64,10 @@ def _left_in(folder: Path) -> str:
     return f"{folder} has no checkpoint yet: remove it, and begin again" if folder.exists() else "nothing was written"
 
 
-def audit_with_bar(
-    folder: Path,
-    thorough: bool = False,
-    background: Path | None = None,
-    needed: Iterable[str] = (),
-    allow_code: bool = False,
-    federation: str | None = None,
-) -> Audit:
-    """Audit a run folder. Raises RunFailed if a person interrupts it; `moretta.run.auditing` says the rest."""
+@contextmanager
+def audit_bar(folder: Path) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar of an audit; yields what moves it. Raises RunFailed if a person interrupts the audit."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from moretta.run import auditing
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
@@ -86,15 +77,7 @@ def audit_with_bar(
             bar.update(task, description=f"audit of {folder.name}: {name}", completed=done, total=of)
 
         try:
-            return auditing.audit_folder(
-                folder,
-                thorough=thorough,
-                background=background,
-                progress=progress,
-                needed=needed,
-                allow_code=allow_code,
-                federation=federation,
-            )
+            yield progress
         except KeyboardInterrupt:
             raise RunFailed("interrupted; nothing was written of this audit") from None
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from moretta.report.terminal import Screen, one_line
 
@@ -63,26 +63,13 @@ class Rhythm:
         return True
 
 
-class Face(Protocol):
-    """A place where a run is shown."""
-
-    def show(self, number: int, line: Mapping[str, Any]) -> None:
-        """Show that a round has ended."""
-
-    def say(self, text: str) -> None:
-        """Show a sentence that stays."""
-
-    def end(self) -> None:
-        """Show the last round, where it has not been shown."""
-
-
 class Display:
     """Shows a run for as long as a `with` block lasts; it is called after each round. label: what is shown."""
 
     def __init__(self, label: str, rounds: int) -> None:
         self._label, self._rounds, self._stack = label, rounds, ExitStack()
         self._heard = {level: _is_heard(level) for level in (logging.INFO, logging.WARNING)}
-        self._face: Face = _Lines(rounds)
+        self._face: _Lines | _Bar | _Cell = _Lines(rounds)
 
     def __enter__(self) -> Self:
         """Begin to show it."""
@@ -129,7 +116,8 @@ def _is_heard(level: int) -> bool:
 
 
 @contextmanager
-def _face(label: str, rounds: int, *, quiet: bool) -> Iterator[Face]:
+def _face(label: str, rounds: int, *, quiet: bool) -> Iterator[_Lines | _Bar | _Cell]:
+    """Give the place where a run is shown, which shows rounds, sentences that stay, and at the end what it has not."""
     console = Screen(stderr=True)
     if (notebook := _notebook()) is not None:
         yield _Cell(notebook, label, rounds)
@@ -166,7 +154,7 @@ class _Lines:
 
 
 @contextmanager
-def _bar(console: Any, label: str, rounds: int) -> Iterator[Face]:
+def _bar(console: Any, label: str, rounds: int) -> Iterator[_Bar]:
     """Show a bar in a terminal."""
     from rich import progress
 

@@ -63,7 +63,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from moretta.contract.messages import Message, Stamp, message
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import check_keys, check_lengths, check_public_key, check_signature_length
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
 
@@ -166,9 +166,8 @@ SECRECY_BITS, RETRY_BITS = 40, 20
 def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dict[str, frozenset[str]]:
     """Return each silo's neighbours, without itself; the same for every order of the names.
 
-    degree: even and at least 2; None, or at least the number of other silos, for the complete graph.
+    names: all different. degree: of a plan; None, or at least the number of other silos, for the complete graph.
     seed: 32 public bytes that nobody chose: the digest of the cohort's names, fresh keys and parts of the graph's seed.
-    Raises `moretta.errors.MisuseError` for a name that comes twice, `moretta.errors.ParameterError` for the degree.
 
     Every party computes the graph, so the server cannot dictate it. The last to speak cannot choose it either, as the
     parts of its seed are committed to before keys are seen (`moretta.secure_aggregation.graph`). A server can make
@@ -177,13 +176,9 @@ def neighbourhoods(names: Iterable[str], degree: int | None, seed: bytes) -> dic
     """
     ordered = sorted(names)
     count = len(ordered)
-    if len(set(ordered)) != count:
-        raise MisuseError("expected a cohort of different names")
     if degree is None or degree >= count - 1:
         everyone = frozenset(ordered)
         return {name: everyone - {name} for name in ordered}
-    if degree < 2 or degree % 2:
-        raise ParameterError(f"degree = {degree}: expected an even number of neighbours, at least 2")
     ring = [ordered[place] for place in Keystream(derive(seed, "graph")).permutation(count).tolist()]
     steps = [step for far in range(1, degree // 2 + 1) for step in (far, -far)]
     return {name: frozenset(ring[(place + step) % count] for step in steps) for place, name in enumerate(ring)}

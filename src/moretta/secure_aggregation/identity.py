@@ -222,11 +222,6 @@ class Roster:
             uses = Counter(values.values())
             if twins := sorted(silo for silo, value in values.items() if uses[value] > 1):
                 raise ParameterError(f"[[silo]] {' and '.join(twins)} have the same {what}; give each its own")
-        if self.server:
-            try:
-                parse_server_keys([public_line(key) for key in self.server])
-            except ParameterError as error:
-                raise ParameterError(f"[server] key: {error}") from None
         if twins := sorted(silo for silo, key in self.keys.items() if key in self.server):
             raise ParameterError(
                 f"[server] has the key of [[silo]] {twins[0]}, which could then play the server; give each its own"
