@@ -97,10 +97,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def _quoted(choice: str) -> str:
-    return choice if choice.isdigit() else f'"{choice}"'
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown word: the nearest known one, if any is near, and all of them.
 
@@ -126,7 +122,8 @@ def wrong_choice(section: str, key: str, value: object, choices: Iterable[str]) 
 def _not_among(value: object, choices: Sequence[str]) -> str:
     close = nearest(value, choices) if isinstance(value, str) else None
     hint = f'; did you mean "{close}"?' if close else ""
-    return f"expected {either(map(_quoted, choices))}, got {shown(value)}{hint}"
+    quoted = (choice if choice.isdigit() else f'"{choice}"' for choice in choices)
+    return f"expected {either(quoted)}, got {shown(value)}{hint}"
 
 
 def first_error(section: str, error: ValidationError, kind: type[BaseModel], skip: int = 0) -> str:

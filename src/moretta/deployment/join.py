@@ -75,7 +75,8 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Pat
     _wait_for_server(kit, say)
     host, port = kits.address_of(kit)
     say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
-    site, flare = (new_lines(path, _size(path)) for path in (out / "log.txt", out / "flare.log"))  # before it starts
+    logs = out / "log.txt", out / "flare.log"
+    site, flare = (new_lines(log, log.stat().st_size if log.exists() else 0) for log in logs)  # before it starts
     with processes.running(kit, out / "flare.log", remembered) as client:
         _watch(client, kit, site, flare, say)
     if client.returncode != 0:
@@ -139,7 +140,3 @@ def _watch(
             )
         if not ended:
             time.sleep(LOOK)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

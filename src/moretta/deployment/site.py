@@ -69,7 +69,8 @@ class Site:
         self._agreement.open(self._settings)
         self.timed = self._run_file.protocol.privacy is None  # else seconds tell of a secret lot
         with self._reading_rows():
-            self._role = (EdgeRole if file.silo.edge else TorchRole)(self._run_file, file)
+            played = self._run_file
+            self._role: EdgeRole | TorchRole = EdgeRole(played, file) if file.silo.edge else TorchRole(played, file)
         identity = file.silo.identity
         self._key = b"" if identity is None else Identity.load(file.base / identity).public_key
         self.fingerprint = fingerprint(self._key) if self._key else ""

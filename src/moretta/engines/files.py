@@ -52,6 +52,14 @@ def read_file(folder: Path, name: str, what: str = "a file of a run") -> bytes:
         return stream.read(size)
 
 
+def read_present(folder: Path, name: str, what: str) -> bytes:
+    """Read a file of a run folder that has to be there. Raises ParameterError as `read_file`, and for an absent one."""
+    try:
+        return read_file(folder, name, what)
+    except FileNotFoundError as error:
+        raise ParameterError(f"{folder / name}: expected {what}; {error.strerror}") from None
+
+
 def read_text(folder: Path, name: str) -> str:
     """Read a text in UTF-8 from a run folder. Raises as `read_file`, and ParameterError for other bytes."""
     try:

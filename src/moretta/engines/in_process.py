@@ -64,8 +64,7 @@ class InProcess:
         self.take_traffic = self._traffic.take
         # `gather` brings the clients that this engine was given to where those stand that answer in other processes,
         # `spread` those to states that the given ones were brought to.
-        self.close, self.gather, self.spread = self._silos.close, self._silos.gather, self._silos.spread
-        self.scores = self._silos.scores
+        self.gather, self.spread, self.scores = self._silos.gather, self._silos.spread, self._silos.scores
 
     def deliver(self, ask: Ask) -> Replies:
         """Hand each silo its message; return the valid answers and why the others are missing."""
@@ -113,6 +112,10 @@ class InProcess:
         ends, before = self._silos.ends, self._ends
         self._ends = ends
         return ends > before
+
+    def close(self) -> None:
+        """End the processes of silos, and those that silos play in."""
+        self._silos.close()
 
     def keep(self, place: CheckpointId) -> None:
         """Do nothing: the silos' states are kept with the server's."""

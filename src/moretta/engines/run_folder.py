@@ -38,7 +38,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from moretta.contract.messages import Array, Tensors
-from moretta.engines.files import check_plain, read_file, read_text, write_atomically
+from moretta.engines.files import check_plain, read_present, read_text, write_atomically
 from moretta.engines.folder_lock import LOCK, held, refuse_held
 from moretta.engines.journal import HelpedFile, Journal
 from moretta.errors import MorettaError, ParameterError
@@ -237,7 +237,7 @@ def read_model(folder: Path, name: str) -> dict[str, Array]:
     if not isinstance(digests, dict):
         raise ParameterError(f"{folder / 'result.json'}: expected the models' SHA-256 by file; restore it")
     path = folder / name
-    content = _content(folder, name, "a model")
+    content = read_present(folder, name, "a model of a finished run")
     try:
         arrays: dict[str, Array] = load(content)
     except SafetensorError as error:
@@ -254,7 +254,7 @@ def read_inputs(folder: Path) -> dict[str, Any]:
     Raises `moretta.errors.ParameterError` where that is missing, damaged, or another than the run wrote, by its record.
     """
     path = folder / "inputs.json"
-    written = _content(folder, path.name, "a file")
+    written = read_present(folder, path.name, "a file of a finished run")
     content = _parsed(path, written)
     _check_digest(path, written, _result(folder).get("inputs"), "another")
     return content
@@ -262,7 +262,7 @@ def read_inputs(folder: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return one JSON file of a run folder. Raises `moretta.errors.ParameterError` where it is missing or damaged."""
-    return _parsed(path, _content(path.parent, path.name, "a file"))
+    return _parsed(path, read_present(path.parent, path.name, "a file of a finished run"))
 
 
 def _parsed(path: Path, written: bytes) -> dict[str, Any]:
@@ -286,11 +286,3 @@ def _check_digest(path: Path, content: bytes, digest: str | None, other: str) ->
             f"{path} is not what the run wrote, whose SHA-256 is in result.json; restore it, or copy the folder "
             f"without result.json to use {other}"
         )
-
-
-def _content(folder: Path, name: str, what: str) -> bytes:
-    """Return the content of a file of a finished run. Raises ParameterError as `read_file`, also where it is absent."""
-    try:
-        return read_file(folder, name, f"{what} of a finished run")
-    except FileNotFoundError as error:
-        raise ParameterError(f"{folder / name}: expected {what} of a finished run; {error.strerror}") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.contract import framing
-from moretta.engines.files import read_file, write_atomically
+from moretta.engines.files import read_present, write_atomically
 from moretta.engines.journal import Journal
 from moretta.errors import CodecError, ParameterError
 
@@ -162,10 +162,7 @@ class Views:
 
 def _content(folder: Path, name: str) -> bytes:
     """Return the bytes of a file below ``views`` of a run folder."""
-    try:
-        return read_file(folder.parent, f"{folder.name}/{name}", "a recorded view")
-    except FileNotFoundError as error:
-        raise ParameterError(f"{folder / name}: expected a recorded view; {error.strerror}") from None
+    return read_present(folder.parent, f"{folder.name}/{name}", "a recorded view")
 
 
 def _index(path: Path) -> list[dict[str, Any]]:

@@ -109,7 +109,9 @@ class _Standardise:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = dtype_of(module)
         named = {name: self._scaled(name, x, dtype) for name, x in kwargs.items()}
-        places = chain(_positional(module), repeat(""))  # what a forward takes besides, such as *rest, has no name
+        by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        known = [name for name, one in signature(module.forward).parameters.items() if one.kind in by_place]
+        places = chain(known, repeat(""))  # what a forward takes besides, such as *rest, has no name
         return tuple(self._scaled(name, x, dtype) for name, x in zip(places, args, strict=False)), named
 
     def _scaled(self, name: str, x: Any, dtype: torch.dtype) -> Any:
@@ -118,12 +120,6 @@ class _Standardise:
         x = x.float().double()  # as silos pack and prepare it
         mean, deviation = (figures.to(x.device) for figures in self._scales[name])
         return ((x - mean) / deviation).to(dtype)
-
-
-def _positional(module: nn.Module) -> list[str]:
-    """Return the names of what the module's forward takes by position, in order."""
-    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, one in signature(module.forward).parameters.items() if one.kind in positional]
 
 
 def with_one_argument(model: nn.Module) -> nn.Module:

@@ -10,11 +10,9 @@ from moretta.config import specification
 from moretta.config.run_files import RunFile
 from moretta.data.grid import GRIDS
 from moretta.data.layout import SampleLayout
-from moretta.data.silo import Silo
 from moretta.data.tables.rows import expansion_of, rules_of
 from moretta.data.tables.schema import Schema
 from moretta.models import catalogue
-from moretta.protocols.common.training import Training
 from moretta.run.federation import Federation
 from moretta.run.inputs import RunRows
 from moretta.run.rows import load_columns, load_rows, table_of
@@ -62,8 +60,13 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
 def _of_rows(run_file: RunFile) -> _Found:
     """Return rows that are dealt out, or in a file for each silo."""
     dataset, dealt = load_rows(run_file)
+    joint = getattr(run_file.protocol, "vertical", "joint") == "joint"  # else each silo of a row needs its labels
+    silos = [
+        replace(silo, y=silo.y if silo.labelled or not joint else silo.y[:0], layout=dataset.layout, labelled=True)
+        for silo in dealt.silos
+    ]
     rows = RunRows(
-        [replace(_labelled(silo, run_file.protocol), layout=dataset.layout) for silo in dealt.silos],
+        silos,
         (dealt.test.x, dealt.test.y),
         None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         dealt.feature_names,
@@ -82,9 +85,3 @@ def _of_columns(run_file: RunFile) -> _Found:
     held = None if test is None else (test.x, test.y)
     rows = RunRows(silos, held, None, names, table.classes, rules_of(table))
     return _Found(rows, (len(names),), classes or 1, classes, table, True, None)
-
-
-def _labelled(silo: Silo, protocol: Training) -> Silo:
-    """Return a silo with the labels only where it holds them, or where each silo of a row needs them by itself."""
-    joint = getattr(protocol, "vertical", "joint") == "joint"
-    return replace(silo, y=silo.y if silo.labelled or not joint else silo.y[:0], labelled=True)

@@ -237,22 +237,19 @@ class Session:
             log.info("%s", sentence)
         if self._files is not None:
             self._files.end(outcome, record)
+        models = outcome.models
+        if self._players.displacement is not None:  # confined ones, which only a simulation has all of
+            confined = self._players.models()
+            models = confined if len(confined) <= MANY else {}
         return Result(
             record=record,
             history=self._history,
             model=self._module(outcome.parameters) if outcome.parameters else None,
             released=None if outcome.released is None else self._module(outcome.released),
-            models={name: self._module(tensors) for name, tensors in self._own_models(outcome).items()},
+            models={name: self._module(tensors) for name, tensors in models.items()},
             folder=None if self._files is None else self._files.folder.path,
             inputs=inputs_of(self._of, self._players.fitted.preparation),
         )
-
-    def _own_models(self, outcome: Outcome) -> Mapping[str, Tensors]:
-        """Return each silo's own model: the outcome's, or confined ones, which only a simulation has all of."""
-        if self._players.displacement is None:
-            return outcome.models
-        models = self._players.models()
-        return models if len(models) <= MANY else {}
 
     def _plan(self) -> RunPlan:
         return RunPlan(

@@ -236,7 +236,10 @@ class AdditiveContributor:
             add_masks(rest, [(True, blind_key(blind, label, self._name))])
         sealed = dict[str, Array]()
         for holder, seed in agreement.seeds.items():
-            share = Keystream(self._share_key(label, holder)).integers(rest.size, self._ring.bits)
+            key = os.urandom(32)
+            if self._insecure is not None:
+                key = self._insecure.derive("additive share", *label, holder, self._session)
+            share = Keystream(key).integers(rest.size, self._ring.bits)
             np.subtract(rest, share, out=rest)
             content = share.astype(share.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
             sealed[holder] = np.frombuffer(
@@ -297,11 +300,6 @@ class AdditiveContributor:
         except InvalidTag:
             return None
         return np.frombuffer(content, dtype=self._ring.dtype.newbyteorder("<"))
-
-    def _share_key(self, label: Label, holder: str) -> bytes:
-        if self._insecure is None:
-            return os.urandom(32)
-        return self._insecure.derive("additive share", *label, holder, self._session)
 
     def __repr__(self) -> str:
         return f"AdditiveContributor({self._name!r}, {self._ring}, <redacted>)"

@@ -304,29 +304,17 @@ class SetUp:
         without a set-up.
         """
         match message:
-            case AdvertiseKey():
-                self.check_run(message.stamp)
+            case AdvertiseKey(stamp=now) | AdvertiseCommitted(stamp=now):
+                self.check_run(now)
+                commits = isinstance(message, AdvertiseCommitted)
+                if commits and now in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
+                    raise PeerError(f"the part in the graph's seed of {now} was shown; set up as another attempt")
                 self._agreed = None
-                self._offer = Offer(message.stamp, self._me, self._credentials, self._insecure, self._session)
-                return KeyAdvert(
-                    stamp=message.stamp, public_key=self._offer.public_key, signature=self._offer.signature
-                )
-            case AdvertiseCommitted():
-                self.check_run(message.stamp)
-                if message.stamp in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
-                    raise PeerError(
-                        f"the part in the graph's seed of {message.stamp} was shown; set up as another attempt"
-                    )
-                self._agreed = None
-                self._offer = offer = Offer(
-                    message.stamp, self._me, self._credentials, self._insecure, self._session, commits=True
-                )
-                return CommittedAdvert(
-                    stamp=message.stamp,
-                    public_key=offer.public_key,
-                    signature=offer.signature,
-                    commitment=offer.commitment,
-                )
+                own = Offer(now, self._me, self._credentials, self._insecure, self._session, commits=commits)
+                self._offer, key, signature = own, own.public_key, own.signature
+                if not commits:
+                    return KeyAdvert(stamp=now, public_key=key, signature=signature)
+                return CommittedAdvert(stamp=now, public_key=key, signature=signature, commitment=own.commitment)
             case PeerKeys():
                 return self._accept(message.stamp, self._offered().agree(message, self._rules))
             case CommittedKeys():

@@ -171,12 +171,11 @@ class Ring:
 
 @lru_cache(maxsize=256)
 def _most(ring: Ring, fraction_bits: int, most_weight: int, parties: int) -> float:
-    """Return what magnitudes must stay below; cached, as fractions are slow and a run's tensors have few ranges."""
-    return _not_below(ring.largest(fraction_bits, most_weight, parties))
+    """Return what magnitudes must stay below; cached, as fractions are slow and a run's tensors have few ranges.
 
-
-def _not_below(bound: Fraction) -> float:
-    """Return the smallest float64 that is not below a bound: a float is below either if it is below both."""
+    It is the smallest float64 that is not below the bound: a float is below either if it is below both.
+    """
+    bound = ring.largest(fraction_bits, most_weight, parties)
     nearest = float(min(bound, Fraction(2**1023)))
     return nearest if Fraction(nearest) >= bound else math.nextafter(nearest, math.inf)
 
