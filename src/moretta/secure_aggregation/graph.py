@@ -64,8 +64,9 @@ from functools import lru_cache
 
 from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import ParameterError, PeerError
-from moretta.secure_aggregation.identity import check_keys, check_lengths, check_public_key, check_signature_length
+from moretta.secure_aggregation.identity import check_keys, check_public_key, check_signature_length
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
+from moretta.secure_aggregation.sums import check_lengths
 
 PART_BYTES = 32
 

@@ -384,13 +384,6 @@ def check_public_key(key: bytes) -> None:
     shared_secret(PROBE, key)
 
 
-def check_lengths(what: str, parts: Mapping[str, bytes], length: int) -> None:
-    """Raise `moretta.errors.PeerError` unless all parts have this length."""
-    for name, part in parts.items():
-        if len(part) != length:
-            raise PeerError(f"`{name}`: expected {what} of {length} bytes, got {len(part)}")
-
-
 def check_signature_length(signature: bytes) -> None:
     """Raise `moretta.errors.PeerError` unless the bytes have a signature's length, or none."""
     if len(signature) not in (0, SIGNATURE_BYTES):

@@ -18,7 +18,6 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.encoding import Range, Ring, Words, add_up, decode, encode, plan, room_for, shapes_of
-from moretta.secure_aggregation.identity import check_lengths
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, blind_key, label_of, pair_key, read
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -29,6 +28,7 @@ from moretta.secure_aggregation.sums import (
     Sum,
     Wanted,
     again,
+    check_lengths,
     check_tensors,
     gather,
     spent_of,

@@ -363,6 +363,13 @@ def message_digest(message: Message) -> bytes:
     return found
 
 
+def check_lengths(what: str, parts: Mapping[str, bytes], length: int) -> None:
+    """Raise `moretta.errors.PeerError` unless all parts have this length."""
+    for name, part in parts.items():
+        if len(part) != length:
+            raise PeerError(f"`{name}`: expected {what} of {length} bytes, got {len(part)}")
+
+
 def check_digest(tag: str, digest: bytes) -> None:
     """Raise `moretta.errors.PeerError` for bytes that cannot be a digest by SHA-256."""
     if len(digest) != BYTES:

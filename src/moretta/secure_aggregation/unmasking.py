@@ -47,11 +47,11 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
 from moretta.secure_aggregation.cohort import Credentials
-from moretta.secure_aggregation.identity import Roster, check_lengths, check_signature_length, verify
+from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.sums import Query
+from moretta.secure_aggregation.sums import Query, check_lengths
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
