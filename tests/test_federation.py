@@ -54,7 +54,7 @@ def test_what_an_audit_plays_again_without_edge_processes_keeps_all_names() -> N
 
 
 def test_a_table_says_what_is_filled_in_whatever_missing_says() -> None:
-    table = Schema(columns={name: Number(blanks="median") for name in ("age", "bmi", "pulse", "dose")})
+    table = Schema(columns={name: Number(blanks="median", range=(-50, 50)) for name in ("age", "bmi", "pulse", "dose")})
     given, default = (make(table=table, **more).column_rules.fills for more in ({"missing": "mean"}, {}))
     assert list(given) == list(default)
 
