@@ -26,7 +26,7 @@ def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
 
 def build_fedavg(protocol: Training, setting: Setting) -> Roles:
     """Build the same for federated averaging and FedProx, where an epoch uses all of a silo's rows."""
-    return _build(protocol, setting, setting.secure_aggregation.scheme, protocol.lot(setting.data.batch_size))
+    return _build(protocol, setting, setting.secure_aggregation.scheme, protocol.lot(setting.spec.data.batch_size))
 
 
 def build_centralised(protocol: Training, setting: Setting) -> Roles:
