@@ -188,7 +188,7 @@ def test_an_empty_lot_uploads_noise_alone(monkeypatch: pytest.MonkeyPatch) -> No
     model, one, silent = network(), private(noise=1.0), private()
     parameters = modules.arrays(model)
     for own in (one, silent):
-        monkeypatch.setattr(own, "rows_of_lot", lambda *purpose: np.arange(0))
+        monkeypatch.setattr(own.noise, "rows_of_lot", lambda *purpose: np.arange(0))
     assert all((value == 0).all() for value in silent.upload(model, parameters, NOW, {}).values())
     assert all((value != 0).all() for value in one.upload(model, parameters, NOW, {}).values())
 
@@ -223,7 +223,7 @@ def test_a_take_has_the_same_upload_in_all_attempts_and_whatever_differs_has_oth
     changed[-1] += 1e-6  # a row that need not even be in the lot
     assert norm(first, private(noise=1.0, own=rows(changed)).upload(model, parameters, NOW, {})) > 0.1
     scaled = rows(inputs())
-    scaled._of.prepared = Preparation(np.zeros(1), np.full(1, 1e-9), np.ones(1))
+    scaled.of.prepared = Preparation(np.zeros(1), np.full(1, 1e-9), np.ones(1))
     assert norm(first, private(noise=1.0, own=scaled).upload(model, parameters, NOW, {})) > 0.1
     moved = {name: value + (name == "0.bias") * 1e-9 for name, value in parameters.items()}
     # The gradients are all but the same: what differs is lot and noise.
