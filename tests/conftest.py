@@ -56,6 +56,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert all(one.returncode is not None for one in found)
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Keep what a run says of silos that fail from where tests are shown."""
+    logger = logging.getLogger("moretta")
+    level, logger.level = logger.level, logging.CRITICAL
+    yield
+    logger.level = level
+
+
 @pytest.fixture(autouse=True)
 def _logs_are_seen() -> None:
     """Have each test see Moretta's log, whatever one before it left: a site keeps it to its own file."""

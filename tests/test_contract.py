@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cast import cast_only
 from protocol_case import Case
+from stopped import interrupted
 from torch import nn
 
 from moretta import Engine, Faults, Federation, SecureAggregation, Silo
@@ -237,24 +239,6 @@ FAULTS: Mapping[Fault, str] = {
 
 def in_round(number: int) -> Callable[[Message], bool]:
     return lambda message: message.stamp.round == number and not is_setup(message)
-
-
-def players_of(made: Federation) -> Roles:
-    """The roles that a run of this federation would have."""
-    found: list[Roles] = []
-
-    class Enough(Exception):
-        pass
-
-    def casting(setting: Setting) -> Roles:
-        found.append(build(setting))
-        raise Enough
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moretta.run.federation.build", casting)
-        with pytest.raises(Enough):
-            made.train(3, seed=2)
-    return found[0]
 
 
 # -- the suite ---------------------------------------------------------------------------------------------------------
@@ -525,29 +509,17 @@ def test_a_run_in_two_parts_ends_with_the_bytes_of_a_run_in_one(name: str, tmp_p
             assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes()
 
 
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
 @pytest.mark.parametrize("every", [1, 3, 100])
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_a_run_was_interrupted_it_ends_the_same(name: str, every: int, tmp_path: Path) -> None:
-    def interrupted(out: Path, at: int, resume: bool) -> None:
-        def progress(number: int, of: int, line: object) -> None:
-            if number == at:
-                raise Killed
-
-        with pytest.raises(Killed):
-            federation_of(name, out, checkpoint_every=every).train(8, resume=resume, progress=progress)
-
     whole = weights(federation_of(name, tmp_path / "whole", checkpoint_every=every).train(8))
     for first, second in ((1, 2), (2, 4), (4, 4), (7, 8), (8, 8)):
         out = tmp_path / f"{first}-{second}"
-        interrupted(out, first, False)
+        interrupted(federation_of(name, out, checkpoint_every=every), first, 8)
         found = last_checkpoint(out / "checkpoint")
         assert found is not None
         if second > found[0].round:
-            interrupted(out, second, True)
+            interrupted(federation_of(name, out, checkpoint_every=every), second, 8, resume=True)
         result = federation_of(name, out, checkpoint_every=every).train(8, resume=True)
         assert weights(result) == whole
         assert [line["round"] for line in result.history] == list(range(1, 9))
@@ -556,7 +528,7 @@ def test_wherever_a_run_was_interrupted_it_ends_the_same(name: str, every: int, 
 @pytest.mark.parametrize("name", [*CASES, *ALSO])
 def test_what_a_role_states_is_what_it_takes_up(name: str) -> None:
     made = federation_of(name)
-    players, others = players_of(made), players_of(federation_of(name, insecure_secret_seed=6))
+    players, others = cast_only(made), cast_only(federation_of(name, insecure_secret_seed=6))
     for one, two in [
         (players.server, others.server),
         *zip(players.clients.values(), others.clients.values(), strict=True),

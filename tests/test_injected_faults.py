@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from test_cli import call, prepare
 from torch import nn
 
 from moretta import Centralised, Engine, Faults, Federation, FedSGD, Local, SecureAggregation, Silo
 from moretta.engines.run_folder import read_json
-from moretta.errors import ParameterError, RunFailed
+from moretta.errors import RunFailed
 from moretta.protocols.common import modules
 from moretta.protocols.common.modules import first_weights
 
@@ -155,18 +156,9 @@ def test_the_baselines_too_have_silos_that_drop_but_for_the_pool_of_all() -> Non
     assert set(alone.models) == set(ALL)
 
 
-@pytest.mark.parametrize(
-    ("faults", "message"),
-    [
-        (drop((1, "nroth")), r"^\[engine\.faults\] drop: no silo is called `nroth`; did you mean `north`\?$"),
-        (drop((1, "north"), (1, "x")), r"drop: no silo is called `x`; the silos are north, south, east, west$"),
-        (Faults.model_validate({"delay": [{"round": 1, "silo": "wst", "seconds": 1}]}), "delay: no silo .* `west`"),
-        (Faults.model_validate({"corrupt": [{"round": 1, "silo": "est"}]}), "corrupt: no silo is called `est`"),
-    ],
-)
-def test_a_silo_that_is_not_there_cannot_fail(faults: Faults, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        make(faults)
+@refused("injected_faults.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from safetensors.torch import save_file
 from torch import nn
 
@@ -123,9 +124,9 @@ def test_a_delta_for_each_participant_leaves_nobody_out(tmp_path: Path, aggregat
     Federation(model(), SILOS, CGD(loss="mse", delta={**deltas, "d": 0.4}), aggregation=aggregation).rehearse(2)
 
 
-def test_blind_sums_need_something_to_hide_in() -> None:
-    with pytest.raises(ParameterError, match=r'\(blind=True\) has nothing to hide sums in under .*\(scheme="none"\)'):
-        Federation(model(), SILOS, CGD(loss="mse", blind=True), aggregation=PLAIN).rehearse(2)
+@refused("ordinary_training.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_fedsgd_with_a_schedule_equals_pytorchs_own() -> None:
@@ -344,12 +345,6 @@ def test_a_turn_moves_pixels_and_changes_light_within_its_bounds() -> None:
     assert len(quarters) == 4
 
 
-def test_a_turn_is_refused_where_it_would_cut_pixels_off() -> None:
-    for pixel in (-0.1, 1.1):
-        with pytest.raises(ParameterError, match=r'augment = "turn" is for pixels in \[0, 1\], and some here are not'):
-            turned(torch.full((2, 1, 8, 8), pixel))
-
-
 def test_images_are_varied_alike_in_every_protocol() -> None:
     """PBPFL on varied images is still FedSGD on varied images: both draw from seed, silo and round."""
     generator = np.random.default_rng(2)
@@ -392,22 +387,6 @@ def test_a_warm_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
     save_file({"0.weight": torch.zeros(8, 5)}, tmp_path / "part.safetensors")
     with pytest.raises(ParameterError, match=r"2\.weight"):
         Federation(model(), SILOS, FedSGD(warm_start=tmp_path / "part.safetensors"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"early_stopping": 3}, r"early_stopping needs rows to judge by"),
-        ({"evaluate_every": 0}, r"evaluate_every: expected 1 or more, got 0"),
-        ({"evaluate_every": 2.5}, r"evaluate_every: expected a whole number, got 2\.5"),
-        ({"participation": 0.0}, r"Federation: participation: expected more than 0, got 0"),
-        ({"augment": True}, r"augment is for images"),
-        ({"augment": "turn"}, r"augment is for images"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ParameterError, match=sentence):
-        Federation(model(), SILOS, FedSGD(), **settings)  # type: ignore[arg-type]
 
 
 def test_silos_may_have_uneven_shares(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refused_rows import Row, refused
 
-from moretta.contract.messages import FIELD_KINDS, NAME_LIMIT, Array, Message, Stamp, Tensors, message
+from moretta.contract.messages import FIELD_KINDS, Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Ask, Replies
 from moretta.errors import PeerError
 
@@ -37,63 +38,15 @@ GOOD: dict[str, Any] = {
 
 HALF_A_PAIR = "\ud800"
 
-BAD = [
-    ("array", np.array([np.nan])),
-    ("array", np.array([-np.inf], dtype=np.float16)),
-    ("array", [1.0]),
-    ("array", np.array([1j])),
-    ("array", np.array(["text"])),
-    ("array", np.array([None])),
-    ("array", np.array([1], dtype=np.int16)),
-    ("tensors", {"w": np.array([np.inf])}),
-    ("tensors", {"": np.zeros(1)}),
-    ("tensors", {"x" * (NAME_LIMIT + 1): np.zeros(1)}),
-    ("tensors", {1: np.zeros(1)}),
-    ("tensors", {HALF_A_PAIR: np.zeros(1)}),
-    ("tensors", np.zeros(1)),
-    ("integer", 2**63),
-    ("integer", True),
-    ("integer", 1.0),
-    ("integer", np.int64(1)),
-    ("number", float("nan")),
-    ("number", float("inf")),
-    ("number", 1),
-    ("flag", 1),
-    ("text", b"bytes"),
-    ("text", "x" * ((1 << 20) + 1)),
-    ("text", f"a {HALF_A_PAIR}"),
-    ("octets", "text"),
-    ("octets", bytearray(2)),
-    ("integers", {"a": 1.5}),
-    ("numbers", {"a": float("nan")}),
-    ("texts", {"a": HALF_A_PAIR}),
-    ("several_octets", {"a": "x"}),
-    ("names", ["a"]),
-    ("names", ("",)),
-    ("names", "ab"),
-    ("names", (HALF_A_PAIR,)),
-]
-
 
 def test_every_kind_of_field_is_tried() -> None:
     assert set(Everything.KINDS.values()) == set(FIELD_KINDS)
     Everything(stamp=NOW, **GOOD)
 
 
-@pytest.mark.parametrize(("field", "value"), BAD)
-def test_a_bad_field_is_named(field: str, value: object) -> None:
-    with pytest.raises(PeerError, match=f"test/everything, field `{field}`"):
-        Everything(stamp=NOW, **GOOD | {field: value})
-
-
-@pytest.mark.parametrize(
-    ("run", "number", "attempt"),
-    [("", 0, 0), ("x" * 129, 0, 0), (1, 0, 0), (HALF_A_PAIR, 0, 0), ("r", -1, 0), ("r", 2**31, 0), ("r", True, 0),
-     ("r", 0, 1.0), ("r", 0, None)],
-)  # fmt: skip
-def test_bad_stamps(run: Any, number: Any, attempt: Any) -> None:
-    with pytest.raises(PeerError):
-        Stamp(run, number, attempt)
+@refused("protocol.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_a_message_needs_a_stamp_and_cannot_change() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stopped import Killed, interrupted, left_by
 from torch import nn
 
 from moretta import PBPFL, Centralised, Engine, Faults, FedAvg, Federation, FedSGD, SecureAggregation, Silo
@@ -52,14 +53,6 @@ def make(protocol: str, out: Path | None, **settings: Any) -> Federation:
         model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     chosen = {"batch_size": 8, "standardise": True} | settings
     return Federation(model, silos, PROTOCOLS[protocol], out=out, **chosen)
-
-
-def left_by(folder: Path) -> dict[str, bytes]:
-    """The bytes of all models of a finished run."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*.safetensors") if "checkpoint" not in path.parts
-    }  # fmt: skip
 
 
 def rounds_of(folder: Path) -> list[int]:
@@ -176,24 +169,11 @@ def test_a_run_killed_again_and_again_while_it_saves_ends_as_if_it_never_was(tmp
 # -- interrupted in this process ---------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
-def interrupted(federation: Federation, rounds: int, at: int, resume: bool = False) -> None:
-    def progress(number: int, of: int, line: object) -> None:
-        if number == at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federation.train(rounds, SEED, resume=resume, progress=progress)
-
-
 @pytest.mark.parametrize("protocol", ["fedsgd", "pbpfl"])
 def test_a_round_that_others_play_again_has_other_rows(protocol: str, tmp_path: Path) -> None:
     # Else the sum of all and that of the others, of the same rows, would differ by what south uploaded.
     settings: dict[str, Any] = {"checkpoint_every": 100, "batch_size": 4, "aggregation": SecureAggregation(threshold=2)}
-    interrupted(make(protocol, tmp_path, **settings), 4, 3)
+    interrupted(make(protocol, tmp_path, **settings), 3, 4, SEED)
     faults = Faults.model_validate({"drop": [{"round": 2, "silo": "south", "phase": "upload"}]})
     again = make(protocol, tmp_path, engine=Engine(faults=faults), **settings).train(4, SEED, resume=True)
     # In round 2 others play; round 3 goes on from another model than the one it was asked for before.
@@ -204,9 +184,9 @@ def test_a_round_that_others_play_again_has_other_rows(protocol: str, tmp_path: 
 def test_sessions_that_reach_no_checkpoint_are_counted_and_keep_their_views(tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings: dict[str, Any] = {"checkpoint_every": 100, "record_views": True, "insecure_secret_seed": 3}
-    interrupted(make("fedsgd", out, **settings), 6, 2)
-    interrupted(make("fedsgd", out, **settings), 6, 3, resume=True)
-    interrupted(make("fedsgd", out, **settings), 6, 2, resume=True)
+    interrupted(make("fedsgd", out, **settings), 2, 6, SEED)
+    interrupted(make("fedsgd", out, **settings), 3, 6, SEED, resume=True)
+    interrupted(make("fedsgd", out, **settings), 2, 6, SEED, resume=True)
     result = make("fedsgd", out, **settings).train(6, SEED, resume=True)
     assert result.record["sessions"] == 4
     north = out / "views" / "north"
@@ -242,7 +222,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("lost", ["helped/north.jsonl", "helped"])
 def test_without_the_record_of_sums_a_run_is_not_resumed(tmp_path: Path, lost: str) -> None:
-    interrupted(make("fedsgd", tmp_path / "run"), 5, 3)
+    interrupted(make("fedsgd", tmp_path / "run"), 3, 5, SEED)
     record = tmp_path / "run" / "helped" / "north.jsonl"
     content = record.read_bytes()
     path = tmp_path / "run" / lost
@@ -345,7 +325,7 @@ def test_a_checkpoint_that_lacks_a_role_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_told_and_the_one_before_serves(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "run"
     make("pbpfl", whole, insecure_secret_seed=3).train(6, SEED)
-    interrupted(make("pbpfl", out, insecure_secret_seed=3, checkpoint_every=2), 6, 5)
+    interrupted(make("pbpfl", out, insecure_secret_seed=3, checkpoint_every=2), 5, 6, SEED)
     damaged = out / "checkpoint" / "round-000004" / "server.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-5])
     with pytest.raises(ParameterError, match=r"round-000004: the checkpoint is damaged .*delete it"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from test_contract import ADDITIVE, LOSSY, MORE, OPEN, ROWS, dropping, federation_of, silos, silos_of
 
 from moretta import Engine, Federation, FedSGD, SecureAggregation, Silo
@@ -20,7 +21,6 @@ from moretta.config import run_files
 from moretta.config.silo_file import load
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Exchange, Outcome
-from moretta.data.settings import Data
 from moretta.deployment import shared_settings as told
 from moretta.engines.in_process import InProcess
 from moretta.engines.journal import HelpedFile
@@ -283,12 +283,9 @@ def test_classes_are_read_off_whatever_the_targets() -> None:
         assert found == {"rows": 4, "accuracy": 0.25 if y.shape == (4, 1) else 0.5}
 
 
-def test_a_silo_tells_no_score_before_the_end_nor_one_that_is_no_number() -> None:
-    x, y = np.zeros((2, 1), np.float32), np.zeros((2, 1))
-    with pytest.raises(PeerError, match="after round 4, the last; got round 4, attempt 0"):
-        told_of(HeldOut(x, y, "mse", ("loss",), 4), [[1.0], [2.0]])
-    with pytest.raises(ParameterError, match="the loss on the rows held back is not finite or too large"):
-        told_of(HeldOut(x, y, "mse", ("loss",), 3), [[1.0], [np.inf]])
+@refused("scoring.txt")
+def test_what_cannot_be_is_refused(row: Row, tmp_path: Path) -> None:
+    row.play(globals(), tmp_path=tmp_path)
 
 
 def test_a_sum_that_cannot_be_one_of_scores_is_refused() -> None:
@@ -322,15 +319,6 @@ def test_what_is_refused(name: str, changed: Mapping[str, Any], said: str) -> No
     with pytest.raises(ParameterError, match=said) as refused:
         scoring(name, **changed).train(1)
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong", [lambda x, y: (x[:, :3], y), lambda x, y: (x, y[1:]), lambda x, y: (x.astype("f8"), y)]
-)
-def test_rows_held_back_are_like_those_trained_on(wrong: Callable[..., Any]) -> None:
-    made = [replace(silo, held_out=wrong(silo.x, silo.y)) for silo in silos()]
-    with pytest.raises(ParameterError, match="silo `north`: held_out: expected"):
-        scoring("fedsgd", silos=made)
 
 
 # -- sites -------------------------------------------------------------------------------------------------------------
@@ -397,16 +385,6 @@ def test_a_site_holds_the_same_rows_back_in_every_run(tmp_path: Path) -> None:
     again = sites(tmp_path, "test-fraction = 0.25")["north"].silos[0].held_out
     assert again is not None
     np.testing.assert_array_equal(again[0], x)
-
-
-def test_a_site_that_holds_nothing_back_refuses(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"`north` holds no rows back, .*\[data\] score-at-silos.*test-fraction"):
-        sites(tmp_path, "")
-
-
-def test_the_key_is_for_sites() -> None:
-    with pytest.raises(ParameterError, match=r'\[data\] score-at-silos is for source = "sites"'):
-        Data(source="breast-cancer", score_at_silos=True)
 
 
 # -- edge clients ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from test_contract import LOSSY, MORE, dropping, federation_of, silos
 from test_scoring import holding_back
 
@@ -34,14 +35,12 @@ from moretta.protocols.common.scoring import (
     figures_of,
     read_tables,
 )
-from moretta.protocols.common.setting import check_tables
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.run import federation as federations
 from moretta.run.evaluation import evaluate
 from moretta.run.result import Result
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.schemes import contributor
 from moretta.secure_aggregation.statistics import LIMBS, to_limbs
 from moretta.secure_aggregation.sums import Sum
 
@@ -217,17 +216,9 @@ WANTED = Score(stamp=Stamp("run", 4, 0), parameters={}, encoding={"score/confusi
 BOTH = figures_of("mse", "classification", tables=True)
 
 
-@pytest.mark.parametrize(
-    ("held_out", "outputs", "error", "said"),
-    [
-        (HeldOut(X, Y, "mse", ("loss",), 3), [[1.0, 0.0]] * 2, PeerError, "was asked for tables of classes, which are"),
-        (HeldOut(X, Y, "mse", BOTH, 4), [[1.0, 0.0]] * 2, PeerError, "after round 4, the last"),
-        (HeldOut(X, Y, "mse", BOTH, 3), [[np.nan, 0.0]] * 2, ParameterError, "not all finite; nothing was sent"),
-    ],
-)
-def test_a_silo_tells_no_table_that_was_not_agreed_on(held_out: HeldOut, outputs: Any, error: Any, said: str) -> None:
-    with pytest.raises(error, match=said):
-        held_out.upload(WANTED, contributor("none", "north"), np.array(outputs, np.float32))
+@refused("tables_at_silos.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def sum_of(confusion: Any, bins: Any) -> Sum:
@@ -299,10 +290,3 @@ def test_what_is_refused(name: str, changed: Mapping[str, Any], said: str) -> No
     with pytest.raises(ParameterError, match=said) as refused:
         counting(name, **changed).train(1)
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_numbers_and_many_classes_are_refused() -> None:
-    with pytest.raises(ParameterError, match="targets are numbers here; give true"):
-        check_tables("regression", 1)
-    with pytest.raises(ParameterError, match="counts up to 50 classes, the model has 51; give true"):
-        check_tables("classification", 51)

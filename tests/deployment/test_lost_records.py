@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from loopback import NAMES, Machines, hello_of
+from stopped import Killed, killed_after
 
 from moretta.config import silo_file
 from moretta.deployment import shared_settings as told
@@ -19,18 +20,6 @@ from moretta.errors import ParameterError, RunFailed
 
 pytestmark = pytest.mark.usefixtures("one_process")
 RECORD = "helped.jsonl"
-
-
-class Killed(Exception):
-    pass
-
-
-def killed_in_round(last: int) -> Any:
-    def progress(number: int, rounds: int, line: Any) -> None:
-        if number == last:
-            raise Killed
-
-    return progress
 
 
 def records(many: Machines) -> list[Path]:
@@ -44,7 +33,7 @@ def test_no_second_sum_opens_where_sites_have_lost_their_records(
     many = Machines(tmp_path, extra="[secure-aggregation]\nthreshold = 2", run="checkpoint-every = 3")
     many.start()
     with pytest.raises(Killed):
-        many.serve(tmp_path / "out", progress=killed_in_round(2))
+        many.serve(tmp_path / "out", progress=killed_after(2))
     many.stop()
     before = [path.read_bytes() for path in records(many)]
     assert all(before)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from loopback import SERVER
 from message_kinds import messages_in
+from stopped import Killed, killed_after
 
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.flare import site_worker
@@ -229,20 +230,12 @@ def test_what_was_held_back_is_too_late(machines: Callable[..., Machines], tmp_p
     assert f"it has the serial {serial}, which was seen or is older than the last 64" in reply.sentence
 
 
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
-def once(number: int, of: int, line: object) -> None:
-    raise Killed
-
-
 def test_a_server_of_an_older_session_is_refused_and_named(machines: Callable[..., Machines], tmp_path: Path) -> None:
     """One that was thought dead speaks up after another has gone on with its run, on the same sites or restarted."""
     many = machines(PAIRWISE)
     many.start()
     with pytest.raises(Killed):
-        many.serve(tmp_path / "out", progress=once)
+        many.serve(tmp_path / "out", progress=killed_after(1))
     many.serve(tmp_path / "out", resume=True)
     older = many.made[0]._live._session
 
@@ -275,7 +268,7 @@ def test_either_of_two_pinned_keys_is_taken_while_one_takes_the_others_place(
         path.write_text(path.read_text().replace(f'"{public_line(SERVER.public_key)}"', lines))
     many.start()
     with pytest.raises(Killed):
-        many.serve(tmp_path / "out", progress=once)
+        many.serve(tmp_path / "out", progress=killed_after(1))
     assert many.serve(tmp_path / "out", resume=True, identity=following).record["dropped"] == []
     with pytest.raises(ParameterError, match="the server's key has not signed"):
         many.serve(tmp_path / "third", identity=Identity.fresh(), wait=0.3)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
 from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
@@ -368,21 +369,9 @@ def test_a_site_with_a_roster_masks_or_takes_no_part(tmp_path: Path) -> None:
         enter(made(stolen, told.shared_text(load(tmp_path))), load(tmp_path))
 
 
-def test_a_site_is_who_its_certificate_says(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"says name = 'silo-1', and this site's certificate is of `silo-2`"):
-        made(site(tmp_path), told.shared_text(load(tmp_path)), "silo-2")
-    with pytest.raises(PolicyError, match=r"lists silo-1, silo-2, silo-3, and not 'another'"):
-        made(site(tmp_path, name="another"), told.shared_text(load(tmp_path)), "another")
-
-
-def test_rows_that_are_not_as_the_run_wants_them(tmp_path: Path) -> None:
-    for out, data, sentence in (
-        ("a", SITES.replace("[4]", "[5]"), r"silo `silo-1`: expected samples of shape \[5\]"),
-        ("b", SITES.replace("classes = 3", "classes = 2"), "label 2 does not fit 2 outputs"),
-        ("c", f"{SITES}\nleast-rows = 21", r"expected 21 rows or more \(\[data\] least-rows\).*; got 20"),
-    ):
-        with pytest.raises(ParameterError, match=sentence):
-            made(site(tmp_path, f'out = "{out}"'), told.shared_text(load(tmp_path, data=data)))
+@refused("told.txt")
+def test_what_cannot_be_is_refused(row: Row, tmp_path: Path) -> None:
+    row.play(globals(), tmp_path=tmp_path)
 
 
 def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from message_kinds import messages_in, tag_of
 from safetensors.numpy import load
+from stopped import Killed, killed_after
 
 from moretta.contract.roles import Missing, Reason
 from moretta.engines import views
@@ -146,18 +147,6 @@ def test_many_machines_say_what_one_says(case: str, machines: Callable[..., Mach
 
 
 # -- stopped, and gone on with -----------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
-def killed_after(last: int) -> Callable[[int, int, object], None]:
-    def progress(number: int, of: int, line: object) -> None:
-        if number == last:
-            raise Killed
-
-    return progress
 
 
 RESUMED = [

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
 from moretta.contract import framing
 from moretta.contract.codec import Codec
@@ -190,30 +191,9 @@ def test_a_header_that_is_spelled_otherwise_reads_the_same() -> None:
     assert same(CODEC.decode(tampered(lambda header: None)), large(10))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda header: header[TENSORS].update(a=["u8", 11]),
-        lambda header: header[TENSORS].update(a=["u8", 9]),
-        lambda header: header[TENSORS].update(a=["u8", -10]),
-        lambda header: header[TENSORS].update(a=["u8", 10.0]),
-        lambda header: header[TENSORS].update(a=["u8", True, 10]),
-        lambda header: header[TENSORS].update(a=["u8", "10"]),
-        lambda header: header[TENSORS].update(a=[]),
-        lambda header: header[TENSORS].update(a="u8"),
-        lambda header: header[TENSORS].update(a={"u8": 10}),
-        lambda header: header[TENSORS].update(c=["u1", 0, 10**30]),
-        lambda header: header[TENSORS].update(c=["u1", *[0] * 100]),
-        lambda header: header[TENSORS].pop("b"),
-        lambda header: header.__setitem__(TENSORS, [["u8", 10]]),
-        lambda header: header.__setitem__(ONE, ["i16"]),
-        lambda header: header.__setitem__(ONE, [float("inf")]),
-    ],
-)
-def test_a_view_that_lies_is_refused_as_bytes_are(change: Any) -> None:
-    for data in (tampered(change), bytes(tampered(change))):
-        with pytest.raises(CodecError):
-            CODEC.decode(data)
+@refused("mapped.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 @given(st.data())

@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from refused_rows import Row, refused
 
 torch = pytest.importorskip("torch", reason="models need torch")
 from torch import nn  # noqa: E402
 
-from moretta.errors import ParameterError  # noqa: E402
 from moretta.models.catalogue import build  # noqa: E402
 from moretta.models.layers import FrozenBatchNorm  # noqa: E402
 
@@ -189,49 +189,9 @@ def test_weights_depend_on_the_seed_alone(source: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("source", SMALL)
-def test_bad_words_and_shapes(source: str) -> None:
-    with pytest.raises(ParameterError, match="norm = 'grup' is unknown; did you mean \"group\"\\? Known: batch, froz"):
-        build(source, inputs=COLOUR, outputs=2, norm="grup")
-    with pytest.raises(ParameterError, match="activation = 'hardwish' is unknown; did you mean \"hardswish\""):
-        build(source, inputs=COLOUR, outputs=2, activation="hardwish")
-    with pytest.raises(ParameterError, match=f'model "{source}" has no argument "growth"'):
-        build(source, inputs=COLOUR, outputs=2, growth=3)
-    with pytest.raises(ParameterError, match=rf'model "{source}" takes images .* shape \(30,\)'):
-        build(source, inputs=(30,), outputs=2)
-
-
-@pytest.mark.parametrize(
-    ("source", "arguments", "message"),
-    [
-        ("lennet", {}, 'did you mean "lenet"'),
-        ("wrn", {"depth": 12}, "depth of a wrn is 6n \\+ 4, such as 10, 16 or 28, got 12"),
-        ("wrn", {"depth": 4}, "depth of a wrn"),
-        ("wrn", {"width": 0}, "width must be an integer of 1 or more, got 0"),
-        ("mobilenet", {"width": 0}, "width must be a number above 0, got 0"),
-        ("mobilenet", {"width": "1"}, "width must be a number above 0, got '1'"),
-        ("mobilenet", {"norm": "none"}, "norm = 'none' is unknown"),
-        ("mobilenet", {"width": True}, "width must be a number above 0, got True"),
-        ("mobilenet", {"width": float("nan")}, "width must be a number above 0, got nan"),
-        ("lenet", {"inputs": (1, 15, 28)}, "a lenet does not pad, so images need 16 x 16 pixels or more"),
-        ("lenet", {"inputs": (1, 3, 9), "padding": True}, "a lenet halves images twice, so images need 4 x 4 pixels"),
-        ("lenet", {"padding": 2}, "padding must be true or false, got 2"),
-        ("lenet", {"channels": [16]}, "channels must be two numbers such as"),
-        ("lenet", {"channels": [16, 0]}, "each of channels must be an integer of 1 or more, got 0"),
-        ("lenet", {"pool": "median"}, "pool = 'median' is unknown"),
-        ("lenet", {"hidden": -1}, "hidden must be an integer of 0 or more, got -1"),
-        ("lenet", {"bias": "no"}, "bias must be true or false, got 'no'"),
-        ("lenet", {"channels": [7, 16], "group_size": 4}, "group-size = 4 makes 2 groups, which do not divide 7"),
-        ("lenet", {"norm": "batch", "group_size": 4}, 'group-size belongs to norm = "group", and norm is "batch"'),
-        ("wrn", {"group_size": -1}, "group-size must be an integer of 0 or more, got -1"),
-        ("wrn", {"norm": "none", "affine": False}, 'affine = false belongs to norm = "group" or "batch"'),
-        ("wrn", {"stem_bias": 1}, "stem-bias must be true or false, got 1"),
-        ("wrn", {"start": "he"}, "start = 'he' is unknown"),
-    ],
-)
-def test_bad_arguments(source: str, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        build(source, **{"inputs": COLOUR, "outputs": 2, **arguments})
+@refused("baffle_models.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_the_least_image_of_a_lenet() -> None:

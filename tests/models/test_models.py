@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused_rows import Row, refused
 
 torch = pytest.importorskip("torch", reason="models need torch")
 
@@ -169,37 +170,6 @@ def test_module_function(tmp_path: Path) -> None:
         made("not_there_at_all:net")
 
 
-@pytest.mark.parametrize(
-    ("source", "arguments", "message"),
-    [
-        ("mpl", {}, 'neither built in nor "module:function"; did you mean "mlp"'),
-        ("mlp", {"hiden": [3]}, 'model "mlp" has no argument "hiden"; did you mean "hidden"'),
-        ("mlp", {"hidden": [3], "layers": 3}, "either hidden, or layers and width"),
-        ("mlp", {"width": 3}, "width goes with layers"),
-        ("mlp", {"hidden": [3, 0]}, "each width in hidden must be an integer of 1 or more, got 0"),
-        ("mlp", {"hidden": "32"}, "hidden must be a list of widths"),
-        ("mlp", {"hidden": 32}, "hidden must be a list of widths"),
-        ("mlp", {"bias": 1}, "bias must be true or false, got 1"),
-        ("mlp", {"layers": True}, "layers must be an integer of 1 or more, got True"),
-        ("resnet", {"depth": 21}, "depth of a resnet is 6n \\+ 2, such as 20, 32 or 56, got 21"),
-        ("resnet", {"depth": 2}, "depth of a resnet is 6n"),
-        ("resnet", {"shortcut": "C"}, "shortcut = 'C' is unknown; .*Known: A, B, concat"),
-        ("resnet", {"norm": "bach"}, "norm = 'bach' is unknown; did you mean \"batch\""),
-        ("resnet", {"growth": 3}, 'model "resnet" has no argument "growth"'),
-        ("densenet", {"depth": 20}, "depth of a densenet is 6n \\+ 4"),
-    ],
-)
-def test_bad_arguments(source: str, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        build(source, inputs=IMAGE, outputs=2, **arguments)
-
-
-def test_bad_shapes() -> None:
-    with pytest.raises(
-        ParameterError, match=r"takes images of shape \(channels, height, width\), but .* shape \(30,\)"
-    ):
-        build("resnet", inputs=(30,), outputs=2)
-    with pytest.raises(ParameterError, match="need 4 x 4 pixels or more"):
-        build("densenet", inputs=(3, 3, 3), outputs=2)
-    with pytest.raises(ParameterError, match="expected sizes of 1 or more"):
-        build("mlp", inputs=(3,), outputs=0)
+@refused("models.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())

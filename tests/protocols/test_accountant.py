@@ -8,6 +8,7 @@ from math import comb, exp, inf, log
 
 import numpy as np
 import pytest
+from refused_rows import Row, refused
 
 from moretta.errors import MissingExtra, ParameterError, PeerError
 from moretta.protocols.common.accountant import LEAST_STEPS, Accountant, Privacy, epsilon, noise_for
@@ -72,27 +73,9 @@ def test_the_noise_for_an_epsilon_keeps_to_it_and_is_no_more_than_needed(wanted:
     assert epsilon(sigma, 1e-5, q, rounds) <= wanted < epsilon(sigma - 1e-5, 1e-5, q, rounds)
 
 
-@pytest.mark.parametrize(
-    ("bad", "named"),
-    [
-        ({"sigma": -1.0}, "sigma = -1.0"),
-        ({"sigma": inf}, "sigma = inf"),
-        ({"delta": 0.0}, "delta = 0.0"),
-        ({"delta": 1.0}, "delta = 1.0"),
-        ({"q": 0.0}, "q = 0.0"),
-        ({"q": 1.5}, "q = 1.5"),
-        ({"rounds": 0}, "rounds = 0"),
-    ],
-)
-def test_impossible_figures_are_refused(bad: dict[str, float], named: str) -> None:
-    with pytest.raises(ParameterError, match=named):
-        epsilon(**{"sigma": 1.0, "delta": 1e-5, "q": 0.1, "rounds": 10} | bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wanted", [0.0, -1.0, inf])
-def test_an_impossible_epsilon_is_refused(wanted: float) -> None:
-    with pytest.raises(ParameterError, match="epsilon = "):
-        noise_for(wanted, 1e-5, 0.1, 10)
+@refused("accountant.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_the_facts_say_towards_whom_and_what_is_left_out() -> None:

@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cast import casting
 from torch import nn
 
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo
 from moretta.contract.messages import Message, Stamp
 from moretta.protocols.common.clipping import GROWTH, MULTIPLE, SETTLED, Clip, RunningMedian, SummedStep
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
-from moretta.protocols.registry import build
-from moretta.run import federation
 from moretta.run.result import Result
 
 NAMES, SPOILER, ROUNDS = ("north", "south", "east", "west", "centre"), "south", 24
@@ -34,24 +32,21 @@ def train(
 ) -> Result:
     """Train; in some rounds one silo uploads ring elements at the limit in the place of what it found."""
 
-    def casting(setting: Setting) -> Roles:
-        made = build(setting)
+    def corrupt(made: Roles) -> None:
         client: Any = made.clients[SPOILER]
-        contributors = client._contributors if isinstance(setting.spec.protocol, CGD) else {"": client._contributor}
+        contributors = client._contributors if isinstance(protocol, CGD) else {"": client._contributor}
         for one in contributors.values():
             monkeypatch.setattr(one, "upload", spoil(one.upload, spoiled))
-        return made
 
-    monkeypatch.setattr(federation, "build", casting)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         middle = [nn.BatchNorm1d(6)] if norm else []
         model = nn.Sequential(nn.Linear(4, 6), *middle, nn.ReLU(), nn.Linear(6, 2))
     silos = [silo(name, number) for number, name in enumerate(NAMES)]
     test = silo("test", 99)
-    return Federation(
-        model, silos, protocol, test=(test.x, test.y), batch_size=16, insecure_secret_seed=1
-    ).train(rounds)  # fmt: skip
+    made = Federation(model, silos, protocol, test=(test.x, test.y), batch_size=16, insecure_secret_seed=1)
+    with casting(corrupt):
+        return made.train(rounds)
 
 
 def spoil(upload: Any, spoiled: tuple[int, ...]) -> Any:

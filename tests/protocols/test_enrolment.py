@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from torch import nn
 
 from moretta.contract.codec import Codec
@@ -376,27 +377,9 @@ def test_targets_as_the_loss_wants_them(
     Loss(loss)(torch.zeros(len(y), outputs, dtype=dtype), made)  # and the loss takes them
 
 
-@pytest.mark.parametrize(
-    ("y", "outputs", "loss", "message"),
-    [
-        (INTS, 2, "mse", r"silo `north`: expected classes 0 to 1 for a model with 2 outputs, got 0 to 2"),
-        (INTS, 2, "cross-entropy", r"silo `north`: expected classes 0 to 1"),
-        (INTS, 1, "mse", r"silo `north`: expected classes 0 to 1 for a model with 1 outputs, got 0 to 2"),
-        (INTS - 1, 3, "mse", r"silo `north`: expected classes 0 to 2 .*got -1 to 1"),
-        (INTS[:, None], 3, "mse", r"silo `north`: expected one class a row, got targets of shape \[3, 1\]"),
-        (np.array([0, 1]), 1, "cross-entropy", r'needs an output a class; .*use loss = "mse"'),
-        (FLOATS, 3, "mse", r"silo `north`: expected 3 targets a row, the model's outputs, got 1"),
-        (ONE_HOT, 1, "mse", r"silo `north`: expected 1 targets a row, the model's outputs, got 3"),
-        (np.stack([FLOATS, FLOATS], 1), 2, "cross-entropy", r"silo `north`: .*needs classes or probability rows"),
-        (PROBABILITIES * 1.01, 3, "cross-entropy", r"silo `north`: .*needs classes or probability rows"),
-        (np.array([[1.5, -0.5]]), 2, "cross-entropy", r"silo `north`: .*needs classes or probability rows"),
-        (np.array([0.0, np.nan]), 1, "mse", r"silo `north`: expected finite targets, got NaN or infinity"),
-        (np.array([0.0, np.inf]), 1, "mse", r"silo `north`: expected finite targets, got NaN or infinity"),
-    ],
-)
-def test_targets_that_do_not_fit_name_the_silo(y: np.ndarray, outputs: int, loss: str, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        targets(y, outputs, loss, "north", torch.float32)
+@refused("enrolment.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_a_column_that_never_varies_is_not_divided_by_its_rounding() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from test_contract import network, silos, weights
 from torch import Tensor, nn
 
-from moretta import BAFFLE, CGD, PBPFL, Centralised, Engine, FedAvg, Federation, FedProx, FedSGD, Local, Silo
+from moretta import BAFFLE, CGD, Centralised, Engine, FedAvg, Federation, FedProx, FedSGD, Local, Silo
 from moretta.config import run_files
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
@@ -146,18 +147,9 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(name: s
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: PBPFL(**SETTINGS, own_loss=focal), "own-loss: pbpfl trains exactly by identities"),
-        (lambda: FedSGD(**SETTINGS, own_loss=focal, dp_noise=1.0, dp_clip=1.0), "own-loss does not go with dp-noise"),
-        (lambda: FedSGD(**SETTINGS, own_loss=focal, label_smoothing=0.1), "label-smoothing and class-weights change"),
-        (lambda: FedSGD(**SETTINGS, own_loss=focal, class_weights=(1.0, 2.0)), "label-smoothing and class-weights"),
-    ],
-)
-def test_settings_that_do_not_go_with_it_are_refused(make: Callable[[], Training], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        make()
+@refused("own_loss.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_edge_clients_and_columns_that_are_split_refuse_it() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from stopped import Killed, killed_after
 from torch import nn
 
 from moretta import BAFFLE, Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
@@ -34,10 +34,6 @@ PROTOCOLS: dict[str, Any] = {
 }
 
 
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
 def silos(names: tuple[str, ...] = NAMES) -> list[Silo]:
     random = np.random.default_rng(1)
     return [Silo(name, random.normal(size=(ROWS, 4)).astype(np.float32), np.arange(ROWS) % 3) for name in names]
@@ -59,14 +55,6 @@ def made(protocol: Any = "fedsgd", **settings: Any) -> Federation:
 def away(first: int, last: int, silo: str = "silo-3") -> Engine:
     """That one silo does not upload in some rounds."""
     return Engine(faults=Faults.model_validate({"drop": [{"round": n, "silo": silo} for n in range(first, last + 1)]}))
-
-
-def killed_after(last: int) -> Callable[..., None]:
-    def progress(number: int, *_: Any) -> None:
-        if number == last:
-            raise Killed
-
-    return progress
 
 
 class Seen:

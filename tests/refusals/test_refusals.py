@@ -10,12 +10,12 @@ sentence. Three dots stand for anything. Lines that begin with # are comments.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import refused_calls as calls
+from refused_rows import lines, same
 
 from moretta.config import rules, run_files, silo_file
 from moretta.config.run_files import override
@@ -26,7 +26,6 @@ from moretta.engines.settings import Engine
 from moretta.errors import MorettaError, ParameterError
 from moretta.secure_aggregation.settings import SecureAggregation
 
-HERE = Path(__file__).parent
 RUN_FILE = """
 [run]
 rounds = 1
@@ -41,18 +40,6 @@ SILO_FILE = '[silo]\nname = "north"\n[data]\nsource = "rows.csv"\n'
 OF_FEDERATION = ("participation", "early-stopping", "look", "score-at-silos", "augment", "batch-size")
 
 
-def rows(name: str) -> Iterator[list[str]]:
-    for line in (HERE / name).read_text().splitlines():
-        if line and not line.startswith("#"):
-            yield line.split(" => ")
-
-
-def same(expected: str, said: str, *, whole: bool = True) -> bool:
-    """Return whether a sentence is as expected, where three dots stand for anything."""
-    pattern = re.escape(expected).replace(re.escape("..."), ".*")
-    return bool((re.fullmatch if whole else re.search)(pattern, said))
-
-
 def one_sentence(error: BaseException) -> str:
     said = str(error)
     assert len(said.splitlines()) == 1
@@ -60,7 +47,7 @@ def one_sentence(error: BaseException) -> str:
     return said
 
 
-FROM_FILES = list(rows("run_file.txt"))
+FROM_FILES = list(lines("run_file.txt"))
 
 
 @pytest.mark.parametrize("row", FROM_FILES, ids=[row[0] for row in FROM_FILES])
@@ -99,7 +86,7 @@ def test_every_rule_is_broken_by_a_row(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ParameterError):
             run_files.load(tmp_path / "small.toml", row[0].split("; "))
     ours = ("score_at_silos", "flare")  # a run file has them at sites alone
-    for call in (call for call, _ in rows("python.txt") if any(one in call for one in ours)):
+    for call in (call for call, _ in lines("python.txt") if any(one in call for one in ours)):
         with pytest.raises(ParameterError):
             eval(call, vars(calls).copy())
     assert not {rule.sentence for rule in every_rule()} - {*broken}
@@ -158,7 +145,7 @@ def test_python_is_refused_the_same(row: list[str]) -> None:
     assert one_sentence(caught.value) == (row[2] if len(row) > 2 else in_python(row[0], row[1]))
 
 
-FROM_SILOS = list(rows("silo_file.txt"))
+FROM_SILOS = list(lines("silo_file.txt"))
 
 
 @pytest.mark.parametrize(("put", "expected"), FROM_SILOS, ids=[row[0] for row in FROM_SILOS])
@@ -175,7 +162,7 @@ def test_a_silo_file_is_refused(put: str, expected: str, tmp_path: Path) -> None
     assert same(expected, said, whole=False)
 
 
-FROM_PYTHON = list(rows("python.txt"))
+FROM_PYTHON = list(lines("python.txt"))
 
 
 @pytest.mark.parametrize(("call", "expected"), FROM_PYTHON, ids=[row[0] for row in FROM_PYTHON])

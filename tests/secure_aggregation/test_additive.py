@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 from sum_driver import (
     ASKED,
     CODEC,
@@ -390,22 +391,9 @@ def test_a_silo_with_another_ring_is_named() -> None:
 SEALED = np.zeros(TAG_BYTES + 8, dtype=np.uint8)
 
 
-@pytest.mark.parametrize(
-    "shares",
-    [
-        {},
-        {"a": SEALED[: TAG_BYTES - 1]},
-        {"a": SEALED, "b": SEALED[:-1]},
-        {"a": SEALED.reshape(2, -1)},
-        {"a": SEALED.view(np.int32)},
-        {"a": SEALED, "b": SEALED.view(np.uint64)},
-    ],
-)
-def test_messages_of_sealed_shares_that_cannot_be(shares: dict[str, np.ndarray]) -> None:
-    with pytest.raises(PeerError, match="expected sealed shares"):
-        SealedShares(stamp=NOW, shares=shares, weight=0, asked=bytes(32))
-    with pytest.raises(PeerError, match="expected sealed shares"):
-        AddShares(stamp=NOW, shares=shares)
+@refused("additive.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_messages_of_added_shares_that_cannot_be() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from refused_rows import Row, refused
 from sum_driver import rostered
 
 from moretta.contract.messages import Stamp
@@ -71,15 +72,9 @@ def test_keys_that_make_no_cohort_are_refused() -> None:
         peers({"anna": good["anna"]})
 
 
-def test_a_silo_looks_for_its_own_key_and_set_up() -> None:
-    good, offer = keys(), offers()["anna"]
-    stranger = Offer(STAMP, "x", None, None, 0).public_key
-    without = {name: key for name, key in good.items() if name != "anna"}
-    for changed in (good | {"anna": stranger}, without):
-        with pytest.raises(PeerError, match="own key of `anna`"):
-            offer.agree(peers(changed), RULES)
-    with pytest.raises(PeerError, match="expected the keys of round 3, attempt 1"):
-        offer.agree(peers(good, Stamp(STAMP.run, 3, 2)), RULES)
+@refused("agreement.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_keys_are_fresh_and_never_follow_from_a_root() -> None:
@@ -185,20 +180,6 @@ def substituted(how: str) -> tuple[bytes, bytes]:
     return made[how]
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["a key of its own", "a key of its own with the old signature", "a key that another signed", "no signature",
-     "an advert for another roster", "an advert of another round", "an advert of another attempt",
-     "an advert of another run"],
-)  # fmt: skip
-def test_a_substituted_advert_names_its_silo(how: str) -> None:
-    offers = signed_offers()
-    relayed = signed(offers, bea=substituted(how))
-    for name in ("anna", "carla"):
-        with pytest.raises(PeerError, match="the key of silo `bea` is not signed for round 3, attempt 1"):
-            offers[name].agree(relayed, ROSTERED)
-
-
 def test_who_is_not_in_the_roster_is_named() -> None:
     offers = signed_offers()
     stranger = Offer(SIGNED, "dora", CREDENTIALS["bea"], None, 0)
@@ -206,33 +187,11 @@ def test_who_is_not_in_the_roster_is_named() -> None:
         offers["anna"].agree(signed(offers, dora=(stranger.public_key, stranger.signature)), ROSTERED)
 
 
-def test_a_run_of_another_roster_is_refused_at_once() -> None:
-    for run in ("test", f"test.{'0' * 16}", f"test{RUN.split('.')[1]}"):
-        with pytest.raises(PeerError, match="the run's id is of another roster"):
-            Offer(Stamp(run, 3, 1), "anna", CREDENTIALS["anna"], None, 0)
-
-
 def test_signed_keys_where_no_roster_is_set() -> None:
     offer = Offer(SIGNED, "anna", None, None, 0)
     others = {name: signed_offers()[name] for name in ("bea", "carla")}
     with pytest.raises(PeerError, match="the key of `bea` is signed, but no roster is set here"):
         offer.agree(signed({"anna": offer, **others}), RULES)
-
-
-@pytest.mark.parametrize(
-    ("rules", "silos"),
-    [(Rules(threshold=2), 4), (Rules(threshold=5), 4), (Rules(degree=3), 9), (Rules(degree=6, threshold=3), 9),
-     (Rules(degree=6, threshold=8), 9), (Rules(), 1)],
-)  # fmt: skip
-def test_rules_that_protect_nobody(rules: Rules, silos: int) -> None:
-    with pytest.raises(ParameterError):
-        rules.check(silos)
-
-
-@pytest.mark.parametrize(("rules", "silos"), [(Rules(degree=3), 9), (Rules(), 1)])
-def test_cohorts_that_protect_nobody(rules: Rules, silos: int) -> None:
-    with pytest.raises(ParameterError):
-        Cohort.of({f"s{k}": bytes([k]) * 32 for k in range(silos)}, rules)
 
 
 @pytest.mark.parametrize("silos", [2, 3, 4, 9, 12, 51, 60])

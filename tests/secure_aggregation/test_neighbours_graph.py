@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
 from moretta.errors import ParameterError
 from moretta.secure_aggregation import graph
@@ -55,6 +56,11 @@ def test_places_are_uniform_over_seeds() -> None:
     # Each of 8 others is a neighbour with chance 1/4: 750 expected, deviation sqrt(3000 3/16) = 23.7; six of them.
     for other in names(9)[1:]:
         assert abs(sum(other in peers for peers in beside) - 750) < 6 * 23.8
+
+
+@refused("neighbours_graph.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 @pytest.mark.parametrize(
@@ -193,30 +199,6 @@ def test_what_is_given_is_taken() -> None:
     assert plan(7, degree=4, threshold=3) == Plan(4, 3)
     assert plan(7, threshold=4) == Plan(None, 4)
     assert plan(1000, threshold=80) == Plan(plan(1000).degree, 80)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"silos": 1}, "at least 2 silos, got 1"),
-        ({"silos": 9, "threshold": 10}, "threshold = 10: expected from 5 to 9"),
-        ({"silos": 9, "degree": 4, "threshold": 6}, "threshold = 6: expected from 3 to 5"),
-        ({"silos": 9, "degree": 4, "threshold": 2}, "threshold = 2: expected from 3 to 5"),
-        ({"silos": 8, "threshold": 4}, "threshold = 4: expected from 5 to 8, a majority"),
-        ({"silos": 9, "degree": 3}, "degree = 3: expected an even number from 2 to 8"),
-        ({"silos": 9, "degree": 10}, "degree = 10: expected an even number"),
-        ({"silos": 8, "degree": 8}, "degree = 8: expected an even number from 2 to 7"),
-        ({"silos": 9, "degree": 0}, "degree = 0: expected an even number"),
-        ({"silos": 9, "degree": -2}, "degree = -2: expected an even number"),
-        ({"silos": 9, "corrupt_rate": 1.0}, "corrupt rate = 1.0: expected a part"),
-        ({"silos": 9, "corrupt_rate": -0.1}, "corrupt rate = -0.1: expected a part"),
-        ({"silos": 9, "dropout_rate": 1.5}, "dropout rate = 1.5: expected a part"),
-        ({"silos": 9, "dropout_rate": float("nan")}, "dropout rate = nan: expected a part"),
-    ],
-)
-def test_plans_that_cannot_be(arguments: dict, sentence: str) -> None:
-    with pytest.raises(ParameterError, match=sentence):
-        plan(**arguments)
 
 
 def test_the_table_is_of_plans() -> None:

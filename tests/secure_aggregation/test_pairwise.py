@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV, ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 from sum_driver import ASKED, CODEC, NOW, Answer, Late, Seen, Silo, Train, Vanished, agreed, play, whole_sum
 
 from moretta.contract.messages import Message, Stamp
@@ -265,26 +266,9 @@ def test_a_refused_upload_uses_no_label() -> None:
     silo.upload(NOW, {"w": np.array([1.0])}, 1, encoding, asked=ASKED)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "weight", "encoding", "error"),
-    [
-        ({"w": np.ones(1)}, 0, {"w": 1, MOST_WEIGHT: 2}, ParameterError),
-        ({"w": np.ones(1)}, -1, {"w": 1, MOST_WEIGHT: 2}, ParameterError),
-        ({"w": np.ones(1)}, True, {"w": 1, MOST_WEIGHT: 2}, ParameterError),
-        ({"w": np.ones(1)}, 3, {"w": 1, MOST_WEIGHT: 2}, ParameterError),
-        ({"w": np.ones(1)}, 1, {"w": 1}, PeerError),
-        ({"w": np.ones(1)}, 1, {"w": 1, MOST_WEIGHT: 0}, PeerError),
-        ({"w": np.ones(1)}, 1, {"w": 1, MOST_WEIGHT: 2**63}, PeerError),
-        ({"w": np.ones(1)}, 1, {"v": 1, MOST_WEIGHT: 2}, PeerError),
-        ({"w": np.ones(1)}, 1, {"w": 10**9, MOST_WEIGHT: 2}, PeerError),
-        ({}, 1, {MOST_WEIGHT: 2}, PeerError),
-        ({"w": np.array([1j])}, 1, {"w": 1, MOST_WEIGHT: 2}, MisuseError),
-        ({"w": np.array([np.nan])}, 1, {"w": 1, MOST_WEIGHT: 2}, RangeError),
-    ],
-)
-def test_uploads_that_are_refused(tensors: dict, weight: int, encoding: dict, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        fixed(["a", "b"])["a"].upload(NOW, tensors, weight, encoding, asked=ASKED)
+@refused("pairwise.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_calls_in_the_wrong_order() -> None:
@@ -328,19 +312,6 @@ def test_a_bad_key_costs_only_its_silo() -> None:
     assert isinstance(aborted, Aborted)
     assert set(aborted.missing) == {"a", "b"}
     assert server.cohort == ()
-
-
-def test_a_plan_names_what_has_no_headroom() -> None:
-    server = aggregator("pairwise", 32)
-    with pytest.raises(RangeError, match=r"`v`.*Z_2\^32"):
-        server.want({"v": ()}, {"v": 1.0}, 2**32)
-    with pytest.raises(RangeError, match="`v`: expected a limit"):
-        server.want({"w": (), "v": ()}, {"w": 1.0, "v": float("inf")}, 5)
-    for shapes, limits, most in (({}, {}, 1), ({"w": ()}, {}, 1), ({"w": ()}, {"w": 1.0}, 0)):
-        with pytest.raises(MisuseError):
-            server.want(shapes, limits, most)
-    with pytest.raises(MisuseError, match="reserved"):
-        server.want({MOST_WEIGHT: ()}, {MOST_WEIGHT: 1.0}, 1)
 
 
 def test_an_impossible_weight_is_taken_as_the_nearest_that_can_be(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
-from moretta.errors import ParameterError, PeerError, RangeError
+from moretta.errors import RangeError
 from moretta.secure_aggregation.encoding import Ring
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "ring.json").read_text(encoding="utf-8"))
@@ -86,18 +87,9 @@ def test_just_outside_the_range_is_refused(ring: Ring, limit: float, most: int, 
         ring.encode("w", np.array(np.nextafter(float(largest), np.inf)), 1, f, most, silos)
 
 
-def test_what_cannot_be_had_is_refused() -> None:
-    with pytest.raises(ParameterError, match="ring-bits = 48"):
-        Ring(48)
-    for limit in (0.0, -1.0, float("inf"), float("nan"), 5e-324):
-        with pytest.raises(RangeError, match="`w`: expected a limit"):
-            Ring(64).fraction_bits("w", limit, 1, 2)
-    with pytest.raises(
-        RangeError, match=r"`w`: a total weight of up to 4294967296 has no headroom beside \+-4 in Z_2\^32"
-    ):
-        Ring(32).fraction_bits("w", 4.0, 2**32, 2)
-    with pytest.raises(PeerError, match="fraction bits"):
-        Ring(64).encode("w", np.zeros(1), 1, 10**6, 1, 2)
+@refused("ring.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation import shamir
@@ -93,22 +94,9 @@ def test_random_secrets_are_field_elements_and_fresh() -> None:
     assert random_secret(lambda count: b"\xff" * count) == ((2**384 - 1) % PRIME).to_bytes(SHARE_BYTES, "little")
 
 
-@pytest.mark.parametrize(
-    ("threshold", "points", "sentence"),
-    [
-        (1, [1, 2], "threshold from 2 to the 2 points, got 1"),
-        (3, [1, 2], "threshold from 2 to the 2 points, got 3"),
-        (2, [], "threshold from 2 to the 0 points"),
-        (2, [1, 2, 1], "some are the same"),
-        (2, [0, 1], "points from 1 .* got 0"),
-        (2, [-1, 1], "points from 1 .* got -1"),
-        (2, [PRIME, 1], "points from 1"),
-        (2, [1, PRIME + 1], "points from 1"),
-    ],
-)
-def test_sharings_that_cannot_be(threshold: int, points: list[int], sentence: str) -> None:
-    with pytest.raises(ParameterError, match=sentence):
-        share(bytes(SHARE_BYTES), threshold, points)
+@refused("shamir.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 @pytest.mark.parametrize("secret", [b"k" * 31, b"k" * 33, b"\xff" * 32])
@@ -119,15 +107,6 @@ def test_secrets_that_are_no_field_elements_are_refused_without_showing_them(sec
     for shown in (str(caught.value), repr(caught.value)):
         assert "kkk" not in shown
         assert "xff" not in shown
-
-
-def test_reconstruction_is_refused_with_points_or_thresholds_that_cannot_be() -> None:
-    shares = share(bytes(SHARE_BYTES), 2, [1, 2])
-    with pytest.raises(ParameterError, match="threshold of at least 2, got 1"):
-        reconstruct(shares, 1)
-    for point in (0, PRIME + 1):
-        with pytest.raises(ParameterError, match="points from 1"):
-            reconstruct({**shares, point: bytes(SHARE_BYTES)}, 2)
 
 
 def test_the_lowest_points_count_and_no_others() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -18,9 +16,6 @@ from moretta.protocols.baffle.server import Server
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.common import modules
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import build
-from moretta.run import federation
 from moretta.run.result import Result
 
 SEED = 3
@@ -90,21 +85,6 @@ def farthest(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> fl
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
-@contextlib.contextmanager
-def casting(wrap: Callable[[Roles], None] | None = None) -> Iterator[list[Roles]]:
-    """Keep what is cast; `wrap` may change the roles before they play."""
-    players: list[Roles] = []
-
-    def keep(setting: Setting) -> Roles:
-        players.append(build(setting))
-        if wrap is not None:
-            wrap(players[-1])
-        return players[-1]
-
-    with mock.patch.object(federation, "build", keep):
-        yield players
-
-
 def client_of(players: Roles, name: str = "silo-0") -> Client:
     found = players.clients[name]
     assert isinstance(found, Client)
@@ -114,20 +94,6 @@ def client_of(players: Roles, name: str = "silo-0") -> Client:
 def server_of(players: Roles) -> Server:
     assert isinstance(players.server, Server)
     return players.server
-
-
-def cast_only(made: Federation, rounds: int = 3) -> Roles:
-    """The roles that a run of this federation would have."""
-
-    class Enough(Exception):
-        pass
-
-    def stop(players: Roles) -> None:
-        raise Enough
-
-    with casting(stop) as players, contextlib.suppress(Enough):
-        made.train(rounds, SEED)
-    return players[0]
 
 
 def answering(name: str, kind: type[Message], by: Callable[[Callable[[Any], Message], Any], Message]) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from baffle_runs import (
     CLEAR,
     SEED,
     answering,
-    cast_only,
-    casting,
     client_of,
     learning,
     make,
@@ -27,6 +24,8 @@ from baffle_runs import (
     silos,
     weights,
 )
+from cast import cast_only, casting
+from refused_rows import Row, refused
 from torch import Tensor, nn
 
 from moretta import BAFFLE, SecureAggregation, Silo
@@ -34,25 +33,18 @@ from moretta.config import run_files
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Stamp
 from moretta.engines.in_process import InProcess
-from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
+from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.protocols.baffle.silo.client import Client
-from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
+from moretta.protocols.baffle.silo.messages import Commit, Committed, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import parameter_hash
-from moretta.protocols.baffle.torch_forward import TorchForward, check_model, layout_of
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common.targets import RowLosses
-from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.secure_aggregation.plain import PlainUpload
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("moretta")
-    level, logger.level = logger.level, logging.CRITICAL
-    yield
-    logger.level = level
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -79,18 +71,9 @@ def test_a_run_file_takes_the_settings_and_keeps_them(tmp_path: Path) -> None:
     assert run_files.load(path).protocol == found
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (("2.wieght",), "trainable: the model has no parameter or module `2.wieght`; did you mean `2.weight`?"),
-        (("2", "last"), "has no parameter or module `last`"),
-        (("",), "has no parameter or module"),
-    ],
-)
-def test_a_parameter_that_is_not_there(wanted: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ParameterError) as caught:
-        make(learning(trainable=wanted)).train(1, SEED)
-    assert said in str(caught.value)
+@refused("baffle_bad_input.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_a_model_of_which_nothing_is_trained() -> None:
@@ -125,13 +108,6 @@ def test_a_sigma_that_vanishes_is_refused_and_the_one_it_names_works(dtype: str,
     assert make(learning(k=8, sigma=float(named)), **settings).train(1, SEED).history
 
 
-def test_more_orthogonal_directions_than_parameters() -> None:
-    with pytest.raises(
-        ParameterError, match=r"orthogonal: 100 directions need 128 parameters or more, and 59 are trained"
-    ):
-        make(learning(k=100, orthogonal=True)).train(1, SEED)
-
-
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
@@ -148,39 +124,6 @@ class Noisy(nn.Module):
 
 def around(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), *layers, nn.Linear(5, 4))
-
-
-MODELS: dict[str, tuple[nn.Module, str]] = {
-    "dropout": (around(nn.Dropout(0.1)), r"`1` \(Dropout\) drops values at random.*set its p to 0 or remove it"),
-    "dropout in evaluation": (around(nn.Dropout(0.1)).eval(), r"`1` \(Dropout\) drops values at random"),
-    "alpha dropout": (around(nn.AlphaDropout(0.1)), r"`1` \(AlphaDropout\) drops values at random"),
-    "nested dropout": (around(nn.Sequential(nn.ReLU(), nn.Dropout1d(0.5))), r"`1.1` \(Dropout1d\)"),
-    "batchnorm": (
-        around(nn.BatchNorm1d(5)),
-        r"`1` \(BatchNorm1d\) changes its running.*freeze it by .eval\(\).*frozen-batch.*batch-statistics",
-    ),
-    "batchnorm without statistics": (
-        around(nn.BatchNorm1d(5, track_running_stats=False)),
-        r"`1` \(BatchNorm1d\) mixes the rows of a batch.*use GroupNorm",
-    ),
-    "batchnorm without statistics, in evaluation": (
-        around(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
-        r"`1` \(BatchNorm1d\) mixes the rows of a batch",
-    ),
-    "noise": (Noisy(), "the model gives other outputs for the same rows each time"),
-}
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_models_whose_losses_would_differ_by_chance_are_refused_by_name(kind: str) -> None:
-    model, said = MODELS[kind]
-    with pytest.raises(ParameterError, match=said):
-        make(model=model).train(1, SEED)
-
-
-def test_instancenorm_with_running_statistics_is_refused_as_batchnorm_is() -> None:
-    with pytest.raises(ParameterError, match="InstanceNorm1d"):
-        check_model(nn.Sequential(nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten(), nn.Linear(6, 4)))
 
 
 def test_dropout_of_nothing_is_no_dropout() -> None:
@@ -223,23 +166,6 @@ def test_a_silo_whose_losses_overflow_is_left_out_where_others_are_enough() -> N
     assert [silo for silo, _ in dropped] == ["silo-1"] * 2
     assert all(reason.startswith("bad input: the losses of silo `silo-1` are NaN") for _, reason in dropped)
     assert all(np.isfinite(value).all() for value in weights(result).values())
-
-
-def test_a_silos_own_step_that_overflows_is_its_bad_input() -> None:
-    protocol = learning(loss="mse", k=8, local_epochs=1, **SGD)
-    with pytest.raises(ParameterError, match="silo-1"):
-        make(protocol, silos=with_rows(1e30), model=of_twos(), aggregation=EVERYBODY).train(1, SEED)
-
-
-def test_a_run_that_diverges_is_told_so() -> None:
-    protocol = learning(loss="mse", k=8, optimizer="sgd", learning_rate=1e4)
-    with pytest.raises(RunFailed, match=r"diverged|outside the range|not finite|NaN"):
-        make(protocol).train(40, SEED)
-
-
-def test_a_secure_sum_that_is_too_narrow_says_so() -> None:
-    with pytest.raises(ParameterError, match="outside the range of the secure sum"):
-        make(aggregation=SecureAggregation(limit=1e-6)).train(1, SEED)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------
@@ -336,21 +262,6 @@ def test_an_impossible_ask_is_no_message(fields: dict[str, Any]) -> None:
         Estimate(**good | fields)
 
 
-def test_seeds_of_another_length_are_no_messages() -> None:
-    now, short = Stamp("run", 1, 0), bytes(31)
-    graph = np.zeros(0, np.uint8)
-    for build in (
-        lambda: Committed(stamp=now, commitment=short, runs="torch"),
-        lambda: Reveal(stamp=now, commitments={"a": bytes(32), "b": short}),
-        lambda: Revealed(stamp=now, contribution=short),
-        lambda: Agree(stamp=now, contributions={"a": short}, layout="", graph=graph),
-    ):
-        with pytest.raises(PeerError, match="expected 32 bytes"):
-            build()
-    with pytest.raises(PeerError, match="expected a graph"):
-        Agree(stamp=now, contributions={}, layout="", graph=np.zeros(3, np.float32))
-
-
 def test_a_silo_with_a_seed_of_no_set_up_does_not_run() -> None:
     _, _, ask = cast_agreed()
     fresh = client_of(cast_only(make(learning(k=8), aggregation=CLEAR)))
@@ -359,12 +270,6 @@ def test_a_silo_with_a_seed_of_no_set_up_does_not_run() -> None:
     fresh.answer(Commit(stamp=Stamp("run", 1, 0), cohort=("silo-0", "silo-1")))
     with pytest.raises(MisuseError, match="expected a set-up before the first round"):
         fresh.answer(ask)
-
-
-def test_a_silo_does_not_commit_itself_to_others_seeds() -> None:
-    fresh = client_of(cast_only(make(learning(k=8), aggregation=CLEAR)))
-    with pytest.raises(PeerError, match="this one among them, got 2 others"):
-        fresh.answer(Commit(stamp=Stamp("run", 1, 0), cohort=("silo-1", "silo-2")))
 
 
 @pytest.mark.parametrize("scheme", ["pairwise", "additive-shares"])
@@ -381,12 +286,6 @@ def test_the_seeds_cohort_is_that_of_the_keys(scheme: str) -> None:
         with pytest.raises(PeerError, match=f"expected the {len(names)} silos of the secure sum"):
             client_of(cast).answer(Commit(stamp=now, cohort=cohort))
     assert isinstance(client_of(cast).answer(Commit(stamp=now, cohort=names)), Committed)
-
-
-def test_a_message_of_another_protocol_is_refused() -> None:
-    client, _, _ = cast_agreed()
-    with pytest.raises(MisuseError, match="has no answer to `fedsgd/train-on`"):
-        client.answer(TrainOn(stamp=Stamp("run", 1, 0), parameters={}, encoding={}))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from baffle_runs import CLEAR, SEED, answering, casting, client_of, learning, make, network, silos, table, weights
+from baffle_runs import CLEAR, SEED, answering, client_of, learning, make, network, silos, table, weights
+from cast import casting
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray

@@ -10,7 +10,6 @@ import pytest
 from baffle_runs import (
     CLEAR,
     SEED,
-    casting,
     client_of,
     farthest,
     learning,
@@ -22,6 +21,8 @@ from baffle_runs import (
     table,
     weights,
 )
+from cast import casting
+from stopped import interrupted
 
 from moretta import Engine, Federation, SecureAggregation
 from moretta.contract.messages import Stamp
@@ -46,29 +47,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
 def made(case: str, out: Path | None, **settings: Any) -> Federation:
     protocol, rest = CASES[case]
     return make(learning(**{"k": 8, **protocol}), **{"out": out, "checkpoint_every": 1, **rest, **settings})
 
 
-def interrupted(federation: Federation, at: int, *, resume: bool = False) -> None:
-    def progress(number: int, of: int, line: object) -> None:
-        if number == at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federation.train(ROUNDS, SEED, resume=resume, progress=progress)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_wherever_it_was_stopped_it_ends_with_the_same_bytes(case: str, tmp_path: Path) -> None:
     whole = made(case, None).train(ROUNDS, SEED)
-    interrupted(made(case, tmp_path), 1)
-    interrupted(made(case, tmp_path, checkpoint_every=3), 4, resume=True)  # goes on from round 3
+    interrupted(made(case, tmp_path), 1, ROUNDS, SEED)
+    interrupted(made(case, tmp_path, checkpoint_every=3), 4, ROUNDS, SEED, resume=True)  # goes on from round 3
     resumed = made(case, tmp_path).train(ROUNDS, SEED, resume=True)
     assert same_bytes(weights(resumed), weights(whole))
     assert resumed.record["facts"] == whole.record["facts"]
@@ -123,7 +111,7 @@ def test_a_silo_that_was_restored_commits_itself_to_the_same(tmp_path: Path) -> 
 
 
 def test_k_that_depends_on_the_rounds_is_resumed_with_as_many(tmp_path: Path) -> None:
-    interrupted(made("growing, cosine", tmp_path), 2)
+    interrupted(made("growing, cosine", tmp_path), 2, ROUNDS, SEED)
     with pytest.raises(ParameterError, match="other settings"):
         made("growing, cosine", tmp_path).train(ROUNDS + 1, SEED, resume=True)
 
@@ -142,7 +130,7 @@ def test_who_was_away_when_it_was_stopped_returns_after_it(tmp_path: Path) -> No
         "engine": Engine.model_validate({"strict": True, "faults": {"drop": drop}}),
     }
     whole = made("adam", None, **settings).train(ROUNDS, SEED)
-    interrupted(made("adam", tmp_path, **settings), 2)
+    interrupted(made("adam", tmp_path, **settings), 2, ROUNDS, SEED)
     assert same_bytes(weights(made("adam", tmp_path, **settings).train(ROUNDS, SEED, resume=True)), weights(whole))
 
 

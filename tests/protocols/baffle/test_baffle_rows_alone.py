@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baffle_runs import SEED, cast_only, farthest, learning, make, network, silos, weights
+from baffle_runs import SEED, farthest, learning, make, network, silos, weights
+from cast import cast_only
+from refused_rows import Row, refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from moretta import Engine, FedSGD, SecureAggregation, Silo
+from moretta import SecureAggregation, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import gaussian_table
 from moretta.protocols.common.accountant import epsilon
@@ -74,37 +76,14 @@ def test_a_model_of_which_a_rows_loss_is_not_its_own_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("protocol", "settings", "said"),
-    [
-        ({"orthogonal": True, "k": 8, "k_last": 4000}, {}, "orthogonal: 4000 directions need 4096 parameters or more"),
-        ({"orthogonal": True, "k": 40, "form": "twice-forward"}, {}, "orthogonal: 80 directions need 128"),
-        ({"dp_noise": 1.0, "dp_clip": 1e4}, {}, r"dp_clip=10000\) with its noise may come to 2.2e\+05, and .* 65536"),
-        ({"sigma": 1e-5}, {"engine": Engine(edge=("silo-1",), edge_precision="float16")}, "where sigma = 0.0001 works"),
-        (
-            {"sigma": 1e-4},
-            {"engine": Engine(edge=("silo-1",), edge_precision="int8-activations")},
-            'lost in what .*edge_precision="int8-activations".* rounds to, where sigma = 0.001 works',
-        ),
-    ],
-)
-def test_what_no_round_could_be_played_with_is_refused_before_the_first(
-    protocol: dict[str, Any], settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ParameterError, match=said):
-        make(learning(**protocol), **settings).rehearse(3)
+@refused("baffle_rows_alone.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_a_clip_that_the_ring_cannot_hold_is_no_matter_where_there_is_no_ring() -> None:
     protocol = learning(dp_noise=1.0, dp_clip=1e4)
     make(protocol, aggregation=SecureAggregation(scheme="none")).rehearse(3)
-
-
-@pytest.mark.parametrize("protocol", [learning, FedSGD], ids=["baffle", "fedsgd"])
-def test_class_weights_that_the_ring_rounds_to_nothing_end_in_a_sentence(protocol: Any) -> None:
-    made = make(protocol(loss="cross-entropy", class_weights=(1e-20,) * 4))
-    with pytest.raises(ParameterError, match="weigh 0 on average by class-weights"):
-        made.train(1, SEED)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from baffle_runs import (
     CLEAR,
     SEED,
     answering,
-    casting,
     client_of,
     farthest,
     learning,
@@ -27,6 +25,7 @@ from baffle_runs import (
     table,
     weights,
 )
+from cast import casting
 from forwards import FORMS
 from numpy.typing import NDArray
 from torch import nn
@@ -557,20 +556,12 @@ def test_k_grows_by_the_same_factor_each_round() -> None:
 # -- who is there ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("moretta")
-    level, logger.level = logger.level, logging.CRITICAL
-    yield
-    logger.level = level
-
-
 def dropping(*rows: tuple[int, str, str]) -> Engine:
     drop = [{"round": number, "silo": silo, "phase": phase} for number, silo, phase in rows]
     return Engine.model_validate({"strict": True, "faults": {"drop": drop}})
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("phase", ["set-up", "upload", "unmasking"])
 @pytest.mark.parametrize(
     "settings", [{}, SGD | {"local_epochs": 1}, {"local_epochs": 1}, {"directions": "own"}], ids=str
@@ -585,7 +576,7 @@ def test_a_round_goes_on_without_a_silo_that_vanishes(phase: str, settings: Mapp
     assert [line["attempt"] for line in result.history] == [0] * 4
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_too_few_silos_are_named() -> None:
     engine = dropping((2, "silo-0", "upload"), (2, "silo-2", "upload"))
     with pytest.raises(RunFailed, match=r"round 2 cannot be completed by 1 of 3 silos.*silo-0.*silo-2"):
@@ -602,7 +593,7 @@ def of_32_parameters() -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False))
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("settings", [{}, {"class_weights": (1.0, 3.0)}, {"loss": "mse", "momentum": 0.5}], ids=str)
 @pytest.mark.parametrize("scheme", ["none", "pairwise"])
 def test_along_a_whole_basis_it_is_fedsgd_also_where_a_silo_vanishes(settings: dict[str, Any], scheme: Any) -> None:

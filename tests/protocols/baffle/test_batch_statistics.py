@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from baffle_runs import CLEAR, SEED, answering, casting, learning, make, normalised, server_of, silos, table, weights
+from baffle_runs import CLEAR, SEED, answering, learning, make, normalised, server_of, silos, table, weights
+from cast import casting
 from numpy.typing import NDArray
 from torch import nn
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from refused_rows import Row, refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from moretta import BAFFLE
 from moretta.errors import ParameterError
 from moretta.models.architectures import lenet, wrn
 from moretta.protocols.baffle.cut import Cut, blocks_of, constants_of, cut_of
@@ -406,27 +406,9 @@ def test_a_table_that_does_not_fit_the_model_is_refused(table: dict[str, int], w
         blocks_of(cut_of(model, layout, (6,), torch.float32), layout, Rule(tuple(table.items())))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"linear": "activations"}, "linear is of blocks"),
-        ({"k": {"*": 4}}, "a table for k is of blocks"),
-        ({"k": 1}, "k: expected 2 or more"),
-        ({"perturb": "blocks", "k": {}}, "an empty table"),
-        ({"perturb": "blocks", "k": 0}, "k: expected 2 or more"),
-        ({"perturb": "blocks", "k": {"0": "many"}}, "block `0`: expected 1 to .* got 'many'"),
-        ({"perturb": "blocks", "form": "mean"}, 'use "base"'),
-        ({"perturb": "blocks", "direction": "gaussian"}, "remove it"),
-        ({"perturb": "blocks", "orthogonal": True}, "orthogonal is of directions"),
-        ({"perturb": "blocks", "seed_pool": 128}, "seed-pool is of directions"),
-        ({"perturb": "blocks", "k": 8, "k_last": 9}, "k-last is of directions"),
-        ({"perturb": "blocks", "k": {"*": -1}}, "got -1"),
-        ({"perturb": "blocks", "linear": "activations", "dp_noise": 1.0, "dp_clip": 1.0}, "dp-noise goes on scalars"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ParameterError, match=words):
-        BAFFLE(loss="cross-entropy", **settings)
+@refused("blocks_of_layers.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 @pytest.mark.parametrize("wrong", ["left out", "twice", "more", "units", "sizes"])

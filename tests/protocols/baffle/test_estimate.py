@@ -9,6 +9,7 @@ import pytest
 import torch
 from forwards import FORMS, MSE, LinearForward, drawn, estimated, matrix
 from numpy.typing import NDArray
+from refused_rows import Row, refused
 from torch import nn
 
 from moretta.errors import ParameterError
@@ -243,17 +244,6 @@ def test_a_few_large_parameters_do_not_count_and_more_do() -> None:
         check_sigma(1e-3, at)
 
 
-def test_a_sigma_below_the_smallest_number_is_lost_even_at_zero() -> None:
-    with pytest.raises(ParameterError, match="sigma = 1e-60 is lost in the rounding of float32"):
-        check_sigma(1e-60, np.zeros(10, dtype=np.float32))
-
-
-@pytest.mark.parametrize("sigma", [1e39, 1e200])
-def test_a_sigma_beyond_the_largest_number_is_refused_by_a_sentence(sigma: float) -> None:
-    with pytest.raises(ParameterError, match="sigma"):
-        check_sigma(sigma, np.ones(10, dtype=np.float32))
-
-
-def test_parameters_that_are_not_finite_are_refused_by_a_sentence() -> None:
-    with pytest.raises(ParameterError):
-        check_sigma(1e-3, np.full(10, np.nan, dtype=np.float32))
+@refused("estimate.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())

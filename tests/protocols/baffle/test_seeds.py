@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
+from cast import casting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,9 +19,6 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Estimate, Reveal, Revealed
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, commitment, parameter_hash
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import build
-from moretta.run import federation
 from moretta.secure_aggregation.keystream import SecretRoot
 
 RUN, NAMES = "run", ("anna", "bea", "carla")
@@ -253,13 +250,11 @@ def run(protocol: BAFFLE | None = None, wrap: Callable[[Roles], None] | None = N
     generator = np.random.default_rng(0)
     silos = [Silo(name, generator.normal(0, 1, (6, 3)), generator.integers(0, 2, 6)) for name in NAMES]
 
-    def watching(setting: Setting) -> Roles:
-        made = build(setting)
+    def watching(made: Roles) -> None:
         if wrap is not None:
             wrap(made)
         for name, client in made.clients.items():
             client.answer = watched(name, client.answer)  # type: ignore[method-assign]
-        return made
 
     def watched(name: str, answer: Callable[[Message], Message]) -> Callable[[Message], Message]:
         def noted(message: Message) -> Message:
@@ -269,7 +264,7 @@ def run(protocol: BAFFLE | None = None, wrap: Callable[[Roles], None] | None = N
 
         return noted
 
-    with mock.patch.object(federation, "build", watching):
+    with casting(watching):
         settings = {"engine": Engine(strict=True), "insecure_secret_seed": 1, "batch_size": 0} | settings
         Federation(nn.Linear(3, 2), silos, protocol or BAFFLE(k=8), **settings).train(2)
     return seen

@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
+import cast
 import numpy as np
 import torch
+from cast import Wrap
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,9 +22,6 @@ from moretta.protocols.cgd.client import Client as Participant
 from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import Setting
-from moretta.protocols.registry import build
-from moretta.run import federation
 from moretta.run.result import Result
 from moretta.secure_aggregation.sums import Contributor
 
@@ -126,9 +124,6 @@ class Seen:
         return ((silo, answer) for silo, _, answer in self.messages if isinstance(answer, kind))
 
 
-Wrap = Callable[[Roles], None]
-
-
 def make(
     silos: Sequence[Silo], protocol: CGD | None = None, model: nn.Module | None = None, **settings: Any
 ) -> Federation:
@@ -172,18 +167,14 @@ def run(
 @contextlib.contextmanager
 def casting(wrap: Wrap | None = None) -> Iterator[tuple[list[Roles], dict[str, Tensors]]]:
     """Keep what is cast, and the confined models as they stand then; `wrap` may change the roles before they play."""
-    players: list[Roles] = []
     starts: dict[str, Tensors] = {}
 
-    def keep(setting: Setting) -> Roles:
-        made = build(setting)
+    def looked_at(made: Roles) -> None:
         if wrap is not None:
             wrap(made)
-        players.append(made)
         starts.update(copied(made.models()))
-        return made
 
-    with mock.patch.object(federation, "build", keep):
+    with cast.casting(looked_at) as players:
         yield players, starts
 
 

@@ -26,6 +26,7 @@ from grids import (
     train,
     watched,
 )
+from refused_rows import Row, refused
 from test_cgd_resume import interrupted
 
 from moretta import CGD, Centralised, Engine, Federation, Silo
@@ -118,11 +119,9 @@ def test_shuffled_rows_without_ids_are_refused_where_they_once_trained_on_nonsen
     assert accuracy([dataclasses.replace(one, aligned=True) for one in (left, right)]) < 0.85
 
 
-@pytest.mark.parametrize("engine", ["in-process", "fused", "exact-ring"])
-def test_every_engine_refuses_rows_of_unknown_order(engine: str) -> None:
-    silos = [dataclasses.replace(one, aligned=False) for one in grid([6, 4], [3, 2])]
-    with pytest.raises(ParameterError, match=f"silo `silo-0-0` .* {UNKNOWN}"):
-        run(silos, 1, CGD(delta=0.1), engine)
+@refused("cgd_alignment.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_columns_are_put_together_in_no_unknown_order() -> None:
@@ -140,19 +139,6 @@ def test_rows_by_themselves_and_independent_models_need_no_order() -> None:
     silos = [dataclasses.replace(one, aligned=False) for one in grid([6, 4], [3, 2], joint=False)]
     assert run(silos, 1, CGD(delta=0.1, vertical="independent")).result.record["silos"] == 4
     assert run(grid([6, 4], [5]), 1, CGD(delta=0.1)).result.record["silos"] == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"align": True, "vertical": "independent"}, "align is for rows that run one model together"),
-        ({"align_pad_to": 10}, "add align = true or remove them"),
-        ({"align": True, "align_ids": ["lower"]}, "align-ids: no rule for ids is called 'lower'"),
-    ],
-)
-def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        CGD.model_validate(settings)
 
 
 # -- what cannot be aligned --------------------------------------------------------------------------------------------
@@ -179,13 +165,6 @@ def test_ids_that_cannot_be_aligned_end_the_run_before_its_first_round(said: str
         run(changed(SILOS, "silo-0-1", ids=WRONG[said]), 1, ALIGN, engine, out=out)
     assert not any(word in str(caught.value).lower() for word in ("stranger", "person"))
     assert not out.exists()
-
-
-def test_ids_that_are_missing_or_too_many_for_the_list() -> None:
-    with pytest.raises(ParameterError, match=r"silo `silo-0-1`: .* these have none; name the id column"):
-        run(changed(SILOS, "silo-0-1", ids=None), 1, ALIGN)
-    with pytest.raises(ParameterError, match=r"a list of 8 points was declared \(pad-to\)"):
-        run(SILOS, 1, ALIGN.model_copy(update={"align_pad_to": 8}))
 
 
 # -- what whoever relays sees ------------------------------------------------------------------------------------------
@@ -281,7 +260,7 @@ def test_a_resumed_run_goes_on_with_the_same_rows_and_does_not_align_again(tmp_p
         return make(SILOS, ALIGN, out=out, checkpoint_every=1, batch_size=3)
 
     whole = train(of(None), 4)
-    interrupted(of(tmp_path / "run"), 2, 4)
+    interrupted(of(tmp_path / "run"), 2, 4, SEED)
     seen = Seen()
     resumed = train(of(tmp_path / "run"), 4, wrap=watched(seen), resume=True)
     assert same_bytes(resumed, whole)
@@ -290,7 +269,7 @@ def test_a_resumed_run_goes_on_with_the_same_rows_and_does_not_align_again(tmp_p
 
 
 def test_a_partner_whose_rows_changed_is_refused_on_resume(tmp_path: Path) -> None:
-    interrupted(make(SILOS, ALIGN, out=tmp_path, checkpoint_every=1), 2, 4)
+    interrupted(make(SILOS, ALIGN, out=tmp_path, checkpoint_every=1), 2, 4, SEED)
     found = last_checkpoint(tmp_path / "checkpoint")
     assert found is not None
     first = SILOS[0]

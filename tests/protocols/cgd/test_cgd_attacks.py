@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -381,15 +380,7 @@ READY = played(3)
 # A round whose sum may have been opened is not played again.
 
 
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("moretta")
-    level, logger.level = logger.level, logging.CRITICAL
-    yield
-    logger.level = level
-
-
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("silos", [grid([6, 4, 7, 5], [5]), grid([6, 4, 7, 5], [3, 2])], ids=["rows", "joint"])
 def test_no_sum_is_asked_to_be_opened_twice_in_a_round(silos: list[Any]) -> None:
     """Answers to Unmask that come late open the first sum; a second one over fewer gave what lies between."""
@@ -409,7 +400,7 @@ def test_no_sum_is_asked_to_be_opened_twice_in_a_round(silos: list[Any]) -> None
     assert set(found.dropped) == {(2, name) for name in names[:2]}
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_a_run_whose_sums_are_never_opened_says_who_withholds() -> None:
     silos, names = grid([6, 4, 7, 5], [5]), ("silo-0", "silo-1")
     faults = [Fault(name, number, Unmask) for name in names for number in (2, 4, 5)]
@@ -418,7 +409,7 @@ def test_a_run_whose_sums_are_never_opened_says_who_withholds() -> None:
     assert all(fault.happened == 1 for fault in faults)
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("silos", [grid([6, 4, 7, 5], [5]), grid([6, 4, 7, 5], [3, 2])], ids=["rows", "joint"])
 def test_a_round_is_played_again_while_nothing_can_have_been_opened(silos: list[Any]) -> None:
     """Also a row's passes: under other masks, of the same z. Of additive shares, which bear no loss."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grids import CLASSES, FIRST, Fault, bytes_of, failing, grid, make, network, participants, run, table, train
+from refused_rows import Row, refused
 from torch import nn
 
 from moretta import CGD, PBPFL, Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
@@ -56,48 +57,15 @@ def run_file(folder: Path, **data: Any) -> Path:
     return folder / "run.toml"
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"partition": '"grid"', "grid": [7, 2]}, "6 training rows cannot be cut into 7 row parts"),
-        ({"partition": '"grid"', "grid": [2, 5]}, "4 columns cannot be cut into 5 column parts"),
-        (
-            {"partition": '"by-feature"', "silos": 4, "columns": '[["a", "b"], ["b", "c", "d"]]'},
-            "columns overlap: 'b' is in part 1 and again in part 2",
-        ),
-        ({"partition": '"by-feature"', "silos": 4, "columns": '[["a", "b"], ["c"]]'}, r"\bd\b"),
-    ],
-)
-def test_a_run_file_that_cuts_wrongly(data: dict[str, Any], said: str, tmp_path: Path) -> None:
-    path = run_file(tmp_path, **data)
-    with pytest.raises(ParameterError, match=said):
-        federation_of(run_files.load(path, []), None)
+@refused("cgd_bad_input.txt")
+def test_what_cannot_be_is_refused(row: Row, tmp_path: Path) -> None:
+    row.play(globals(), tmp_path=tmp_path)
 
 
 def test_a_run_file_that_cuts_well(tmp_path: Path) -> None:
     path = run_file(tmp_path, partition='"grid"', grid=[3, 2])
     result = federation_of(run_files.load(path, []), None).train(2)
     assert result.record["silos"] == 6
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("silos", "said"),
-    [
-        (changed(JOINT, "silo-1-1", columns=(2, 3)), r"row `row-1`: columns \[2\] are held by two"),
-        (changed(JOINT, "silo-1-1", columns=(3, 7)), r"row `row-1`: .*columns"),
-        (JOINT[:3] + JOINT[4:], r"row `row-1`: nobody holds columns \[3, 4\]"),
-        (changed(JOINT, "silo-2-1", columns=(3, 3)), r"row `row-2`: columns \[3\] are held by two"),
-        (changed(JOINT, "silo-1-1", y=np.empty(0, np.int64)), "row `row-1`: expected one of its .* hold the labels"),
-        (grid([6], [3, 2]) + grid([6, 4], [2, 3])[2:], "row `row-1` is cut into other columns than the first row"),
-        (changed(JOINT, "silo-0-0", row=""), "silo `silo-0-0`: expected the name of its row"),
-        (changed(JOINT, "silo-0-0", columns=(0, 1)), r"silo `silo-0-0`: .* inputs \[6, 3\] and 2 columns"),
-        (changed(JOINT, "silo-0-0", columns=()), "silo `silo-0-0`: expected the name of its row"),
-    ],
-)
-def test_columns_that_overlap_or_are_missing(silos: list[Silo], said: str, engine: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        run(silos, 1, CGD(delta=0.1), engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -147,17 +115,6 @@ def test_ids_that_differ_are_refused_by_name(name: str, wrong: Callable[[list[st
     assert all(f"the ids of `{one}`" in str(caught.value) for one in others)
 
 
-def test_a_row_is_called_as_its_owner_calls_it() -> None:
-    short = changed(JOINT, "silo-2-0", x=JOINT[4].x[:5])
-    with pytest.raises(ParameterError, match=r"^row `row-2`: "):
-        run(short, 2, CGD(delta=0.1))
-
-
-def test_ids_that_one_lacks_are_asked_for() -> None:
-    with pytest.raises(ParameterError, match=r"row-1`: `silo-1-2` has no ids to compare"):
-        run(changed(with_ids(), "silo-1-2", ids=None, aligned=True), 2, CGD(delta=0.1))
-
-
 def test_equal_ids_are_well_and_none_is_too() -> None:
     found = run(with_ids(), 2, CGD(delta=0.1))
     without = run([dataclasses.replace(silo, ids=None, aligned=True) for silo in with_ids()], 2, CGD(delta=0.1))
@@ -180,12 +137,6 @@ def test_a_row_that_no_longer_matches_later_sits_out() -> None:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_mapping_of_deltas_that_lacks_somebody(engine: str) -> None:
-    with pytest.raises(ParameterError, match="delta: expected a number for participant `silo-0-1`"):
-        run(JOINT, 1, CGD(delta={"silo-0-0": 0.1}), engine)
-
-
 # -- two participants --------------------------------------------------------------------------------------------------
 
 
@@ -199,11 +150,6 @@ def test_two_are_allowed_and_told(silos: list[Silo]) -> None:
 def test_three_are_not_warned(silos: list[Silo]) -> None:
     found = run(silos, 2, CGD(delta=0.1))
     assert not any("the other's" in warning for warning in found.result.record["warnings"])
-
-
-def test_one_alone_has_nobody_to_sum_with() -> None:
-    with pytest.raises(ParameterError, match="needs two silos or more, and silos is 1"):
-        run(grid([6], [5]), 1, CGD(delta=0.1))
 
 
 # -- divergence --------------------------------------------------------------------------------------------------------
@@ -242,20 +188,6 @@ def test_a_run_that_diverges_names_the_round_and_keeps_the_last_good_one(
     assert bytes_of(resumed) == bytes_of(stopped)
 
 
-@pytest.mark.parametrize("silos", [JOINT, grid([6, 4, 7], [5])], ids=["joint", "rows"])
-def test_a_run_that_diverges_is_told_so(silos: list[Silo]) -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    protocol = CGD(delta=0.5, learning_rate=3.0, loss="mse")
-    with pytest.raises(RunFailed, match="diverged"):
-        run(silos, 60, protocol, model=model)
-
-
-def test_a_secure_sum_that_is_too_narrow_says_so(tmp_path: Path) -> None:
-    narrow = SecureAggregation(limit=1e-6)
-    with pytest.raises((ParameterError, RunFailed), match="outside the range of the secure sum"):
-        run(JOINT, 3, CGD(delta=0.5), aggregation=narrow, out=tmp_path / "run")
-
-
 # -- protocols and models that columns cannot be split for -------------------------------------------------------------
 
 
@@ -269,23 +201,6 @@ def test_other_protocols_refuse_columns(protocol: Training) -> None:
 
 def test_centralised_puts_the_columns_together() -> None:
     assert Federation(network(5), JOINT, Centralised(), aggregation=SecureAggregation(scheme="none")).train(1).model
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (nn.Sequential(nn.Tanh(), nn.Linear(5, CLASSES)), "linear first layer"),
-        (nn.Linear(5, CLASSES), "linear first layer"),
-        (nn.Sequential(nn.Sequential(nn.Linear(5, 4)), nn.Linear(4, CLASSES)), "linear first layer"),
-        (nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(6, 3)), "linear first"),
-        (nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)), "remove BatchNorm"),
-        (nn.Sequential(nn.LayerNorm(5), nn.Linear(5, CLASSES)), "linear first layer"),
-    ],
-)
-def test_models_that_columns_cannot_be_split_for(model: nn.Module, said: str, engine: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        run(JOINT, 1, CGD(delta=0.1), engine, model=model)
 
 
 def test_batchnorm_without_statistics_of_its_own_is_no_exception_to_what_is_computed() -> None:
@@ -323,12 +238,6 @@ def test_a_simulation_refuses_images_that_vary(engine: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     with pytest.raises(ParameterError, match='augment = "crop-flip": a simulation does not vary images'):
         Federation(model, silos, CGD(delta=0.1), engine=Engine(name=engine), augment="crop-flip")
-
-
-def test_independent_participants_each_need_labels() -> None:
-    made = make(JOINT, CGD(delta=0.1, vertical="independent"))
-    with pytest.raises(ParameterError, match=r'`silo-0-0` has no labels, and with vertical = "independent"'):
-        made.train(1)
 
 
 def test_a_simulation_of_many_says_that_it_keeps_no_confined_model(tmp_path: Path) -> None:

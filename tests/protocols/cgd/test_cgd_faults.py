@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,8 @@ from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import AdvertiseKey, PeerKeys
 from moretta.secure_aggregation.unmasking import Survivors, Unmask
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 JOINT = grid([6, 4, 7, 5], [3, 2], holders=[0, 1, 0, 0])
 INDEPENDENT = grid([6, 4, 7, 5], [3, 2], joint=False)
 ROWS = grid([6, 4, 7, 5], [5])
@@ -100,14 +101,6 @@ def shared(clients: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 def attempts(found: Run) -> list[int]:
     return [line["attempt"] for line in found.result.history]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    logger = logging.getLogger("moretta")
-    level, logger.level = logger.level, logging.CRITICAL
-    yield
-    logger.level = level
 
 
 ROW_0 = [(2, "row-0", "")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from grids import SEED, Run, bytes_of, casting, grid, make, run, same_bytes, table, train
+from stopped import interrupted, left_by
 from torch import nn
 
 from moretta import CGD, Engine, Faults, Federation, Silo
@@ -43,27 +44,6 @@ def made(case: str, out: Path | None, engine: str = "in-process", **settings: An
     )
 
 
-class Killed(BaseException):
-    """What no `except Exception` sees."""
-
-
-def interrupted(federation: Federation, at: int, rounds: int = ROUNDS, *, resume: bool = False) -> None:
-    def progress(number: int, of: int, line: object) -> None:
-        if number == at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federation.train(rounds, SEED, resume=resume, progress=progress)
-
-
-def left_by(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*.safetensors")
-        if "checkpoint" not in path.parts
-    }
-
-
 @pytest.mark.parametrize(
     ("case", "engine"),
     [
@@ -77,8 +57,8 @@ def test_wherever_it_was_stopped_it_ends_with_the_same_bytes(case: str, engine: 
     whole = train(made(case, tmp_path / "whole", engine), ROUNDS)
     for first, second in ((1, 4), (3, 5)) if engine == "in-process" else ((1, 2), (2, 5), (4, 6)):
         out = tmp_path / f"{first}-{second}"
-        interrupted(made(case, out, engine), first)
-        interrupted(made(case, out, engine), second, resume=True)
+        interrupted(made(case, out, engine), first, ROUNDS, SEED)
+        interrupted(made(case, out, engine), second, ROUNDS, SEED, resume=True)
         resumed = train(made(case, out, engine), ROUNDS, resume=True)
         assert same_bytes(resumed, whole)
         assert left_by(out) == left_by(tmp_path / "whole")
@@ -120,7 +100,7 @@ def test_secret_starts_come_back_from_the_checkpoint(case: str, engine: str, tmp
 
 def test_a_checkpoint_has_everybodys_own_and_the_aggregators_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    interrupted(made("joint", out, checkpoint_every=1), 3)
+    interrupted(made("joint", out, checkpoint_every=1), 3, ROUNDS, SEED)
     found = last_checkpoint(out / "checkpoint")
     assert found is not None
     place, states = found
@@ -144,7 +124,7 @@ def test_who_was_away_when_it_was_stopped_returns_after_it(tmp_path: Path) -> No
 
     whole = train(of(tmp_path / "whole"), ROUNDS)
     for stop in (2, 4):
-        interrupted(of(tmp_path / str(stop)), stop)
+        interrupted(of(tmp_path / str(stop)), stop, ROUNDS, SEED)
         assert same_bytes(train(of(tmp_path / str(stop)), ROUNDS, resume=True), whole)
 
 
@@ -156,7 +136,7 @@ def test_batchnorms_own_buffers_come_back(tmp_path: Path) -> None:
         return make(ROWS, CGD(delta=0.2), model, out=out, checkpoint_every=1)
 
     whole = train(of(tmp_path / "whole"), ROUNDS)
-    interrupted(of(tmp_path / "run"), 3)
+    interrupted(of(tmp_path / "run"), 3, ROUNDS, SEED)
     resumed = train(of(tmp_path / "run"), ROUNDS, resume=True)
     assert same_bytes(resumed, whole)
     assert int(resumed.models["silo-0"]["1.num_batches_tracked"]) == ROUNDS

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Replies
@@ -144,33 +145,9 @@ def test_one_member_alone_has_a_key_of_its_own() -> None:
     assert len(keyrings["a"].key("columns-1")) == KEY_BYTES
 
 
-@pytest.mark.parametrize("members", [["a", "x"], ["a", "b", "x"], ["b", "a"], ["a"], ["b"], ["x"], []])
-def test_other_members_than_those_of_the_grid_that_agreed_are_refused(members: list[str]) -> None:
-    keyrings = agreed("a", "b", "x", members=["a", "b", "c"])
-    with pytest.raises(PeerError, match=r"expected a key of group `columns-1` for \['a', 'b'\]"):
-        keyrings["a"].draw(GROUP, members)
-    with pytest.raises(MisuseError, match="no key yet"):
-        keyrings["a"].key("columns-1")
-
-
-@pytest.mark.parametrize("maker", ["x", "b", ""])
-def test_a_key_by_another_than_the_first_member_that_agreed_is_refused(maker: str) -> None:
-    keyrings = agreed("a", "b", "x", members=["a", "b"])
-    sealed = keyrings["a"].draw(GROUP, ["a", "b"])["b"]
-    with pytest.raises(PeerError, match="expected `a` to draw the key of group `columns-1`"):
-        keyrings["b"].take(GROUP, maker, sealed)
-    with pytest.raises(PeerError, match="`x` is in no group `columns-1`"):
-        keyrings["x"].take(GROUP, "a", sealed)
-    with pytest.raises(PeerError, match="draws the key of group `columns-1` itself"):
-        keyrings["a"].take(GROUP, "a", sealed)
-    with pytest.raises(MisuseError, match="no key yet"):
-        keyrings["b"].key("columns-1")
-
-
-@pytest.mark.parametrize("group", [NAME, "columns-3", row_group("s"), ""])
-def test_there_are_keys_of_the_grids_groups_alone(group: str) -> None:
-    with pytest.raises(PeerError, match="is in no group"):
-        agreed("a", "b")["a"].draw(at(NOW, group), ["a", "b"])
+@refused("group_keys.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def test_nothing_is_drawn_or_taken_before_an_agreement() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cast import cast_only
 from torch import nn
 
 from moretta import Federation, FedSGD, Local, SecureAggregation, Silo
@@ -16,12 +17,9 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
-from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import Setting
 from moretta.protocols.fedsgd import ideal
 from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
-from moretta.protocols.registry import build
 
 NOW = Stamp("run", 1, 0)
 
@@ -43,24 +41,6 @@ def network() -> nn.Sequential:
 def federation(protocol: Any, scheme: Any = "none") -> Federation:
     secure = SecureAggregation(scheme=scheme, threshold=2 if scheme == "pairwise" else None)  # bears the loss of one
     return Federation(network(), silos(), protocol, dtype="float64", batch_size=8, aggregation=secure)
-
-
-def players_of(made: Federation) -> Roles:
-    """The roles that a run of this federation would have."""
-    found: list[Roles] = []
-
-    class Enough(Exception):
-        pass
-
-    def casting(setting: Setting) -> Roles:
-        found.append(build(setting))
-        raise Enough
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moretta.run.federation.build", casting)
-        with pytest.raises(Enough):
-            made.train(3, seed=2)
-    return found[0]
 
 
 @pytest.mark.parametrize("scheme", ["none", "pairwise"])
@@ -97,14 +77,14 @@ def test_a_round_without_a_silo_is_plain_sgd_on_the_rows_of_the_others(
 )
 def test_a_message_of_another_protocol_is_refused(protocol: Any, foreign: Message) -> None:
     made = federation(protocol)
-    for client in players_of(made).clients.values():
+    for client in cast_only(made).clients.values():
         with pytest.raises(MisuseError, match=f"has no answer to `{foreign.TAG}`"):
             client.answer(foreign)
 
 
 def test_a_lone_silo_says_its_loss_before_the_step_and_shows_its_model() -> None:
     made = federation(Local(learning_rate=0.05))
-    client = players_of(made).clients["north"]
+    client = cast_only(made).clients["north"]
     rows, model = Batches(21, 8, 2, "north").of_round(1), first_weights(network())
     loss = loss_of(model, rows)
     stepped = client.answer(Step(stamp=NOW))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 from torch import Tensor, nn
 
 from moretta import Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
@@ -439,20 +440,9 @@ def test_without_the_extra_a_run_does_not_begin(tmp_path: Path, monkeypatch: pyt
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layers", "said"),
-    [
-        ([nn.BatchNorm1d(4)], r"`0` \(BatchNorm1d\) mixes the rows of a batch.*use GroupNorm"),
-        ([nn.BatchNorm1d(4, track_running_stats=False)], r"`0` \(BatchNorm1d\) mixes the rows of a batch"),
-        (
-            [nn.Unflatten(1, (1, 4)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()],
-            r"`1` \(InstanceNorm1d\) keeps running statistics of the rows of a batch.*use GroupNorm",
-        ),
-    ],
-)
-def test_a_model_that_mixes_rows_is_refused_by_name(layers: list[nn.Module], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        federation(model=nn.Sequential(*layers, nn.Linear(4, 3))).train(1)
+@refused("private.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 class Branches(nn.Module):
@@ -465,11 +455,6 @@ class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.layer(x)
         return found if float(found.detach().sum()) > 0 else -found
-
-
-def test_a_model_that_torch_func_cannot_follow_is_refused() -> None:
-    with pytest.raises(ParameterError, match="dp-noise needs the gradient of each row alone, and torch"):
-        federation(model=Branches()).train(1)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cast import casting
 from torch import nn
 
 from moretta import PBPFL, Federation, Silo
 from moretta.contract.messages import Message
 from moretta.contract.roles import Reason
 from moretta.protocols.common.roles import Roles
-from moretta.protocols.common.setting import Setting
 from moretta.protocols.pbpfl.messages import Predictions
-from moretta.protocols.registry import build
-from moretta.run import federation
 from moretta.run.result import Result
 
 NAMES = ("north", "south", "east", "west", "centre")
@@ -29,8 +27,7 @@ Lie = Callable[[Predictions], Predictions]
 def train(monkeypatch: pytest.MonkeyPatch, lie: Lie | None, names: tuple[str, ...] = NAMES, **settings: Any) -> Result:
     """Train among silos of which one changes what it predicts before it sends it."""
 
-    def casting(setting: Setting) -> Roles:
-        made = build(setting)
+    def corrupt(made: Roles) -> None:
         answer = made.clients[LIAR].answer
 
         def lying(message: Message) -> Message:
@@ -38,10 +35,9 @@ def train(monkeypatch: pytest.MonkeyPatch, lie: Lie | None, names: tuple[str, ..
             return lie(found) if lie is not None and isinstance(found, Predictions) else found
 
         monkeypatch.setattr(made.clients[LIAR], "answer", lying)
-        return made
 
-    monkeypatch.setattr(federation, "build", casting)
-    return run(names, PBPFL(loss="cross-entropy", **settings))
+    with casting(corrupt):
+        return run(names, PBPFL(loss="cross-entropy", **settings))
 
 
 def run(names: tuple[str, ...], protocol: PBPFL) -> Result:
@@ -118,8 +114,7 @@ def test_of_two_silos_neither_has_its_way(factor: float, monkeypatch: pytest.Mon
 def test_under_the_squared_error_what_comes_out_of_the_sum_grows_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One silo uploads the largest beta there is, from the third round on, and nobody sees whose it was."""
 
-    def casting(setting: Setting) -> Roles:
-        made = build(setting)
+    def corrupt(made: Roles) -> None:
         contributor: Any = made.clients[LIAR]._contributor  # type: ignore[attr-defined]
         upload = contributor.upload
 
@@ -129,11 +124,10 @@ def test_under_the_squared_error_what_comes_out_of_the_sum_grows_within_bounds(m
             return upload(stamp, tensors, *rest, **named)
 
         monkeypatch.setattr(contributor, "upload", lying)
-        return made
 
     plain = run(NAMES, PBPFL(loss="mse"))
-    monkeypatch.setattr(federation, "build", casting)
-    result = run(NAMES, PBPFL(loss="mse"))
+    with casting(corrupt):
+        result = run(NAMES, PBPFL(loss="mse"))
     assert not result.record["dropped"]
     # alpha is off by 16 at most in each of the rounds that the running median has not moved in, beta's limit by 256.
     assert (steps(result) <= 16**2 * 4 * steps(plain)).all()

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from test_cross_entropy import NOW, ROOT
 from test_exactness import mlp
 
 from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo
 from moretta.contract.messages import Stamp
-from moretta.errors import MisuseError, ParameterError, PeerError
+from moretta.errors import MisuseError, PeerError
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
@@ -103,12 +104,9 @@ def test_whole_numbers_and_words_are_inverse() -> None:
     np.testing.assert_allclose(back, np.where(values < 2.0**-320, 0.0, values), rtol=1e-15)
 
 
-def test_outputs_and_offsets_too_far_apart_are_refused() -> None:
-    with pytest.raises(PeerError, match=r'exchange = "ratios" takes outputs of a row up to 176 apart'):
-        ratios.blinded(NOW, np.array([[0.0, -177.0]]), np.ones(1), ROOT.stream("lambda"))
-    sent, _ = ratios.blinded(NOW, np.zeros((1, 3)), np.full(1, 1e4), ROOT.stream("lambda"))
-    with pytest.raises(PeerError, match="takes alpha r of a row up to 176 apart"):
-        ratios.answer(sent, key_of(3), ROOT.stream("delta"), {})
+@refused("ratios.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 def client_and_ask() -> tuple[Client, TrainOn, Key]:
@@ -173,9 +171,3 @@ def test_training_is_fedsgds(classes: int) -> None:
     theirs = run(FedSGD(learning_rate=0.2, loss="cross-entropy"), "none")
     assert largest_relative_difference(modules.arrays(ours.model), modules.arrays(theirs.model)) <= 1e-9
     assert not any("loss" in line for line in ours.history)  # nobody is told what it would follow from
-
-
-@pytest.mark.parametrize("other", [{"loss": "mse"}, {"variant": "probabilities"}])
-def test_ratios_belong_to_the_papers_form(other: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError, match=r'exchange = "ratios" is how the paper\'s form of cross-entropy asks'):
-        PBPFL(**(RATIOS | other))

@@ -1,0 +1,62 @@
+"""Tables of what is refused: a file each in refusals/, a row each of a call, its error and what the error says.
+
+``call => Error: sentence`` is a row. The sentence may be a part, three dots in it stand for anything, and one that
+begins with ~ is a regular expression. Calls are written with the names of the module of tests that plays the table, and
+with what the table's own lines of imports bring; lines that begin with # are comments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent / "refusals"
+
+
+def lines(name: str) -> Iterator[list[str]]:
+    """Yield the rows of a table, each as its parts."""
+    for line in (FOLDER / name).read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            yield line.split(" => ")
+
+
+def same(expected: str, said: str, *, whole: bool = True) -> bool:
+    """Return whether a sentence is as expected, where three dots stand for anything."""
+    pattern = expected[1:] if expected.startswith("~") else re.escape(expected).replace(re.escape("..."), ".*")
+    return bool((re.fullmatch if whole else re.search)(pattern, said))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call that is refused. imports: what its table takes from elsewhere, a line each."""
+
+    imports: tuple[str, ...]
+    call: str
+    refusal: str
+
+    def imported(self) -> dict[str, Any]:
+        """Import what the table needs beside the names of the tests' own module."""
+        places = [line.removeprefix("from ").split(" import ") for line in self.imports]
+        return {name: getattr(import_module(home), name) for home, names in places for name in names.split(", ")}
+
+    def play(self, names: Mapping[str, Any], **further: Any) -> None:
+        """Call with these names, and look at the error."""
+        known = {**names, **self.imported(), **further}
+        error, _, sentence = self.refusal.partition(": ")
+        with pytest.raises(eval(error, known)) as caught:
+            eval(self.call, known)
+        assert same(sentence, str(caught.value), whole=False), str(caught.value)
+
+
+def refused(name: str) -> pytest.MarkDecorator:
+    """Play each row of a table."""
+    table = list(lines(name))
+    imports = tuple(parts[0] for parts in table if len(parts) == 1)
+    rows = [Row(imports, *parts) for parts in table if len(parts) == 2]
+    return pytest.mark.parametrize("row", rows, ids=[row.call for row in rows])
