@@ -7,6 +7,8 @@ with what the table's own lines of imports bring; lines that begin with # are co
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from moretta.errors import MorettaError
 
 FOLDER = Path(__file__).parent / "refusals"
 
@@ -45,13 +49,28 @@ class Row:
         places = [line.removeprefix("from ").split(" import ") for line in self.imports]
         return {name: getattr(import_module(home), name) for home, names in places for name in names.split(", ")}
 
-    def play(self, names: Mapping[str, Any], **further: Any) -> None:
-        """Call with these names, and look at the error."""
-        known = {**names, **self.imported(), **further}
+    def play(self, names: Mapping[str, Any], request: pytest.FixtureRequest | None = None) -> None:
+        """Call with these names, and with the fixtures of others, and look at the error; one of ours is one line."""
+        known = {**vars(builtins), **names, **self.imported()}
+        if request is not None:
+            known |= {name: request.getfixturevalue(name) for name in free(self.call) - {*known}}
         error, _, sentence = self.refusal.partition(": ")
         with pytest.raises(eval(error, known)) as caught:
             eval(self.call, known)
-        assert same(sentence, str(caught.value), whole=False), str(caught.value)
+        said = str(caught.value)
+        assert same(sentence, said, whole=False), said
+        assert said.isprintable() or not isinstance(caught.value, MorettaError)
+
+
+def free(call: str) -> set[str]:
+    """Return the names that a call takes from where it stands."""
+    names = [node for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Name | ast.arg)]
+    bound = {node.arg if isinstance(node, ast.arg) else node.id for node in names if not used(node)}
+    return {node.id for node in names if isinstance(node, ast.Name)} - bound
+
+
+def used(node: ast.Name | ast.arg) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
 def refused(name: str) -> pytest.MarkDecorator:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from refused_calls import TENSORS, FollowedInTraining, Pairs, X, Y, make
+from refused_rows import Row, refused
 from torch import nn
 
 import moretta
@@ -191,10 +192,9 @@ def test_a_layer_may_write_to_its_input_where_its_own_models_are_compared() -> N
     assert found[0] == found[1]
 
 
-def test_a_loaded_model_is_called_with_tensors(run: tuple[Result, Path], tmp_path: Path) -> None:
-    loaded = moretta.load(run[0].save(tmp_path / "saved"))
-    with pytest.raises(ParameterError, match=r"expected a tensor; got an ndarray: give it to predict or predict_proba"):
-        loaded(np.zeros((2, 4), np.float32))
+@refused("misuse_from_python.txt")
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 def test_views_past_the_last_round(tmp_path: Path) -> None:
@@ -249,21 +249,6 @@ def test_classes_here_and_numbers_there() -> None:
 def test_names_of_classes_as_numpy_gives_them() -> None:
     names, _ = np.unique(["no", "yes", "perhaps"], return_inverse=True)
     assert list(make(class_names=names).class_names) == ["no", "perhaps", "yes"]
-
-
-def test_other_folders(run: tuple[Result, Path], tmp_path: Path) -> None:
-    result, folder = run
-    with pytest.raises(ParameterError, match="there is no such directory"):
-        moretta.load(tmp_path / "nowhere")
-    with pytest.raises(ParameterError, match="exists and is not empty; name another folder to save to"):
-        result.save(folder)
-    with pytest.raises(ParameterError, match="save: the run has no folder of its own; name one"):
-        make().train(1).save()
-    numbers = make(model=nn.Linear(4, 1), silos=[Silo(n, X, X[:, 0]) for n in "ab"], protocol=FedSGD()).train(1)
-    with pytest.raises(ParameterError, match="predict_proba is for classes, and this model predicts numbers"):
-        numbers.predict_proba(X)
-    with pytest.raises(ParameterError, match="expected a model of silo `north`; it has one model for all"):
-        moretta.load(folder, silo="north")
 
 
 def test_errors_name_keywords_and_no_options_of_the_shell(run: tuple[Result, Path], tmp_path: Path) -> None:
@@ -342,12 +327,6 @@ def test_targets_in_another_order_than_their_rows_are_refused() -> None:
         Silo("a", frame, y[::-1])
     with pytest.raises(ParameterError, match=r"test: the indices of x and y differ"):
         make(silos=[Silo("a", frame, y), Silo("b", frame, y)], test=(frame, y[::-1]))
-
-
-def test_complex_numbers_of_a_frame_are_refused() -> None:
-    pandas = pytest.importorskip("pandas")
-    with pytest.raises(ParameterError, match=r"silo `a`: column 'a' holds complex numbers"):
-        Silo("a", pandas.DataFrame({"a": X[:, 0] * 1j}), Y)
 
 
 def test_a_callback_may_be_wrapped_by_what_takes_more() -> None:

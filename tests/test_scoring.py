@@ -284,8 +284,8 @@ def test_classes_are_read_off_whatever_the_targets() -> None:
 
 
 @refused("scoring.txt")
-def test_what_cannot_be_is_refused(row: Row, tmp_path: Path) -> None:
-    row.play(globals(), tmp_path=tmp_path)
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 def test_a_sum_that_cannot_be_one_of_scores_is_refused() -> None:

@@ -17,6 +17,7 @@ import tomli_w
 from beside_pages import NAMES, blocks_of, text_of
 from blocks import blocks, kind_of
 from pydantic import BaseModel
+from refused_rows import Row, refused
 from reproduction import Experiment
 
 from moretta.config import run_files, silo_file
@@ -156,23 +157,6 @@ def test_a_block_that_may_be_of_two_files_says_which() -> None:
             kind(page)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "said"),
-    [
-        ('[protocol]\nname = "cgd"\ndelt = 0.1', "run file", "delta"),
-        ('[protocol]\nname = "cgd"\ndelta = -1', "run file", "delta"),
-        ("[secure-aggregation]\nring-bits = 33", "run file", "ring-bits"),
-        ('[data]\nsource = "sites"\ninputs = [3]\nclasses = 0', "run file", "classes"),
-        ("[engine.faults]\ndrop = [{round = 3}]", "run file", "silo"),
-        ("[privacy]\nfewest-silo = 3", "silo.toml", "fewest-silos"),
-        ('[silo]\nname = "north"\nserver-key = "moretta-public-1"', "silo.toml", "server-key"),
-        ('[[silo]]\nname = "north"\nkeys = "moretta-public-1 ..."', "roster", "keys"),
-        ('[columns.age]\nkind = "numbr"', "schema", "kind"),
-        ('[data]\nsource = "a.csv"\ntarget = "ill"', "silo.toml", "target"),
-        ('[data]\nsource = "a.csv"\nmissing = "mean"', "silo.toml", "missing"),
-        ('purposes = "none"', "answers", "purpose"),
-    ],
-)
-def test_a_wrong_key_or_value_of_a_part_is_found(text: str, kind: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=said):
-        read(text, kind, tmp_path)
+@refused("settings_on_pages.txt")
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)

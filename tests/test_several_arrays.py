@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from torch import Tensor, nn
 
 from moretta import (
@@ -386,19 +387,9 @@ def test_rows_that_cannot_be_predicted_name_the_array(nets: Any, changed: Arrays
 # -- what cannot be ----------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_carry_it_says_so(nets: Any) -> None:
-    mlp = nn.Sequential(nn.Linear(15, 2))
-    with pytest.raises(ParameterError, match=r"ids, mask, table, and an nn\.Sequential takes one without a name"):
-        made(mlp, silos(), FedSGD(loss="cross-entropy"))
-    with pytest.raises(ParameterError, match=r"cannot take the arrays ids \[6\] of integers, mask .*: TypeError"):
-        made(built(nets.ByHand), silos(), FedSGD(loss="cross-entropy"))
-    with pytest.raises(ParameterError, match="augment is for images"):
-        made(built(nets.Masked), silos(), FedSGD(loss="cross-entropy"), augment=True)
-    edge = Engine(edge=("silo-1",), edge_precision="float16")
-    with pytest.raises(ParameterError, match='"float16" would round the token ids of ids, which lie beside numbers'):
-        made(built(nets.Masked), silos(), BAFFLE(loss="cross-entropy", k=8), engine=edge).train(1)
-    with pytest.raises(ParameterError, match="columns can be split only below a linear first layer"):
-        made(built(nets.Masked), silos(), CGD(loss="cross-entropy"), engine=Engine(name="fused")).train(1)
+@refused("several_arrays.txt")
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 def test_test_rows_have_the_silos_arrays(nets: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from refused_rows import Row, refused
 from test_transcripts import models_in, seen
 from test_without_torch import ALL, without
 
@@ -25,7 +26,7 @@ from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder, read_json
-from moretta.errors import ParameterError, PolicyError
+from moretta.errors import PolicyError
 from moretta.protocols.baffle import onnx_export
 from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.releases import Releases
@@ -300,37 +301,9 @@ def role_of(run_file: RunFile, file: silo_file.SiloFile) -> EdgeRole:
     return EdgeRole(permitted(told.shared_text(run_file), file), file)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"protocol": 'name = "fedsgd"'}, "edge clients require baffle; .* remove it"),
-        ({"limits": "memory-limit-mib = 5"}, r"^\[limits\] memory-limit-mib = 5: no edge client fits, .* give 80"),
-        (
-            {"protocol": f"{BAFFLE}\nsigma = 1e-5", "limits": 'edge-precision = "float16"'},
-            'sigma = 1e-05 is lost in what .limits. edge-precision = "float16" rounds to, where sigma = 0.0001 works',
-        ),
-        ({"protocol": PRIVATE}, r"\[data\] least-rows is missing: silos on machines of their own"),
-        ({"protocol": PRIVATE, "data": "least-rows = 21"}, r"`silo-2`: expected 21 rows or more .*; got 20"),
-        ({"protocol": PRIVATE, "data": "least-rows = 16", "rows": "test-fraction = 0.25"}, "expected 16 rows or more"),
-        (
-            {"protocol": PRIVATE.replace("clip = 1.0", "clip = 1e6"), "data": "least-rows = 9"},
-            r"dp-clip = 1e\+06 with its noise may come to 2.2e\+07, and \[secure-aggregation\] limit is 65536",
-        ),
-        ({"silo": KEYED, "more": PLAIN}, 'scheme = "none", by which the server sees each upload, and this site has a'),
-        ({"silo": KEYED, "listed": "silo-2 silo-3"}, "silo-1"),
-        ({"data": "score-at-silos = true"}, "silo `silo-2` holds no rows back, .* give test-fraction in .data. of its"),
-        (
-            {"data": "score-at-silos = true\nleast-rows = 9", "protocol": PRIVATE, "rows": "test-fraction = 0.2"},
-            "score-at-silos: a score would be a release without noise; remove it, or .*dp-noise",
-        ),
-        ({"name": "silo-9"}, "lists silo-1, silo-2, silo-3, and not 'silo-9'"),
-        ({"classes": 5}, "label 4 does not fit 3 outputs; expected labels 0 to 2"),
-    ],
-)
-def test_what_cannot_work_is_a_sentence(given: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises((PolicyError, ParameterError), match=said) as caught:
-        role_of(*roles(tmp_path, **given))
-    assert "\n" not in str(caught.value)
+@refused("edge_site.txt")
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 def test_a_site_states_its_own_releases_with_or_without_an_accountant(
@@ -353,12 +326,6 @@ def test_a_site_states_its_own_releases_with_or_without_an_accountant(
             assert stated["epsilon"] == epsilon(1.0, 1e-5, 0.2, 3)
         else:
             assert "pip install 'moretta[dp]'" in stated["epsilon_is_not_stated"]
-
-
-def test_the_roster_is_held_to(tmp_path: Path) -> None:
-    other = EdgeRole(*roles(tmp_path, silo=KEYED, own="silo-1"))
-    with pytest.raises(ParameterError, match="the identity of silo `silo-2` is not the one that the roster lists"):
-        other.client(Hello(**HELLO), HELPED)
 
 
 def test_targets_fit_the_servers_model(tmp_path: Path) -> None:

@@ -370,8 +370,8 @@ def test_a_site_with_a_roster_masks_or_takes_no_part(tmp_path: Path) -> None:
 
 
 @refused("told.txt")
-def test_what_cannot_be_is_refused(row: Row, tmp_path: Path) -> None:
-    row.play(globals(), tmp_path=tmp_path)
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 def test_what_is_told_that_is_no_run_for_many_machines(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from refused_rows import Row, refused
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import strict
@@ -79,20 +80,9 @@ def test_rows_of_other_layouts_are_converted(mlp_sample: Any) -> None:
         assert np.array_equal(forward.outputs([mlp_sample.flat], other), expected)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda flat, x: (flat[:-1], x), "contiguous float32"),
-        (lambda flat, x: (flat.astype(np.float64), x), "float64"),
-        (lambda flat, x: (np.repeat(flat, 2)[::2], x), "contiguous"),
-        (lambda flat, x: (flat, x[:, :4]), r"rows of shape \(5,\), not \(4,\)"),
-        (lambda flat, x: (flat, x.astype(np.int64)), "rows of float32, not int64"),
-    ],
-)
-def test_other_arrays_are_refused(mlp_sample: Any, change: Any, said: str) -> None:
-    flat, x = change(mlp_sample.flat, mlp_sample.x)
-    with pytest.raises(ParameterError, match=said):
-        OnnxForward(mlp_sample.graph("float32")).outputs([flat], x)
+@refused("onnx_forward.txt")
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 @pytest.mark.parametrize(

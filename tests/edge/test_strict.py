@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from refused_rows import Row, refused
 
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import strict
@@ -103,22 +104,9 @@ def with_sequence(proto: onnx.ModelProto) -> bytes:
     return proto.SerializeToString()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (with_type_beyond_32_bits, "no ONNX file"),
-        (with_text, "a field 6 of tensor"),
-        (with_operation("Loop"), "the operation b'Loop'"),
-        (with_operation("RandomNormal"), "the operation b'RandomNormal'"),
-        (with_operation("StringSplit"), "the operation b'StringSplit'"),
-        (with_sequence, "a field 4 of type"),
-    ],
-)
-def test_what_is_not_allowed_is_refused_by_name(
-    mlp_sample: Any, change: Callable[[onnx.ModelProto], bytes], said: str
-) -> None:
-    with pytest.raises(ParameterError, match=said):
-        strict.admitted(change(onnx.load_from_string(mlp_sample.graph("float32"))))
+@refused("strict.txt")
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8-activations"])

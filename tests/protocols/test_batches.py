@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_rows import Row, refused
 
-from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common.batches import Batches, UnionBatches
 
 ROWS, SIZES, SEEDS = st.integers(1, 60), st.integers(0, 70), st.integers(0, 2**63 - 1)
@@ -52,16 +51,9 @@ def test_the_batches_of_a_seed_do_not_change_from_version_to_version() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [0, -1])
-def test_a_silo_without_rows_is_named(rows: int) -> None:
-    with pytest.raises(ParameterError, match="silo `north` has no rows"):
-        Batches(rows, 3, 0, "north")
-
-
-@pytest.mark.parametrize("number", [0, -3])
-def test_no_round_before_the_first_has_rows(number: int) -> None:
-    with pytest.raises(PeerError, match="expected a round from 1 on"):
-        Batches(7, 3, 0, "north").of_round(number)
+@refused("batches.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), SIZES, st.integers(1, 30))

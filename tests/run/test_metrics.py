@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refused_rows import Row, refused
 from test_contract import network, silos
 from torch import Tensor
 
@@ -127,17 +128,6 @@ def breaks(outputs: Tensor, targets: Tensor) -> float:
     raise KeyError("a row")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ([accuracy], "metric `accuracy`: expected a function with a name of its own"),
-        ([lambda o, t: 1.0], "expected a function with a name of its own"),
-        ([recall_of_two, recall_of_two], "metric `recall_of_two`: expected a function with a name of its own"),
-        ([two], r"metric `two` of outputs \[64, 3\].*expected one number"),
-        ([breaks], "metric `breaks`.*KeyError"),
-    ],
-)
-def test_what_is_no_metric_is_refused_before_the_run(given: Any, said: str) -> None:
-    with pytest.raises(ParameterError, match=said) as caught:
-        federation(metrics=given)
-    assert "\n" not in str(caught.value)
+@refused("metrics.txt")
+def test_what_cannot_be_is_refused(row: Row) -> None:
+    row.play(globals())

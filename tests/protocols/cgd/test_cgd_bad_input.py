@@ -58,8 +58,8 @@ def run_file(folder: Path, **data: Any) -> Path:
 
 
 @refused("cgd_bad_input.txt")
-def test_what_cannot_be_is_refused(row: Row, tmp_path: Path) -> None:
-    row.play(globals(), tmp_path=tmp_path)
+def test_what_cannot_be_is_refused(row: Row, request: pytest.FixtureRequest) -> None:
+    row.play(globals(), request)
 
 
 def test_a_run_file_that_cuts_well(tmp_path: Path) -> None:
