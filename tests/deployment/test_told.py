@@ -167,50 +167,6 @@ def test_odd_values_read_back_to_the_same(name: str, rate: float, seed: int) -> 
 # -- run files for many machines ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("sections", "sentence"),
-    [
-        ({"data": f'{SITES}\npath = "/data/of/a/hospital"'}, "path"),
-        ({"data": f'{SITES}\ntarget = "y"'}, "target"),
-        ({"data": f'{SITES}\nid-column = "who"'}, "id-column"),
-        ({"data": f'{SITES}\nmissing = "median"'}, "missing"),
-        ({"data": f"{SITES}\ntest-fraction = 0.2"}, "test-fraction"),
-        ({"data": f"{SITES}\nalpha = 0.5"}, "alpha"),
-        ({"data": f'{SITES}\npartition = "dirichlet"\nalpha = 0.5'}, "partition|alpha"),
-        ({"data": 'source = "rows.npz"'}, "belong together"),
-        ({"data": 'source = "sites"\nclasses = 3'}, "inputs"),
-        ({"data": f"{SITES}\noutputs = 2"}, "classes|outputs"),
-        ({"data": f"{SITES}\nsilos = 2"}, "names 3 silos and .* silos is 2"),
-        ({"engine": 'name = "flare"'}, "sites is missing"),
-        ({"engine": 'name = "flare"\nsites = ["a", "a", "b"]'}, "has a name twice"),
-        ({"engine": 'name = "flare"\nsites = ["a/b", "c"]'}, "cannot be the name of a site"),
-        ({"engine": 'name = "flare"\nsites = ["server", "c"]'}, "cannot be the name of a site"),
-        ({"engine": 'name = "flare"\nsites = ["..", "c"]'}, "cannot be the name of a site"),
-        ({"engine": f'{ENGINE}\nedge = ["silo-1"]'}, "edge"),
-        ({"engine": 'name = "in-process"'}, "belong together"),
-        ({"engine": 'name = "in-process"\nsites = ["a", "b"]'}, "sites is for"),
-        ({"more": '[secure-aggregation]\nroster = "r.toml"\nidentity = "k"'}, "identity is each site's own"),
-        ({"protocol": 'name = "centralised"\nlearning-rate = 0.1'}, "baseline for one machine"),
-        ({"protocol": 'name = "local"\nlearning-rate = 0.1'}, "baseline for one machine"),
-        ({"run": "early-stopping = 3"}, "early-stopping"),
-        (
-            {
-                "data": f'{SITES}\npartition = "by-feature"\ncolumns = [["age"], ["height"]]',
-                "protocol": 'name = "cgd"',
-                "engine": 'name = "flare"\nsites = ["a", "b"]',
-            },
-            "by index",
-        ),
-    ],
-)
-def test_a_run_file_says_nothing_of_rows_at_sites_or_what_cannot_work(
-    tmp_path: Path, sections: dict[str, str], sentence: str
-) -> None:
-    with pytest.raises(ParameterError, match=sentence) as caught:
-        told.silos_of(load(tmp_path, **sections))
-    assert len(str(caught.value).splitlines()) == 1
-
-
 # -- the server's side -------------------------------------------------------------------------------------------------
 
 
