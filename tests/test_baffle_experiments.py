@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from reproduction import choose, find
 from torch import nn
 
@@ -107,8 +108,7 @@ def batch(rows: int, side: int = 16) -> tuple[np.ndarray, np.ndarray]:
 def test_exact_scalars_give_the_estimate_that_differences_give(scripts: SimpleNamespace) -> None:
     """The tool that settings are chosen by puts the server's estimate together, of derivatives instead of losses."""
     surrogate, rng = scripts.surrogate, np.random.default_rng(3)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 2))
     model = model.double().eval()
     layout, x, y = layout_of(model), rng.normal(0, 1, (5, 1, 4, 4)), rng.integers(0, 2, 5)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cast import cast_only
+from networks import perceptron
 from protocol_case import Case
 from stopped import interrupted
 from torch import nn
@@ -66,9 +66,7 @@ def silos_of(name: str) -> list[Silo]:
 
 
 def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    return perceptron(4, 6, 3, between=nn.ReLU)
 
 
 def federation_of(name: str, out: Path | None = None, **settings: Any) -> Federation:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import perceptron
 from safetensors.numpy import load_file
 from sklearn.metrics import accuracy_score
 from torch import nn
@@ -35,9 +36,7 @@ def silos() -> list[Silo]:
 
 
 def network(outputs: int = 3) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
+    return perceptron(4, 6, outputs, between=nn.ReLU)
 
 
 def make(**settings: Any) -> Federation:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import perceptron
 from refused_rows import Row, refused
 from test_cli import call, prepare
 from torch import nn
@@ -33,9 +34,7 @@ SILOS = [silo(name, count) for name, count in COUNTS.items()]
 
 
 def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).to(torch.float64)
+    return perceptron(4, 5, 2).to(torch.float64)
 
 
 def make(faults: Faults | None, scheme: str = "none", **settings: Any) -> Federation:

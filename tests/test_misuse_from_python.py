@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from refused_calls import TENSORS, FollowedInTraining, Pairs, X, Y, make
 from refused_rows import Row, refused
 from torch import nn
@@ -183,8 +184,7 @@ def test_a_layer_may_write_to_its_input_where_its_own_models_are_compared() -> N
     first = nn.Hardswish(inplace=True), nn.Hardswish()
     found = []
     for layer in first:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded():
             model = nn.Sequential(layer, nn.Linear(4, 3))
         x = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
         result = make(model=model, protocol=Local(loss="cross-entropy"), test=(x, np.arange(9) % 3)).train(2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import perceptron
 from safetensors import safe_open
 from safetensors.torch import save
 from test_cli import call
@@ -35,9 +36,7 @@ def rows(seed: int, count: int) -> Rows:
 
 
 def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    return perceptron(3, 8, 2, between=nn.ReLU)
 
 
 def federation(protocol: Any, **settings: Any) -> Federation:

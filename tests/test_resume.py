@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from networks import perceptron
 from stopped import Killed, interrupted, left_by
 from torch import nn
 
@@ -48,9 +48,7 @@ def make(protocol: str, out: Path | None, **settings: Any) -> Federation:
     for name, rows in (("north", 20), ("south", 33), ("east", 9)):
         x = generator.normal(0, 1, (rows, 4))
         silos.append(Silo(name, x, (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 1)))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = perceptron(4, 6, 3, between=nn.ReLU)
     chosen = {"batch_size": 8, "standardise": True} | settings
     return Federation(model, silos, PROTOCOLS[protocol], out=out, **chosen)
 

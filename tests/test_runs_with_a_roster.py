@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from networks import perceptron
 from test_cli import call, prepare
 from torch import nn
 
@@ -39,9 +39,7 @@ def make(protocol: Training, out: Path | None = None, **settings: Any) -> Federa
     for number, name in enumerate(NAMES):
         x = np.random.default_rng(number).normal(0, 1, (12, 4)).astype(np.float32)
         silos.append(Silo(name, x, x[:, :2] - x[:, 2:]))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    model = perceptron(4, 5, 2, between=nn.ReLU)
     return Federation(model, silos, protocol, out=out, insecure_secret_seed=1, **settings)
 
 

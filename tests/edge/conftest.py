@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from torch import Tensor, nn
 
 from moretta.protocols.baffle import onnx_export
@@ -118,8 +119,7 @@ class Sample:
 @functools.cache
 def made(kind: str) -> Sample:
     build, shape = KINDS[kind]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         model = build().eval()
     trained = {name: p.detach().numpy() for name, p in model.named_parameters() if p.requires_grad}
     rest = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from networks import seeded
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -78,8 +79,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # and whether weight
 
 @functools.cache
 def made(kind: str, precision: str = "float32") -> tuple[nn.Module, bytes, NDArray[Any], NDArray[Any]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = KINDS[kind][0]().eval()
     layout, random = layout_of(model), np.random.default_rng(1)
     graph = graph_of(model, layout, (3, 8, 8), torch.float32, precision)

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from networks import perceptron, seeded
 from torch import nn
 
 from moretta import BAFFLE, Engine, Federation, SecureAggregation, Silo
@@ -45,9 +46,7 @@ LONG = {"k": 32, "learning_rate": 0.3, "ema": 0.0}
 
 
 def mlp() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    return perceptron(6, 12, 3, seed=1)
 
 
 def silos() -> list[Silo]:
@@ -150,8 +149,7 @@ def test_an_edge_silo_varies_images_as_the_others_do(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(onnx_export, "graph_of", EXPORT)
     random = np.random.default_rng(2)
     parts = [Silo(name, random.normal(size=(20, 1, 6, 6)), random.integers(0, 3, 20)) for name in ("north", "south")]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
 
     def trained(edge: tuple[str, ...], augment: str) -> Any:
@@ -182,8 +180,7 @@ def test_a_recurrent_model_trains_by_blocks(kind: type[nn.LSTM | nn.GRU], monkey
     random = np.random.default_rng(2)
     x = {name: random.normal(size=(24, 6, 2)).astype("float32") for name in ("north", "south")}
     parts = [Silo(name, rows, (rows[:, -1, 0] > 0).astype("int64")) for name, rows in x.items()]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = Recurrent(kind)
 
     def history(edge: tuple[str, ...], rounds: int) -> list[dict[str, Any]]:

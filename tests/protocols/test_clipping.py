@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cast import casting
+from networks import seeded
 from torch import nn
 
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo
@@ -38,8 +38,7 @@ def train(
         for one in contributors.values():
             monkeypatch.setattr(one, "upload", spoil(one.upload, spoiled))
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         middle = [nn.BatchNorm1d(6)] if norm else []
         model = nn.Sequential(nn.Linear(4, 6), *middle, nn.ReLU(), nn.Linear(6, 2))
     silos = [silo(name, number) for number, name in enumerate(NAMES)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from networks import seeded
 from torch import nn
 
 from moretta import (
@@ -72,8 +72,7 @@ def made_lazy(silo: Silo) -> Silo:
 
 
 def network() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         layers = nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
         return nn.Sequential(*layers)
 

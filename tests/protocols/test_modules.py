@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
@@ -17,8 +18,7 @@ from moretta.protocols.common.training import Training
 
 
 def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3, bias=False)).to(dtype)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from networks import perceptron
 from stopped import Killed, killed_after
-from torch import nn
 
 from moretta import BAFFLE, Engine, Faults, Federation, FedSGD, SecureAggregation, Silo
 from moretta.contract.messages import Message, Stamp
@@ -40,9 +39,7 @@ def silos(names: tuple[str, ...] = NAMES) -> list[Silo]:
 
 
 def made(protocol: Any = "fedsgd", **settings: Any) -> Federation:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    model = perceptron(4, 6, 3)
     chosen: dict[str, Any] = {
         "silos": silos(),
         "batch_size": SIZE,

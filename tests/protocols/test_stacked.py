@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from torch import Tensor, nn
 
 from moretta import BAFFLE, PBPFL, Engine, FedAvg, Federation, FedProx, FedSGD, SecureAggregation, Silo
@@ -142,8 +143,7 @@ ALONE: dict[str, Callable[[], nn.Module]] = {
 
 
 def model_of(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         return make().double()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from networks import seeded
 from torch import nn
 
 from moretta import Engine, Faults, FedAvg, Federation, FedSGD, FinishedRound, SecureAggregation, Silo, StopTraining
@@ -31,8 +31,7 @@ def silos(count: int = 3) -> list[Silo]:
 
 
 def federation(out: Path | None = None, protocol: Training | None = None, **settings: Any) -> Federation:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Linear(3, 2)
     return Federation(model, silos(), protocol or FedSGD(), out=out, **settings)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
+from networks import perceptron
 from numpy.typing import NDArray
 from torch import nn
 
@@ -39,9 +39,7 @@ def silos(rows: Sequence[int] = (40, 24, 60)) -> list[Silo]:
 
 
 def network(outputs: int = CLASSES, hidden: int = 5) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(COLUMNS, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    return perceptron(COLUMNS, hidden, outputs)
 
 
 def normalised() -> nn.Sequential:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from forwards import drawn, matrix
+from networks import seeded
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,8 +27,7 @@ Floats = NDArray[np.float64]
 
 
 def network(dtype: torch.dtype) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         layers = nn.Linear(INPUTS, HIDDEN), nn.Hardswish(), nn.Linear(HIDDEN, CLASSES)
         return nn.Sequential(*layers).to(dtype)
 

@@ -27,6 +27,7 @@ from baffle_runs import (
 )
 from cast import casting
 from forwards import FORMS
+from networks import seeded
 from numpy.typing import NDArray
 from torch import nn
 
@@ -324,8 +325,7 @@ def test_images_are_varied_once_a_round_before_losses_are_compared() -> None:
     generator = np.random.default_rng(2)
     x = generator.normal(size=(12, 1, 6, 6)).astype(np.float32)
     part = Silo("a", x, generator.integers(0, 4, 12))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
     protocol = learning(**SGD, k=10)
     given: dict[str, Any] = {"model": model, "silos": [part], "aggregation": CLEAR, "dtype": "float64", "batch_size": 4}
@@ -588,8 +588,7 @@ def binary(rows: tuple[int, ...] = (16, 24, 16)) -> list[Silo]:
 
 
 def of_32_parameters() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         return nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from numpy.typing import NDArray
 from refused_rows import Row, refused
 from torch import Tensor, nn
@@ -127,8 +128,7 @@ RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @functools.cache
 def cut_model(kind: str) -> tuple[nn.Module, Layout, Cut]:
     build, shape = (MODELS | RECURRENT)[kind]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = build().double().eval()
     layout = layout_of(model)
     return model, layout, cut_of(model, layout, shape, torch.int64 if kind == "attends" else torch.float64)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from forwards import FORMS, MSE, LinearForward, drawn, estimated, matrix
+from networks import seeded
 from numpy.typing import NDArray
 from refused_rows import Row, refused
 from torch import nn
@@ -153,8 +154,7 @@ def test_a_loss_that_overflows_is_returned_and_not_warned_of(form: Form) -> None
 def network(size: int) -> nn.Sequential:
     """A smooth network of four outputs, whose parameters number a power of two."""
     middle = {32: 4, 64: 8}[size]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seeded(4):
         return nn.Sequential(nn.Linear(3, middle), nn.Tanh(), nn.Linear(middle, 4, bias=False)).double()
 
 

@@ -12,6 +12,7 @@ import cast
 import numpy as np
 import torch
 from cast import Wrap
+from networks import seeded
 from numpy.typing import NDArray
 from torch import nn
 
@@ -79,8 +80,7 @@ def grid(
 
 def network(columns: int, hidden: Sequence[int] = (7, 5), *, bias: bool = True) -> nn.Sequential:
     """An N-layer network with smooth activations: without kinks, rounding stays rounding."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         sizes = [columns, *hidden]
         layers: list[nn.Module] = []
         for size, following in itertools.pairwise(sizes):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from grids import CLASSES, Run, furthest, run
+from networks import seeded
 from torch import Tensor, nn
 
 from moretta import CGD, Silo
@@ -60,8 +61,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def fresh(name: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         return MODELS[name]()
 
 

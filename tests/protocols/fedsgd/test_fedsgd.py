@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import seeded
 from torch import Tensor, nn
 
 from moretta import Centralised, Engine, FedAvg, Federation, FedSGD, Local, SecureAggregation, Silo
@@ -27,8 +28,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def network(norm: bool = False) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         middle = [nn.BatchNorm1d(6)] if norm else []
         return nn.Sequential(nn.Linear(4, 6), *middle, nn.Tanh(), nn.Linear(6, 3))
 

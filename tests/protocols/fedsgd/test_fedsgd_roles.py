@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cast import cast_only
+from networks import perceptron
 from torch import nn
 
 from moretta import Federation, FedSGD, Local, SecureAggregation, Silo
@@ -33,9 +34,7 @@ def silos() -> list[Silo]:
 
 
 def network() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return perceptron(4, 6, 3).double()
 
 
 def federation(protocol: Any, scheme: Any = "none") -> Federation:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from networks import perceptron, seeded
 from refused_rows import Row, refused
 from torch import Tensor, nn
 
@@ -65,8 +66,7 @@ class Images(nn.Module):
 
 
 def network(kind: str = "mlp", dtype: torch.dtype = torch.float64) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         mlp = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
         return {"mlp": mlp, "tied": Tied(), "images": Images()}[kind].to(dtype)
 
@@ -323,9 +323,7 @@ def test_a_run_on_digits_learns_and_states_its_epsilon(tmp_path: Path) -> None:
     order = np.random.default_rng(0).permutation(len(x))
     x, y = (x[order] / 16).astype(np.float32), y[order].astype(np.int64)
     silos = [Silo(f"silo-{part}", x[part:1400:4], y[part:1400:4]) for part in range(4)]  # 350 rows each
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+    model = perceptron(64, 16, 10)
     result = Federation(
         model,
         silos,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from networks import seeded
 from torch import nn
 
 from moretta.contract.messages import Stamp
@@ -30,8 +31,7 @@ ROOT = SecretRoot.insecure(1, "server")
 
 
 def mlp(widths: list[int], bias: bool, dtype: torch.dtype, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         layers: list[nn.Module] = []
         for below, above in itertools.pairwise(widths):
             layers += [nn.Linear(below, above, bias=bias), nn.ReLU()]

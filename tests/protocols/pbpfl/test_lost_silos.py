@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import perceptron
 from torch import nn
 
 from moretta import PBPFL, Engine, Faults, Federation, FedSGD, Silo
@@ -30,9 +31,7 @@ def silo(name: str, count: int) -> Silo:
 
 
 def make(protocol: Training, **settings: Any) -> Federation:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = perceptron(4, 6, 3, between=nn.ReLU)
     silos = [silo(name, count) for name, count in COUNTS.items()]
     return Federation(model, silos, protocol, batch_size=8, dtype="float64", insecure_secret_seed=1, **settings)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from cast import casting
+from networks import perceptron
 from torch import nn
 
 from moretta import PBPFL, Federation, Silo
@@ -41,9 +41,7 @@ def train(monkeypatch: pytest.MonkeyPatch, lie: Lie | None, names: tuple[str, ..
 
 
 def run(names: tuple[str, ...], protocol: PBPFL) -> Result:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = perceptron(4, 6, 3, between=nn.ReLU)
     silos = [silo(name, number) for number, name in enumerate(names)]
     return Federation(model, silos, protocol, batch_size=8, insecure_secret_seed=1).train(ROUNDS)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import perceptron, seeded
 from torch import nn
 from torchvision_stub import OUTPUTS
 
@@ -109,9 +110,7 @@ def test_powers_of_two_keep_a_deep_batchnorm_network_exact_in_float32() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_runs_under_powers_of_two_are_fedsgds_with_channels_in_their_places(dtype: str) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    model = perceptron(8, 16, 4, between=nn.ReLU)
     made = silos((20, 30), (8,))
     ours = run(model, PBPFL(scales="powers-of-two"), made, 10, dtype=dtype)
     found = arrays(ours.model)
@@ -168,8 +167,7 @@ BARS_OF_A_RUN = {"float64": 1e-9, "float32": 1e-6}
 )
 def test_running_statistics_are_fedsgds(scheme: str, dtype: str, loss: Any) -> None:
     made = silos((19, 40, 9), (2, 6, 6))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(
             nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
             nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12, momentum=0.3), nn.ReLU(),
@@ -192,8 +190,7 @@ def test_running_statistics_are_fedsgds(scheme: str, dtype: str, loss: Any) -> N
 def test_a_batchnorm_after_the_first_round_is_that_of_one_round() -> None:
     """Every silo starts from the server's statistics and makes one update; the server takes the mean by rows."""
     made = silos((6, 12, 3), (2, 6, 6))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)).double()
     ours = arrays(run(model, PBPFL(), made, 1, batch_size=0).model)
     model, each = first_weights(model), []
@@ -208,8 +205,7 @@ def test_a_batchnorm_after_the_first_round_is_that_of_one_round() -> None:
 
 
 def test_a_model_of_tokens_is_trained_as_fedsgd_trains_it() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 3))
     random = np.random.default_rng(0)
     made = [Silo(name, random.integers(0, 20, (30, 5)), random.integers(0, 3, 30)) for name in ("north", "south")]
@@ -221,8 +217,7 @@ def test_a_model_of_tokens_is_trained_as_fedsgd_trains_it() -> None:
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
 def test_dropout_is_fedsgds_and_leaves_torchs_generator(loss: Any) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
     made = silos((20, 30), (8,))
     theirs = run(model, FedSGD(loss=loss), made, 5)
@@ -313,8 +308,7 @@ def test_300_rounds_in_float32_are_no_further_off_than_another_order_of_summatio
 
 def balanced(depth: int) -> nn.Module:
     """A model whose head's inputs sum to 0 in every row, so that alpha is 1 by the bias alone and the offset large."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         body = [layer for _ in range(depth) for layer in (nn.Linear(32, 32), nn.LayerNorm(32), nn.Tanh())]
         return nn.Sequential(*body, nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, OUTPUTS))
 

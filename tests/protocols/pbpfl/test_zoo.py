@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from networks import seeded
 from torch import Tensor, nn
 from torchvision_stub import OUTPUTS, REASON, REFUSED, ZOO, build, torchvision
 
@@ -63,8 +64,7 @@ class Words(nn.Module):
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
 @pytest.mark.parametrize(("norm_first", "activation"), [(False, "relu"), (True, "gelu")])
 def test_a_transformer_on_tokens_is_trained_exactly(norm_first: bool, activation: str, loss: str) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = Words(norm_first, activation)
     found = check(model, [Input.parse("6:int20")], OUTPUTS, PBPFL(loss=loss))
     assert found["passes"], found
