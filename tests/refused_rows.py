@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +23,10 @@ from moretta.errors import MorettaError
 FOLDER = Path(__file__).parent / "refusals"
 
 
-def lines(name: str) -> Iterator[list[str]]:
-    """Yield the rows of a table, each as its parts."""
-    for line in (FOLDER / name).read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            yield line.split(" => ")
+def lines(name: str) -> list[list[str]]:
+    """Return the rows of a table, each as its parts."""
+    text = (FOLDER / name).read_text(encoding="utf-8").splitlines()
+    return [line.split(" => ") for line in text if line and not line.startswith("#")]
 
 
 def same(expected: str, said: str, *, whole: bool = True) -> bool:
@@ -75,7 +74,7 @@ def used(node: ast.Name | ast.arg) -> bool:
 
 def refused(name: str) -> pytest.MarkDecorator:
     """Play each row of a table."""
-    table = list(lines(name))
+    table = lines(name)
     imports = tuple(parts[0] for parts in table if len(parts) == 1)
     rows = [Row(imports, *parts) for parts in table if len(parts) == 2]
     return pytest.mark.parametrize("row", rows, ids=[row.call for row in rows])
