@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.fixtures import getfixturemarker
 
 from moretta.errors import MorettaError
 
@@ -50,7 +51,8 @@ class Row:
 
     def play(self, names: Mapping[str, Any], request: pytest.FixtureRequest | None = None) -> None:
         """Call with these names, and with the fixtures of others, and look at the error; one of ours is one line."""
-        known = {**vars(builtins), **names, **self.imported()}
+        own = {name: value for name, value in names.items() if getfixturemarker(value) is None}
+        known = {**vars(builtins), **own, **self.imported()}
         if request is not None:
             known |= {name: request.getfixturevalue(name) for name in free(self.call) - {*known}}
         error, _, sentence = self.refusal.partition(": ")

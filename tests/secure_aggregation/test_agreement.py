@@ -214,3 +214,17 @@ def test_rules_that_fit_all_silos_fit_any_of_them(silos: int) -> None:
                 if threshold is not None:
                     assert plan.threshold == threshold or not members < 2 * threshold <= 2 * members
     assert fit > 1 or silos == 2
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["a key of its own", "a key of its own with the old signature", "a key that another signed", "no signature",
+     "an advert for another roster", "an advert of another round", "an advert of another attempt",
+     "an advert of another run"],
+)  # fmt: skip
+def test_a_substituted_advert_names_its_silo(how: str) -> None:
+    offers = signed_offers()
+    relayed = signed(offers, bea=substituted(how))
+    for name in ("anna", "carla"):
+        with pytest.raises(PeerError, match="the key of silo `bea` is not signed for round 3, attempt 1"):
+            offers[name].agree(relayed, ROSTERED)
