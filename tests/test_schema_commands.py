@@ -92,7 +92,7 @@ def test_init_proposes_and_says_what_to_decide(folder: Path) -> None:
     assert done.code == 0, done.err
     told = json.loads(done.out)
     kinds = {"visit": "id", "patient": "group", "ward": "category", "age": "number", "crp": "number"}
-    assert told["columns"] == {**kinds, "seen": "date", "note": "id", "died": "target"}
+    assert told["columns"] == {**kinds, "seen": "date", "note": "drop", "died": "target"}
     assert told["decide"].keys() == {"visit", "patient", "crp", "seen", "note"}
     assert not any(cell in done.out + done.err for cell in ("v17", "p17", "free 3", "2024-"))
     again = call("schema", "init", "raw.csv", "--out", "proposed.toml")

@@ -366,7 +366,7 @@ def test_spacing_that_cannot_be_made(tmp_path: Path, name: str, sentence: str) -
     [
         ("file,label", [], {}, "labels.csv has no rows; expected column names and at least one row"),
         ("name,label", ["a.png,1"], {}, 'labels.csv has no column "file" for file'),
-        ("file,file,label", ["a.png,b.png,1"], {}, "labels.csv: the header repeats the column 'file'"),
+        ("file,file,label", ["a.png,b.png,1"], {}, "labels.csv: the first line has the name of column 2 of 3 twice"),
         (
             "file,label",
             ["a.png,1"],
@@ -402,9 +402,12 @@ def test_a_schema_has_images_or_columns_as_inputs() -> None:
     [
         ({}, 'source = "image-folder" needs path, the folder of images, and labels'),
         ({"path": "scans"}, "needs path, the folder of images, and labels"),
-        ({"path": "none", "labels": "labels.csv"}, "there is no folder .*none of images"),
+        ({"path": "none", "labels": "labels.csv", "target": "label"}, "there is no folder .*none of images"),
         ({"path": "scans", "labels": "none.csv"}, "there is no file .*none.csv"),
-        ({"path": "scans", "labels": "labels.csv", "task": "regression"}, "target of a regression and holds words"),
+        (
+            {"path": "scans", "labels": "labels.csv", "task": "regression"},
+            "is the target and holds words where a regression has",
+        ),
         ({"path": "scans", "labels": "labels.csv", "channels": 2}, "channels: expected 1 or 3, got 2"),
         ({"path": "scans", "labels": "labels.csv", "window": (1, 0)}, "expected a finite window center and a width of"),
         ({"path": "scans", "labels": "labels.csv", "spacing": 1.0}, "spacing needs image-size"),

@@ -1,8 +1,8 @@
 """What a shell user calls.
 
 Every command takes ``--json``: one object on stdout, progress on stderr; and ``--quiet``: nothing but errors. Exit
-codes: 0 done, 1 failed, 2 bad usage or input. A failure is one sentence on stderr, and under ``--json`` an object on
-stdout too.
+codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out. A failure is one sentence on stderr, and under
+``--json`` an object on stdout too.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def misused(error: Any) -> str:
 
 HELP = """Train one PyTorch model across organisations, where nobody says more than the protocol needs.
 
-Exit codes: 0 done, 1 failed, 2 bad usage or input.
+Exit codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out.
 """
 _OF_PATHS: dict[type[OSError], str] = {
     FileNotFoundError: "there is no such file or folder; check the path",

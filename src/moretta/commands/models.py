@@ -15,6 +15,7 @@ Architecture = Annotated[
     str | None,
     typer.Option("--model", metavar="MODULE:FUNCTION", help="Of a run made from Python: what builds its model."),
 ]
+LEFT_OUT = 3  # the exit code where some rows are not predicted
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
 
 
@@ -36,12 +37,15 @@ def predict(
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
     allow_code: AllowCode = False,
 ) -> None:
-    """Predict with the released model of a run; what is not said of a .csv file is as in the run."""
+    """Predict with the released model of a run; what is not said of a .csv file is as in the run.
+
+    Rows that do not fit the schema are left out and named; the exit code is 3 then.
+    """
     with needs_torch():
         from moretta.run.prediction import predict as predict_rows
 
         allowed = allows_code(folder, allow_code)
-        rows, outputs = predict_rows(
+        rows, outputs, left_out = predict_rows(
             folder,
             data,
             out,
@@ -51,8 +55,18 @@ def predict(
             model=model,
             allow_code=allowed,
         )
-    told = {"rows": rows, "outputs": outputs, "out": str(out)}
-    say(told, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+    told: dict[str, object] = {"rows": rows, "outputs": outputs, "out": str(out)}
+    if left_out:
+        told["left_out"] = {str(row): why for row, why in left_out.items()}
+
+    def show() -> None:
+        print(f"{rows} rows, {outputs} outputs each: {out}")
+        for row, why in left_out.items():
+            print(f"left out: row {row}: {why}")
+
+    say(told, show)
+    if left_out:
+        raise typer.Exit(LEFT_OUT)
 
 
 def export(

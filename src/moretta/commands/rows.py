@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 schema = typer.Typer(no_args_is_help=True, help="What a table's columns mean; every command takes --json.")
 
 TablePath = Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet or .arrow.")]
-Separator = Annotated[str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | or a tab.")]
+Separator = Annotated[str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | tab or .")]
 Decimal = Annotated[str | None, typer.Option(help="What stands before a number's fraction: . or ,")]
 FileEncoding = Annotated[str | None, typer.Option(help="How the text of a .csv file is encoded, such as latin-1.")]
 Absent = Annotated[list[str], typer.Option(help="A cell that holds no value, such as n/a; may repeat.")]
@@ -36,8 +36,8 @@ def given_of(
 ) -> dict[str, Any]:
     """Return the fields of `Format` that are said. Raises `moretta.errors.ParameterError` for another sign."""
     separator = "\t" if separator in ("tab", "\\t") else separator
-    if separator not in (None, ",", ";", "\t", "|"):
-        raise ParameterError("--separator: expected , ; | or tab")
+    if separator not in (None, ",", ";", "\t", "|", " "):
+        raise ParameterError('--separator: expected , ; | tab or " "')
     if decimal not in (None, ".", ","):
         raise ParameterError("--decimal: expected . or ,")
     said = {"separator": separator, "decimal": decimal, "encoding": file_encoding, "absent": tuple(absent) or None}
@@ -52,6 +52,9 @@ def init(
     ),
     target: Annotated[str | None, typer.Option(help="The column to predict; the last one by default.")] = None,
     id_column: Annotated[str | None, typer.Option(help="The column of ids, if it does not look like one.")] = None,
+    header: Annotated[
+        bool, typer.Option("--header", help="The first line has the columns' names, though it looks like a row.")
+    ] = False,
     separator: Separator = None,
     decimal: Decimal = ".",
     file_encoding: FileEncoding = "utf-8",
@@ -66,9 +69,10 @@ def init(
     if out.exists():
         raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
     form = form_of(separator, decimal, file_encoding, absent)
-    guesses = propose(read_columns(file, form), Hints(target, id_column=id_column, missing="mean"), file.name, form)
+    wanted = Hints(target, id_column=id_column, missing="mean", header=header)
+    guesses = propose(read_columns(file, form), wanted, file.name, form)
     write_atomically(out, as_toml(guesses).encode())
-    doubts = {name: guess.doubt for name, guess in guesses.items() if guess.doubt}
+    doubts = {name: str(guess.doubt) for name, guess in guesses.items() if guess.doubt is not None}
     lines = lines_of(Schema.model_construct(columns={name: guess.column for name, guess in guesses.items()}))
     told = {"schema": str(out), "columns": {n: g.column.kind for n, g in guesses.items()}, "decide": doubts}
 

@@ -72,7 +72,8 @@ class ExpectedRows:
 
     inputs: the shape of a sample, packed where it has a layout; None: any. tokens: whether samples are token ids.
     classes: how many there are; None where targets are numbers, `outputs` a row. labelled: whether these rows have
-    targets at all. training: whether they are trained on, and so have no other columns. may_lack: whether values may be
+    targets at all. training: whether they are trained on, and so have no other columns; of others, rows that are not as
+    the table says are left out. may_lack: whether values may be
     absent. table: what the columns of these rows mean, where they are a table's. image: what images become, where the
     table names their files.
     """
@@ -163,8 +164,11 @@ def _of_table(path: Path, expected: ExpectedRows, where: str, form: Format | Non
             "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
     columns = read_columns(path, form, table.dropped)
-    rows = encode(columns, table, f"{where}: {path.name}", form, labelled=expected.labelled, training=expected.training)
-    return Rows(rows.x, _numbers(rows.y, expected, where), rows.ids, rows.groups, names=expansion_of(table).names)
+    labelled, training = expected.labelled, expected.training
+    said = f"{where}: {path.name}"
+    rows = encode(columns, table, said, form, labelled=labelled, training=training, leave_out=not training)
+    names, y = expansion_of(table).names, _numbers(rows.y, expected, where)
+    return Rows(rows.x, y, rows.ids, rows.groups, names=names, left_out=rows.left_out)
 
 
 def _images_of_folder(
@@ -432,7 +436,8 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: _Wis
         )
     # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()
-    return _table(file, None, Hints(target or "y", encoding=encoding, missing=wish.missing, drop=drop), Format(), wish)
+    known = Hints(target or "y", encoding=encoding, missing=wish.missing, drop=drop, known=True)
+    return _table(file, None, known, Format(), wish)
 
 
 def _scikit(source: str, wish: _Wish) -> Split:

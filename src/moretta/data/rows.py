@@ -38,7 +38,8 @@ class Rows:
     """Samples x [n, ...] and targets y [n] or [n, k], empty without targets.
 
     ids, groups: str[n], each row's id and group, if the source has them; whole numbers become words. domain: [n], where
-    a row comes from, for the by-domain partition and to score each domain by itself. names: of its columns.
+    a row comes from, for the by-domain partition and to score each domain by itself. names: of its columns. left_out:
+    rows of a file to predict that are not among these, from 1, and why.
     """
 
     x: Array = field(repr=False)
@@ -47,6 +48,7 @@ class Rows:
     groups: Array | None = field(default=None, repr=False)
     domain: Array | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("ids", "groups"):

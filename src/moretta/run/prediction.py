@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,15 @@ from moretta.run import trained_model
 from moretta.run.trained_model import TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
+ROW = "row"  # the column of predictions with each row's number, where rows are left out and have no ids
+
+
+class Predicted(NamedTuple):
+    """What was predicted. rows, outputs: how many. left_out: rows of the table that are not, from 1, and why."""
+
+    rows: int
+    outputs: int
+    left_out: Mapping[int, str]
 
 
 def predict(
@@ -39,12 +48,14 @@ def predict(
     silo: str | None = None,
     model: str | None = None,
     allow_code: bool = False,
-) -> tuple[int, int]:
+) -> Predicted:
     """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
 
-    Return how many rows and outputs there are. Of a run on images, `rows` is a folder of them, or a table beside them
+    Of a run on images, `rows` is a folder of them, or a table beside them
     that names their files. A table has the columns of the training data (its target may be there
     or not), an .npz file an array `x`, or `x.ids`, `x.mask` and so on where a sample has several, and perhaps `id`.
+    Rows of a table with a cell that is not as its schema says are left out, as long as others remain: a .csv then has
+    ids or the numbers of the others, and a .npy NaN in their place.
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
     fields of `Format` in which a .csv file is written otherwise than the run's own. model: of a run made from Python,
@@ -60,8 +71,8 @@ def predict(
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     found_rows, named = _rows(rows, found, replace(found.form, **(form or {})))
     outputs = found.outputs(found_rows.x, str(rows))
-    _write(out, outputs, found_rows.ids, named, found)
-    return outputs.shape[0], outputs.shape[1]
+    _write(out, outputs, found_rows, named, found)
+    return Predicted(outputs.shape[0], outputs.shape[1], found_rows.left_out)
 
 
 def _rows(path: Path, model: TrainedModel, form: Format) -> tuple[Rows, str]:
@@ -116,13 +127,19 @@ def _of_arrays(model: TrainedModel) -> Schema | None:
     return Schema(columns={name: Number(blanks=marked.get(name, blanks)) for name in names})
 
 
-def _write(out: Path, outputs: Array, names: Array | None, named: str, model: TrainedModel) -> None:
+def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedModel) -> None:
+    names, count = rows.ids, len(outputs) + len(rows.left_out)
+    kept = np.setdiff1d(np.arange(count), [row - 1 for row in rows.left_out])
     if out.suffix.lower() == ".npy":
+        whole = np.full((count, outputs.shape[1]), np.nan, outputs.dtype)
+        whole[kept] = outputs
         buffer = io.BytesIO()
-        np.save(buffer, outputs, allow_pickle=False)
+        np.save(buffer, whole, allow_pickle=False)
         write_atomically(out, buffer.getvalue(), 0o600)  # of people, as those beside their ids are
         return
     header, columns = _predicted(outputs, model)
+    if names is None and rows.left_out:
+        names, named = (kept + 1).astype(np.str_), ROW
     if names is not None:
         header, columns = [named, *header], [names.tolist(), *columns]
     write_atomically(out, written(header, columns), 0o600)

@@ -18,6 +18,7 @@ single quote too. Numbers stay as they are.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -40,14 +41,20 @@ from moretta.errors import MissingExtra, ParameterError
 
 ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
+LINES_TRIED = 20
 CELL_BYTES = 72  # of a word in memory: Python's object and what names it
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _NUMBER = f"^{NUMBER}$"
+DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
 # Where a cell may begin, our quotes, and behind them what begins a formula, of East Asian width too.
 _FORMULA = re.compile(r"((?:^|[;\t|\"\r\n])[ \ufeff]*)('*)(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 
+_BLANKS = re.compile(r'("[^"]*")|[ \t]+')
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # what such a file begins with, and no file in UTF-8
+_WINDOWS = re.compile(rb"[\x80-\x9f]")  # signs there, and no text in latin-1
+
 Column = NDArray[Any]
-Separator = Literal[",", ";", "\t", "|"]
+Separator = Literal[",", ";", "\t", "|", " "]
 Columns = Mapping[str, Column]
 
 
@@ -55,8 +62,9 @@ Columns = Mapping[str, Column]
 class Format:
     """How a CSV file is written; of the other kinds of file only `absent` is left open.
 
-    separator: None finds out whether it is ',', ';' or a tab. decimal: what stands before a number's fraction.
-    encoding: of the text, such as "latin-1". absent: cells that hold no value, beside `ABSENT`.
+    separator: None finds out whether it is ',', ';' or a tab; ' ' is any number of blanks. decimal: what stands before
+    a number's fraction. encoding: of the text, such as "latin-1". absent: cells that hold no value, in capitals or not,
+    beside `ABSENT`.
     """
 
     separator: Separator | None = None
@@ -93,7 +101,7 @@ def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, 
     kept = [name for name in table.column_names if name not in leave_out]
     size = sum(decoded_size(table.column(name)) for name in kept) + table.num_rows * len(kept) * CELL_BYTES
     check_memory(size, f"{path} takes")
-    absent = frozenset(ABSENT) | frozenset(form.absent)
+    absent = frozenset(form.absent)
     columns = {
         name: np.full(table.num_rows, "", object)
         if name in leave_out
@@ -162,6 +170,10 @@ def read_bytes(path: Path) -> bytes:
         raise ParameterError(
             f"there is no file {path}; check the path, which in a run file starts at its folder"
         ) from None
+    except PermissionError:
+        raise ParameterError(
+            f"{path} may not be read by you; ask its owner for permission, or copy it to a file of your own"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise ParameterError(f"{path} cannot be read: {error}; get the file again") from error
 
@@ -203,16 +215,23 @@ def are_numbers(words: Column, decimal: str = ".") -> NDArray[np.bool_]:
 
 
 def check_names(names: list[str], file: str) -> None:
-    """Raise `moretta.errors.ParameterError` for a header with a name twice, or without one, or that is a row."""
-    if any(re.match(_NUMBER, name) for name in names):
+    """Raise `moretta.errors.ParameterError` for a header with a name twice, or without one, or that is a row.
+
+    A name is never quoted, as it may be a cell.
+    """
+    if any(re.match(_NUMBER, name) or DATE_LIKE.match(name) for name in names):
         raise ParameterError(
             f"{file}: the first line holds numbers where names of columns are expected; is there a header line? Add "
             "one, or give columns names that are no numbers"
         )
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if "" in names or repeated:
-        what = f"repeats the column {repeated[0]!r}" if repeated and repeated[0] else "has a column without a name"
-        raise ParameterError(f"{file}: the header {what}; give each column its own name, or remove it")
+    first = {name: place for place, name in reversed(list(enumerate(names, 1)))}
+    twice = [place for place, name in enumerate(names, 1) if name and first[name] < place]
+    if "" in names or twice:
+        place = twice[0] if twice else names.index("") + 1
+        what = f"has the name of column {place} of {len(names)} twice" if twice else f"has no name for column {place}"
+        raise ParameterError(
+            f"{file}: the first line {what}; is it a header line? Add one, or give each column its own name"
+        )
 
 
 def _pyarrow(part: str = "") -> ModuleType:
@@ -232,6 +251,8 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
     reader, arrow, name = _pyarrow("csv"), _pyarrow(), path.name
     check_memory((3 if content.isascii() else 6) * len(content), f"{path} takes")  # text, its bytes, the table
     text = _decoded(content, name, form.encoding)
+    if form.separator == " ":
+        text = _BLANKS.sub(lambda found: found[1] or " ", re.sub(r"(?m)^[ \t]+|[ \t]+(?=\r?$)", "", text))
     header, separator = _header(text, name, form.separator)
     check_names(header, name)
     cells = (text.count("\n") + text.count(separator)) / len(header) * len(set(header) - set(leave_out))
@@ -251,7 +272,7 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
             convert_options=reader.ConvertOptions(column_types=dict.fromkeys(header, arrow.string())),
         )
     except arrow.ArrowInvalid as error:
-        raise ParameterError(f"{name} is not readable as CSV: {str(error).splitlines()[0]}") from None
+        raise ParameterError(f"{name} is not readable as CSV; save it again, as a table in UTF-8") from error
     if short:
         number, cells = short[0]
         raise ParameterError(
@@ -275,16 +296,19 @@ def _check_quotes(text: str, name: str, separator: str) -> None:
 
 
 def _decoded(content: bytes, name: str, encoding: str) -> str:
+    encoding = "utf-16" if content.startswith(_UTF_16) else encoding
     try:
-        if encoding.lower() in ("utf-8", "utf8"):
-            return content.decode("utf-8-sig")
-        text = content.decode(encoding)
+        text = content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
         text.encode()  # some codecs make halves of characters
+        if "\0" in text and encoding != "utf-16":
+            likely = "utf-16-be" if content.startswith(b"\0") else "utf-16-le"
+            raise ParameterError(f'{name} is not {encoding} text; say how it is written, as file-encoding = "{likely}"')
         return text
     except UnicodeDecodeError as error:
+        likely = "cp1252" if _WINDOWS.search(content) and encoding != "cp1252" else "latin-1"
         raise ParameterError(
             f"{name} is not {encoding} text (byte {error.start}); say how it is written, for example "
-            'file-encoding = "latin-1", or save it in UTF-8'
+            f'file-encoding = "{likely}", or save it in UTF-8'
         ) from None
     except (LookupError, ValueError):  # of a codec that is none of texts, or reads none in this file
         raise ParameterError(
@@ -292,14 +316,23 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
         ) from None
 
 
-def _header(text: str, name: str, separator: str | None) -> tuple[list[str], str]:
+def _header(text: str, name: str, said: str | None) -> tuple[list[str], str]:
     """Return the names of the first line, and what stands between them."""
     first = next(iter(text.splitlines()), "")
     if not first:
         raise ParameterError(f"{name} has no rows; expected column names and at least one row")
-    if separator is None:
-        separator = max(",;\t", key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
-    return [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])], separator
+    separator = said or max(",;\t", key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+    header = [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])]
+    if said is None and len(header) == 1:  # of one column nothing is learnt
+        lines = text.splitlines()[:LINES_TRIED]
+        for other in "| ":
+            counts = {len(line.split(None if other == " " else other)) for line in lines}
+            if len(counts) == 1 and counts != {1}:
+                raise ParameterError(
+                    f'{name}: the first line is one cell; is "{other}" between the cells, and is it a header line? Say '
+                    f'separator = "{other}" ([data] of a run file) or --separator "{other}"'
+                )
+    return header, separator
 
 
 def _arrow(content: bytes, path: Path) -> Any:
@@ -331,7 +364,9 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
         text = arrow.large_string()  # a column may be longer than 2 GiB
         cells = compute.utf8_trim_whitespace(compute.fill_null(chunks.cast(text), ""))
         words = cells.to_numpy(zero_copy_only=False).astype(object)
-        words[compute.is_in(cells, value_set=arrow.array(sorted(absent), text)).to_numpy(zero_copy_only=False)] = ""
+        declared = arrow.array(sorted(word.lower() for word in absent), text)
+        for spelled, none in ((cells, arrow.array(ABSENT, text)), (compute.utf8_lower(cells), declared)):
+            words[compute.is_in(spelled, value_set=none).to_numpy(zero_copy_only=False)] = ""
         return np.asarray(words)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         numbers = np.array(chunks.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)

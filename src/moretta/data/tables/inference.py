@@ -1,23 +1,40 @@
 """What the columns of a table probably mean, where no schema says so.
 
-`propose` makes the best guess at every column, with a doubt where it cannot be sure: `moretta schema init` writes both
-down for somebody to decide. `infer` takes the guesses for a run, and refuses the first doubt. No cell is ever quoted.
+`propose` makes the best guess at every column. Where it cannot be sure there is a doubt: what was seen, as shares and
+counts, and what the column may be, each with the lines of schema.toml that say so. `moretta schema init` writes both
+down for somebody to decide; `infer` takes the guesses for a run, and refuses doubts. No cell is ever quoted.
+
+**More rows, no fewer questions.** A doubt looks at the set of a column's cells, never at their order. What it asks of
+all cells holds for any part of them, and what it finds in some cells, as 999, it finds wherever these are. So a file
+that is asked about is asked about when it is shuffled, sorted or halved.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
+from moretta.data.tables.evidence import (
+    FEW_ROWS,
+    are_days,
+    are_years,
+    as_written,
+    date_formats,
+    is_cell,
+    is_name_of_ids,
+    lone_zero,
+    spellings,
+    stand_for_none,
+    with_leading_zero,
+)
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers
-from moretta.data.tables.rows import hint_of, not_numbers, words_of
+from moretta.data.tables.rows import CENSORED, hint_of, not_numbers, plain_number, words_of
 from moretta.data.tables.schema import (
     Blanks,
     Category,
@@ -38,54 +55,74 @@ Task = Literal["classification", "regression"]
 Encoding = Literal["one-hot", "yes-no", "ordinal"]
 Missing = Literal["error", "mean", "median", "indicator"]
 
+ID_KINDS = ("id", "group")
+YES_NO = ("no", "yes")
 MOST_CATEGORIES = 30  # and in more than a tenth of the rows: probably names or free text
+MOST_NUMBERS = 10  # that are classes of a target: more are probably amounts
+MOST_ODD = 5  # words among numbers that are listed as standing for no value
+LEAST_SHOWN = 5  # rows with each of the words that may be ids
+LINE = 100  # characters of a list in schema.toml
 RARE = 0.02  # of the rows: less is no class that anybody expects among three or more
-FEW_ROWS = 10  # below, nothing is told from how often a value occurs
-_BLANKS: Mapping[Missing, Blanks] = {"error": "refuse", "mean": "mean", "median": "median", "indicator": "indicator"}
-_NUMBERED = r"[_\W]?(id|no|nr|number|key|[0-9])"
-_IDENTIFIES = re.compile(
-    rf"(^|[_\W])((id|ids|mrn|ssn|uuid|guid|pid|nhs|patient|subject|case)({_NUMBERED})?"
-    rf"|(record|hospital|account|visit|encounter|admission|person|member|customer){_NUMBERED})$"
-)
-_CAMEL = re.compile(r"[a-z](Id|ID|No|Nr)$")
+HOW = "Answer in the schema that `moretta schema init FILE` proposes, and name it by [data] schema"
+_BLANKS: Mapping[Missing, Blanks] = {"error": "refuse", "mean": "mean", "median": "mean", "indicator": "indicator"}
 _PLACEHOLDERS = frozenset(
     {"unknown", "n/a", "none", "missing", "unk", "-", "--", ".", "null", "tbd", "nil", "undefined"}
-)
-_DAYS = (
-    *("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
-    *("%y-%m-%d", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%y/%m/%d", "%d-%m-%y", "%m-%d-%y"),
-)
-_TIMES = (
-    *("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f"),
-    *("T%H:%M", "T%H:%M:%S", "T%H:%M:%S.%f", "T%H:%MZ", "T%H:%M:%SZ", "T%H:%M:%S.%fZ"),
-)
-_DATES = tuple(day + time for day in _DAYS for time in _TIMES)
-_DATE_LIKE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$")
-
-
-_NO_FORM = (
-    "holds dates of no one form that is known here; write them in one way, and say in a schema "
-    'kind = "date" with its format, as of strptime, or kind = "drop"'
 )
 MEDIAN = (
     "lacks values, and a median is counted within a range, which a schema declares (moretta schema init FILE); give "
     'one, or set missing = "mean"'
 )
 
-YES_NO = ("no", "yes")
+
+@dataclass(frozen=True)
+class Reading:
+    """One thing that a column may be.
+
+    column: how schema.toml says so; None where it cannot, and `what` has the remedy. key: of a run file without a
+    schema, which says so too.
+    """
+
+    what: str
+    column: ColumnKind | None = None
+    key: str = ""
+
+    def __str__(self) -> str:
+        """Return it with the lines of schema.toml, but for words: those are cells."""
+        if self.column is None:
+            return self.what
+        plain = _plain(self.column)
+        words = [key for key in ("categories", "classes", "spellings", "absent") if _has_words(plain.get(key))]
+        lines = ", ".join(_lines({key: value for key, value in plain.items() if key not in words}))
+        also = f"{self.key}, or in a schema " if self.key else ""
+        return f"{self.what} ({also}{lines}{''.join(f', {key} = ...' for key in words)})"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A question about a column. evidence: what was seen, as shares and counts. readings: what the column may be."""
+
+    evidence: str
+    readings: tuple[Reading, ...] = ()
+
+    def __str__(self) -> str:
+        return self.evidence + (f": {', or '.join(map(str, self.readings))}?" if self.readings else "")
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column probably is. doubt: what is not sure, and the remedy; empty where nothing is."""
+    """What a column probably is. doubt: what is not sure; None where nothing is."""
 
     column: ColumnKind
-    doubt: str = ""
+    doubt: Doubt | None = None
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What is known without a schema. target: its name, None for the last column. id_column: its name, if any."""
+    """What is known without a schema.
+
+    target: its name, None for the last column. id_column: its name, if any. header: whether the first line is known to
+    have the names of columns. known: whether all columns are known to be what they look like.
+    """
 
     target: str | None = None
     task: Task | None = None
@@ -93,28 +130,39 @@ class Hints:
     encoding: Encoding = "one-hot"
     missing: Missing = "error"
     drop: tuple[str, ...] = ()
+    header: bool = False
+    known: bool = False
 
 
 def infer(columns: Columns, wanted: Hints, where: str, form: Format) -> Schema:
     """Return the schema of a file that has none. where: the file, which begins the sentence of an error.
 
-    Raises `moretta.errors.ParameterError`, with the remedy, for what cannot be known for sure.
+    Raises `moretta.errors.ParameterError`, with the question, for what cannot be known for sure.
     """
     guesses = propose(columns, wanted, where, form)
-    for name, guess in guesses.items():
-        if guess.doubt:
-            raise ParameterError(f"{where}: column {name!r} {guess.doubt}")
+    target = wanted.target or list(columns)[-1]
+    asked = sorted((name for name, guess in guesses.items() if guess.doubt is not None), key=lambda one: one != target)
+    doubts = [f"column {name!r} {guesses[name].doubt}" for name in asked]
+    if doubts:
+        more = f" (there are {len(doubts)} such questions)" if len(doubts) > 1 else ""
+        how = f" {HOW}{more}" if doubts[0].endswith("?") else ""
+        raise ParameterError(f"{where}: {doubts[0]}{how}")
     blank = {name: int(_absent(columns[name]).sum()) for name, guess in guesses.items() if _refuses_blanks(guess)}
     lacking = {name: count for name, count in blank.items() if count}
     if lacking:
         raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), wanted))
+    if wanted.missing == "median":
+        for name, guess in guesses.items():
+            if isinstance(guess.column, Number) and _absent(columns[name]).any():
+                raise ParameterError(f"{where}: column {name!r} {MEDIAN}")
     return Schema(columns={name: guess.column for name, guess in guesses.items()})
 
 
 def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[str, Guess]:
     """Return the best guess at each column, in the file's order.
 
-    Raises `moretta.errors.ParameterError` for a target or an id column that the file does not have.
+    Raises `moretta.errors.ParameterError` for a target or an id column that the file does not have, and where the first
+    line looks like a row.
     """
     target = wanted.target or list(columns)[-1]
     for key, name in (("the target", wanted.target), ("id-column", wanted.id_column)):
@@ -124,8 +172,44 @@ def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[s
         which = "the last column, and so the target as none is named" if wanted.target is None else "the target too"
         raise ParameterError(f'{where}: id-column "{target}" is {which}; name another column as target')
     if not [name for name in columns if name not in (target, wanted.id_column, *wanted.drop)]:
-        raise ParameterError(f"{where} has no column beside the target {target!r}; expected at least one")
-    return {name: _guess(name, column, name == target, wanted, form) for name, column in columns.items()}
+        raise ParameterError(
+            f"{where} has no column beside the target; expected at least one. Is its separator another "
+            f"(--separator), or does its first line not have the names of columns?"
+        )
+    cells = {name: _Cells(name, column, wanted, form) for name, column in columns.items()}
+    if not wanted.header and not wanted.known:
+        _check_header(cells, where)
+    return _once({name: _guess(one, name == target) for name, one in cells.items()}, wanted)
+
+
+def _check_header(cells: Mapping[str, _Cells], where: str) -> None:
+    """Raise where the first line looks like a row. No name is quoted, as it may be a cell."""
+    if any(one.numbers is not None and one.rows for one in cells.values()):
+        return  # words above numbers are names
+    alike = sum(is_cell(name, one.words) for name, one in cells.items())
+    if alike > 1 or 2 * alike >= len(cells):
+        raise ParameterError(
+            f"{where}: is there a header line? In {alike} of {len(cells)} columns the first line looks like the cells "
+            "below it. If it is a row, add a line of names above it; if it has the names, say --header to moretta "
+            "schema init"
+        )
+
+
+def _once(guesses: dict[str, Guess], wanted: Hints) -> dict[str, Guess]:
+    """Return guesses with one id and one group at most, as a schema has them; ids by name come first."""
+    taken = {"id"} if wanted.id_column is not None else set[str]()
+    asked = {
+        name: guess for name, guess in guesses.items() if guess.doubt is not None and guess.column.kind in ID_KINDS
+    }
+    for name in sorted(asked, key=lambda one: is_name_of_ids(one, 3, 3), reverse=True):
+        kind, doubt = guesses[name].column.kind, asked[name].doubt
+        if kind in taken and doubt is not None:
+            ids, other = doubt.readings
+            left = Reading(ids.what, Drop())
+            readings = (left, other) if is_name_of_ids(name, 3, 3) else (other, left)
+            guesses[name] = Guess(readings[0].column or Drop(), Doubt(doubt.evidence, readings))
+        taken.add(kind)
+    return guesses
 
 
 def infer_labels(columns: Columns, wanted: Hints, group_column: str | None, where: str, form: Format) -> Schema:
@@ -145,123 +229,318 @@ def infer_labels(columns: Columns, wanted: Hints, group_column: str | None, wher
             f'{where}: file, id-column, group-column and the target must be different columns, and "{names[-1]}" is '
             "the target; name another"
         )
-    guess = _target(columns[names[-1]], wanted, form)
-    if guess.doubt:
+    guess = _guess(_Cells(names[-1], columns[names[-1]], wanted, form), is_target=True)
+    if guess.doubt is not None:
         raise ParameterError(f"{where}: column {names[-1]!r} {guess.doubt}")
     kinds: dict[str | None, ColumnKind] = {"file": File(), wanted.id_column: Id(), group_column: Grouping()}
     kinds[names[-1]] = guess.column
     return Schema(columns={name: kinds.get(name, Drop()) for name in columns})
 
 
-def _guess(name: str, column: Column, is_target: bool, wanted: Hints, form: Format) -> Guess:
-    if name == wanted.id_column:
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """A column's cells."""
+
+    name: str
+    column: Column
+    wanted: Hints
+    form: Format
+
+    @cached_property
+    def there(self) -> NDArray[np.bool_]:
+        """Which rows have a value, bool[rows]."""
+        return ~_absent(self.column)
+
+    @property
+    def rows(self) -> int:
+        """How many rows have a value."""
+        return int(self.there.sum())
+
+    @property
+    def absent(self) -> int:
+        """How many rows have none."""
+        return len(self.column) - self.rows
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64] | None:
+        """All cells as numbers, NaN where absent; None if any is something else."""
+        if self.column.dtype.kind == "M":
+            return None
+        return self.column if self.column.dtype.kind == "f" else as_numbers(self.column, self.form.decimal)
+
+    @cached_property
+    def dates(self) -> tuple[str, ...] | None:
+        """The forms of date that all cells have, none that is known perhaps; None where they are no dates."""
+        if self.column.dtype.kind == "M":
+            return ("%Y-%m-%d",)
+        if self.numbers is not None:
+            return ("%Y%m%d",) if are_days(self.values) else None
+        return date_formats(self.words)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many rows have each word, as it is written."""
+        there = self.column[self.there]
+        found, counts = np.unique(there.astype(str) if there.dtype.kind == "O" else there, return_counts=True)
+        return dict(zip(map(str, words_of(found)), counts.tolist(), strict=True))
+
+    @property
+    def words(self) -> list[str]:
+        """The words that differ, as they are written, sorted."""
+        return list(self.counts)
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """The numbers that differ, sorted."""
+        return np.empty(0) if self.numbers is None else np.unique(self.numbers[self.there])
+
+    @property
+    def differing(self) -> int:
+        """How many values differ."""
+        return len(self.words) if self.numbers is None else len(self.values)
+
+    @property
+    def whole(self) -> bool:
+        """Whether no number has a fraction."""
+        return bool((self.values == np.round(self.values)).all())
+
+    @property
+    def many(self) -> bool:
+        """Whether there are too many different values for categories or classes."""
+        count = len(self.words)
+        return (count > MOST_CATEGORIES and count > self.rows / 10) or (count > FEW_ROWS and count >= self.rows / 3)
+
+    def within(self, words: Iterable[str] | None = None) -> str:
+        """Return in how many rows these words are; in all: None."""
+        count = self.rows if words is None else sum(self.counts[word] for word in words)
+        return f"in {count} of {self.rows} rows"
+
+    @property
+    def filled(self) -> Blanks:
+        """What becomes of values that turn out to be absent."""
+        return "indicator" if self.wanted.missing == "indicator" else "mean"
+
+    @property
+    def number(self) -> Number:
+        """The column as numbers."""
+        return Number(blanks=_BLANKS[self.wanted.missing] if self.absent else "refuse")
+
+    @property
+    def category(self) -> Category | Drop:
+        """The column as categories, or left out where they are too many."""
+        return Drop() if self.many or not self.words else self.categories(tuple(self.words))
+
+    def categories(self, words: tuple[str, ...], spelled: dict[str, str] | None = None) -> Category:
+        """Return the column with these categories."""
+        blank = self.absent and self.wanted.missing != "error"
+        return Category(categories=words, blanks="category" if blank else "refuse", spellings=spelled)
+
+    @property
+    def target(self) -> Target:
+        """The column as a target with its classes; where they are too many they are cells, and not listed."""
+        if self.wanted.task == "regression" or (self.many and self.wanted.task is None):
+            return Target()
+        words = self.words
+        if self.numbers is not None:  # 1.0 is class 1, where all are read as such
+            plain = [str(word) for word in words_of(self.values)]
+            words = plain if {plain_number(word) for word in words} <= {*plain} else words
+        return Target(classes=tuple(sorted(words, key=_place)) if len(words) > 1 else ())
+
+
+def _guess(cells: _Cells, is_target: bool) -> Guess:
+    if cells.name == cells.wanted.id_column:
         return Guess(Id())
-    if name in wanted.drop:
+    if cells.name in cells.wanted.drop:
         return Guess(Drop())
+    doubts = _of_target(cells) if is_target else _of_feature(cells)
+    doubt = None if cells.wanted.known else next(doubts, None)
+    if doubt is not None:
+        columns = [reading.column for reading in doubt.readings if reading.column is not None]
+        if is_target:
+            doubt = Doubt(f"is the target and {doubt.evidence}", doubt.readings)
+        return Guess(columns[0] if columns else Target() if is_target else Drop(), doubt)
     if is_target:
-        return _target(column, wanted, form)
-    if _absent(column).all():
-        return Guess(Drop(), 'has no value at all; say kind = "drop" in a schema, or fill it in')
-    if column.dtype.kind == "M":
-        return Guess(Date(), _a_date(("%Y-%m-%d",)))
-    numbers = column if column.dtype.kind == "f" else as_numbers(column, form.decimal)
-    return _of_words(name, column, wanted, form) if numbers is None else _of_numbers(name, numbers, wanted)
+        return Guess(Target() if _is_amount(cells) else cells.target)
+    if cells.numbers is not None:
+        return Guess(cells.number)
+    words = tuple(cells.words)
+    if len(words) > 1 and (cells.wanted.encoding == "ordinal" or (cells.wanted.encoding, words) == ("yes-no", YES_NO)):
+        return Guess(Ordered(categories=words, blanks=cells.number.blanks))
+    return Guess(cells.categories(words))
 
 
-def _of_numbers(name: str, numbers: NDArray[np.float64], wanted: Hints) -> Guess:
-    there = numbers[~np.isnan(numbers)]
-    if _are_days(there):
-        return Guess(Date(format="%Y%m%d"), _a_date(("%Y%m%d",)))
-    if _looks_like_ids(name, there, whole=bool((there == np.round(there)).all())):
-        return Guess(_whose(there), _an_id(there))
-    blanks = _BLANKS[wanted.missing] if np.isnan(numbers).any() else "refuse"
-    return Guess(Number(), MEDIAN) if blanks == "median" else Guess(Number(blanks=blanks))
+def _is_amount(cells: _Cells) -> bool:
+    """Whether a target's numbers are amounts, as they have fractions or are written with such."""
+    if cells.numbers is None or cells.wanted.task == "classification":
+        return False
+    written = cells.column.dtype.kind != "f" and any(mark in word for word in cells.words for mark in ".,eE")
+    return cells.wanted.task == "regression" or written or not cells.whole
 
 
-def _of_words(name: str, column: Column, wanted: Hints, form: Format) -> Guess:
-    there = column[column != ""]
-    if doubt := _mixed(there, form):
-        return Guess(Number(), doubt)
-    if (found := _date_formats(there)) is not None:
-        return Guess(Date(format=found[0]), _a_date(found)) if found else Guess(Drop(), _NO_FORM)
-    distinct = np.unique(there.astype(str))
-    if _looks_like_ids(name, there, whole=True):
-        return Guess(_whose(there), _an_id(there))
-    if len(distinct) > MOST_CATEGORIES and len(distinct) > len(there) / 10:
-        return Guess(
-            Drop(),
-            f"has {len(distinct)} different words in {len(there)} rows, too many to be categories; remove it, or say "
-            'in a schema what it is (moretta schema init): kind = "drop", "id", or "category" with its categories',
+# The table of doubts: what is seen, and what the column may be. The first is asked.
+
+LEFT_OUT = Reading("leave it out", Drop())
+OTHER_TARGET = "name another column as target (--target)"
+LIST_CLASSES = Reading('list all its classes, as classes = ["0", "1"]')
+AMOUNTS = Reading("amounts", Target(), 'task = "regression"')
+
+
+def _of_feature(cells: _Cells) -> Iterator[Doubt]:
+    if not cells.rows:
+        yield Doubt("has no value at all", (LEFT_OUT, Reading("fill it in")))
+    yield from _of_marks(cells)
+    yield from _of_mixture(cells)
+    if (forms := cells.dates) is not None:
+        blanks = cells.filled if cells.absent else "refuse"
+        days = [Reading("train on the day", Date(format=form, blanks=blanks)) for form in forms]
+        rewrite = Reading('write them in one way, and say kind = "date" with its format, as of strptime')
+        seen = f"holds dates {cells.within()}" if forms else "holds dates of no one form that is known here"
+        yield Doubt(seen, (*days, LEFT_OUT) if forms else (LEFT_OUT, rewrite))
+    each, named = cells.differing == cells.rows, is_name_of_ids(cells.name, cells.differing, cells.rows)
+    if cells.whole and (named or (each and cells.rows >= FEW_ROWS)) and not are_years(cells.name, cells.values):
+        seen = f"{'all' if each else cells.differing} values differ {cells.within()}"
+        ids = Drop() if cells.absent else Id() if each else Grouping()
+        words = cells.category if cells.rows >= LEAST_SHOWN * cells.differing else Drop()  # those of few rows are cells
+        other = Reading("words", words) if cells.numbers is None else Reading("numbers", cells.number)
+        yield Doubt(
+            f"looks like ids or row numbers{', as its name says' if named else ''}, and {seen}",
+            (Reading("ids, which no model should see", ids, "id-column"), other),
         )
-    words = tuple(str(word) for word in distinct)
-    blank = bool((column == "").any())
-    if len(words) > 1 and (wanted.encoding == "ordinal" or (wanted.encoding == "yes-no" and words == YES_NO)):
-        how: Blanks = _BLANKS[wanted.missing] if blank else "refuse"
-        return Guess(Ordered(categories=words, blanks=how))
-    return Guess(Category(categories=words, blanks="category" if blank and wanted.missing != "error" else "refuse"))
+    yield from _of_codes(cells)
+    if cells.numbers is None and cells.many:
+        listed = Reading('kind = "category", with a list of all its categories')
+        seen = f"has {len(cells.words)} different words {cells.within()}, too many to be categories"
+        yield Doubt(seen, (LEFT_OUT, listed))
+    yield from _of_spellings(cells)
+    yield from _of_no_values(cells)
 
 
-def _target(column: Column, wanted: Hints, form: Format) -> Guess:
-    if blank := int(_absent(column).sum()):
-        said = f"is the target and lacks values in {blank} of {len(column)} rows"
-        return Guess(Target(), f"{said}; remove those rows, as a target cannot be filled in")
-    if column.dtype.kind == "M":
-        return Guess(Target(), "is the target and holds dates; name another column as target")
-    numbers = column if column.dtype.kind == "f" else as_numbers(column, form.decimal)
-    if numbers is None:
-        return _word_target(column, wanted, form)
-    if np.isinf(numbers).any():
-        return Guess(Target(), "is the target and infinite in some rows; remove or mend them")
-    written_whole = column.dtype.kind == "f" or not any(mark in str(cell) for cell in column for mark in ".,eE")
-    there = numbers[~np.isnan(numbers)]
-    whole = wanted.task == "classification" or written_whole
-    if wanted.task == "regression" or not whole or (there != np.round(there)).any():
-        return Guess(Target())
-    return _classes(words_of(numbers))
+def _of_marks(cells: _Cells) -> Iterator[Doubt]:
+    """Ask about marks between thousands, and signs and units behind numbers."""
+    decimal = cells.form.decimal
+    if cells.column.dtype.kind == "O" and (number := as_written(cells.words, decimal)) is not None:
+        mark, number = number.thousands, number.model_copy(update={"blanks": cells.number.blanks})
+        other = Reading("words", cells.category)
+        if mark in (decimal, ","):
+            other = Reading('fractions, for which say decimal = ","')
+        if mark == decimal:
+            other = Reading("fractions", cells.number)
+        odd = [word for word in cells.words if (mark or number.unit) in word]
+        seen = "a comma or other mark before three digits" if mark else "a sign or unit behind numbers"
+        read = Reading("marks between thousands" if mark else "numbers", number)
+        yield Doubt(f"has {seen} {cells.within(odd)}", (read, other))
 
 
-def _word_target(column: Column, wanted: Hints, form: Format) -> Guess:
-    there = column[column != ""]
-    if wanted.task == "regression":
-        return Guess(Target(), f"is the target of a regression and holds words; {not_numbers(there, form.decimal)}")
-    if doubt := _mixed(there, form):
-        return Guess(Target(), f"is the target and {doubt}")
-    words = np.unique(there.astype(str)).tolist()
-    if len({word.casefold() for word in words}) < len(words):
-        return Guess(
-            _as_target(there),
-            "is the target and has words that differ by capitals alone; write each class in one way, or say in a "
-            "schema that they are different classes",
-        )
-    if {word.lower() for word in words} & _PLACEHOLDERS:
-        return Guess(
-            _as_target(there),
-            "is the target and has rows with a word such as `unknown`, which is no outcome; remove those rows, or say "
-            "in a schema that it is a class",
-        )
-    return _classes(column)
+def _of_mixture(cells: _Cells) -> Iterator[Doubt]:
+    """Ask about numbers and words in one column, or numbers with < or a decimal comma."""
+    decimal, words = cells.form.decimal, np.array(cells.words, object)
+    bare = np.array([word.lstrip("<>= ") for word in cells.words], object)
+    kinds = [are_numbers(words, decimal), are_numbers(words, ","), are_numbers(bare, decimal)]
+    if cells.numbers is not None or not any(kind.any() for kind in kinds):
+        return
+    odd, number = [str(word) for word in words[~kinds[0]]], cells.number
+    readings = (Reading("categories", cells.category), Reading("numbers, once the rest is mended"))
+    if odd and all(CENSORED.match(word) for word in odd):
+        half, limit = (number.model_copy(update={"censored": how}) for how in ("half", "limit"))
+        readings = (Reading("half of a limit", half), Reading("the limit", limit))
+    elif 0 < len(odd) <= MOST_ODD and not kinds[1][~kinds[0]].any():
+        none = number.model_copy(update={"absent": tuple(odd), "blanks": cells.filled})
+        readings = (Reading("numbers, and words for no value", none), readings[0])
+    seen = f"holds numbers, and {cells.within(odd)} something else"
+    yield Doubt(f"{seen}; {not_numbers(words[~kinds[0]], decimal)}", readings)
 
 
-def _classes(words: Column) -> Guess:
-    there = words[words != ""]
-    found, counts = np.unique(there.astype(str), return_counts=True)
-    target = _as_target(there)
-    if len(found) < 2:
-        return Guess(target, "is the target and has the same value in every row; expected two classes or more")
-    rare = counts < RARE * len(there)
-    if len(found) > 2 and len(there) >= FEW_ROWS and rare.any() and not rare.all() and rare.sum() <= len(found) / 2:
-        return Guess(
-            target,
-            f"is the target, and {int(rare.sum())} of its {len(found)} values are in {int(counts[rare].sum())} of "
-            f"{len(there)} rows only; mend those rows, or list all classes in a schema; if they are amounts, set "
-            'task = "regression"',
-        )
-    return Guess(target)
+def _of_codes(cells: _Cells) -> Iterator[Doubt]:
+    if cells.numbers is not None and (coded := with_leading_zero(cells.words)):
+        seen = f"has numbers that begin with a zero {cells.within(coded)}"
+        yield Doubt(seen, (Reading("codes", cells.category), Reading("numbers", cells.number)))
 
 
-def _as_target(there: Column) -> Target:
-    words = sorted({str(word) for word in there}, key=_place)
-    return Target(classes=tuple(words) if len(words) > 1 else ())
+def _of_spellings(cells: _Cells) -> Iterator[Doubt]:
+    if cells.numbers is None and not cells.many and (spelled := spellings(cells.words, cells.counts)):
+        words = tuple(word for word in cells.words if word not in spelled)
+        seen = f"has words {cells.within(spelled)} that differ from others by capitals alone or are short for them"
+        alike = Reading("spellings", cells.categories(words, spelled))
+        yield Doubt(seen, (alike, Reading("other words", cells.category)))
+
+
+def _of_no_values(cells: _Cells) -> Iterator[Doubt]:
+    if cells.numbers is None:
+        return
+    codes, zeros = stand_for_none(cells.values), int((cells.numbers == 0).sum())
+    if codes or lone_zero(cells.values, zeros, cells.rows):
+        count = int(np.isin(cells.numbers, codes or [0.0]).sum())
+        none = cells.number.model_copy(update={"absent": tuple(codes or [0.0]), "blanks": cells.filled})
+        seen = f"has numbers in {count} of {cells.rows} rows that lie apart from all others, as those for no value do"
+        yield Doubt(seen, (Reading("no value", none), Reading("numbers", cells.number)))
+
+
+def _of_target(cells: _Cells) -> Iterator[Doubt]:
+    """Ask about a target; where it lacks values too, say so first."""
+    first = next(_of_outcome(cells), None)
+    if not cells.absent:
+        yield from [] if first is None else [first]
+        return
+    lacking = f"lacks values in {cells.absent} of {len(cells.column)} rows"
+    seen = f"{lacking}; remove those rows, as a target cannot be filled in"
+    then = Reading("then", Target() if _is_amount(cells) else cells.target)
+    yield Doubt(seen, (then,)) if first is None else Doubt(f"{seen}; it {first.evidence}", first.readings)
+
+
+def _of_outcome(cells: _Cells) -> Iterator[Doubt]:
+    other, classes, task = Reading(OTHER_TARGET, Drop()), Reading("classes", cells.target), cells.wanted.task
+    if cells.differing < 2:
+        seen = "has the same value in every row; expected two classes or more"
+        yield Doubt(seen, (other, Reading("add rows of other classes")))
+    if np.isinf(cells.values).any():
+        yield Doubt("infinite in some rows; remove or mend them")
+    if cells.dates is not None:
+        yield Doubt(f"holds dates {cells.within()}", (other, LIST_CLASSES))
+    if cells.numbers is None and task == "regression":
+        said = not_numbers(np.array(cells.words, object), cells.form.decimal)
+        yield Doubt(f"holds words where a regression has numbers; {said}")
+    for doubt in (*_of_marks(cells), *_of_mixture(cells)):
+        read = Reading("fractions", Target()) if cells.numbers is not None else other if cells.many else classes
+        yield Doubt(doubt.evidence, (read, Reading("numbers, once they are written as such")))
+    for doubt in _of_codes(cells) if task is None and not cells.many else ():
+        yield Doubt(doubt.evidence, (classes, AMOUNTS))
+    for doubt in _of_spellings(cells):
+        words, spelled = (getattr(doubt.readings[0].column, key) for key in ("categories", "spellings"))
+        one = other if len(words) < 2 else Reading("spellings", Target(classes=words, spellings=spelled))
+        yield Doubt(doubt.evidence, (one, classes))
+    if cells.numbers is None and (unknown := [word for word in cells.words if word.lower() in _PLACEHOLDERS]):
+        seen = f"has a word such as `unknown` {cells.within(unknown)}, which is no outcome"
+        yield Doubt(seen, (classes, Reading("remove those rows")))
+    yield from _of_many(cells)
+    for doubt in _of_no_values(cells) if _is_amount(cells) else ():
+        yield Doubt(doubt.evidence, (Reading("amounts", Target()), Reading("no value: remove those rows")))
+    rare = [word for word in cells.words if cells.counts[word] < RARE * cells.rows]
+    if (
+        not _is_amount(cells)
+        and cells.rows >= FEW_ROWS
+        and 0 < len(rare) <= cells.differing / 2
+        and cells.differing > 2
+    ):
+        seen = f"has {len(rare)} of its {cells.differing} values {cells.within(rare)} only"
+        yield Doubt(seen, (classes, Reading("mend them") if cells.numbers is None else AMOUNTS))
+
+
+def _of_many(cells: _Cells) -> Iterator[Doubt]:
+    """Ask about ages, amounts, ids and free text as targets, of which each would be a class."""
+    count = cells.differing
+    each = count > 3 and count > cells.rows / 2
+    if cells.numbers is None and (cells.many or each):
+        seen = f"has {count} different words {cells.within()}, too many to be classes"
+        yield Doubt(seen, (Reading(f"ids or free text: {OTHER_TARGET}", Drop()), LIST_CLASSES))
+    elif (
+        cells.numbers is not None
+        and cells.wanted.task is None
+        and not _is_amount(cells)
+        and (count > MOST_NUMBERS or each)
+    ):
+        ids = Reading(f"ids: {OTHER_TARGET}", Drop())
+        readings = (ids, AMOUNTS) if is_name_of_ids(cells.name, count, cells.rows) else (AMOUNTS, LIST_CLASSES, ids)
+        yield Doubt(f"has {count} different whole numbers {cells.within()}", readings)
 
 
 def _place(word: str) -> tuple[float, str]:
@@ -270,80 +549,6 @@ def _place(word: str) -> tuple[float, str]:
         return (float(word), "")
     except ValueError:
         return (np.inf, word)
-
-
-def _mixed(there: Column, form: Format) -> str:
-    """Return the doubt about a column that holds numbers and words."""
-    numbers = are_numbers(there, form.decimal)
-    with_comma = are_numbers(there, ",") if form.decimal == "." else numbers
-    censored = are_numbers(np.array([str(cell).lstrip("<>= ") for cell in there], object), form.decimal) & ~numbers
-    if not numbers.any() and not with_comma.any() and not censored.any():
-        return ""
-    wrong = there[~numbers]
-    return (
-        f"holds numbers, and in {len(wrong)} of {len(there)} rows something else; {not_numbers(wrong, form.decimal)}; "
-        'if they are categories, say so in a schema by kind = "category"'
-    )
-
-
-def _date_formats(there: Column) -> tuple[str, ...] | None:
-    """Return the formats that all words fit, none of ours perhaps; None where they are no dates."""
-    texts = [str(word) for word in np.unique(there.astype(str))]
-    if not texts or sum(_DATE_LIKE.match(text) is not None for text in texts) < 0.9 * len(texts):
-        return None
-    return tuple(form for form in _DATES if all(_fits(text, form) for text in texts))
-
-
-def _fits(text: str, form: str) -> bool:
-    try:
-        datetime.strptime(text, form)
-    except ValueError:
-        return False
-    return True
-
-
-def _are_days(there: NDArray[np.float64]) -> bool:
-    """Whether whole numbers are all days such as 20240131."""
-    distinct = np.unique(there)
-    if len(there) < FEW_ROWS or len(distinct) < 3 or distinct[0] < 19000101 or distinct[-1] > 21001231:
-        return False
-    return all(number == int(number) and _fits(str(int(number)), "%Y%m%d") for number in distinct)
-
-
-def _looks_like_ids(name: str, there: Column, *, whole: bool) -> bool:
-    count, distinct = len(there), len(np.unique(there.astype(str)))
-    if not whole or distinct < 3:
-        return False
-    if _IDENTIFIES.search(name.lower()) or _CAMEL.search(name):
-        return True
-    if count < FEW_ROWS or distinct < count:
-        return False
-    if there.dtype.kind != "f":
-        return True
-    # As rows are numbered, or as long numbers of equal length that all differ.
-    numbered = there[0] in (0, 1) and bool((np.diff(there.astype(np.float64)) == 1).all())
-    least, most = float(there.min()), float(there.max())
-    return numbered or (least >= 10_000 and len(f"{least:.0f}") == len(f"{most:.0f}"))
-
-
-def _whose(there: Column) -> Id | Grouping:
-    return Id() if len(np.unique(there.astype(str))) == len(there) else Grouping()
-
-
-def _an_id(there: Column) -> str:
-    kind = "id" if isinstance(_whose(there), Id) else "group"
-    return (
-        f'looks like ids, which no model should see; name it by id-column, or say in a schema kind = "{kind}" (moretta '
-        "schema init FILE), or remove it"
-    )
-
-
-def _a_date(forms: tuple[str, ...]) -> str:
-    fit = " or ".join(f'"{form}"' for form in forms)
-    return (
-        f'holds dates; say in a schema kind = "date" with format = {fit} to train on the day, or kind = "drop" '
-        "(moretta schema init FILE)"
-    )
 
 
 def _absent(column: Column) -> NDArray[np.bool_]:
@@ -395,17 +600,49 @@ def lines_of(schema: Schema) -> list[str]:
 
 
 def as_toml(guesses: Mapping[str, Guess]) -> str:
-    """Return guesses as schema.toml, each doubt as a comment above its column."""
+    """Return guesses as schema.toml, each doubt as a comment above its column, with the lines that settle it."""
     parts = []
     for name, guess in guesses.items():
-        plain = {"kind": guess.column.kind} | guess.column.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        text = tomli_w.dumps({"columns": {name: plain}})
-        if guess.doubt:  # and nothing loads it before somebody has
-            text = f"# decide: it {guess.doubt}\n" + text.replace(
+        text = "\n".join([tomli_w.dumps({"columns": {name: {}}}).strip(), *_lines(_plain(guess.column)), ""])
+        if guess.doubt is not None:  # and nothing loads it before somebody has decided
+            text = _question(guess.doubt) + text.replace(
                 f'kind = "{guess.column.kind}"', f'kind = "decide"  # perhaps "{guess.column.kind}"', 1
             )
         parts.append(text)
     return "\n".join(parts)
+
+
+def _question(doubt: Doubt) -> str:
+    lines = [
+        f"decide: it {doubt.evidence}",
+        "Below the name of the column write what it is, and remove other lines there:",
+    ]
+    for reading in doubt.readings:
+        lines.append(f"- {reading.what}{':' if reading.column is not None else ''}")
+        lines += [] if reading.column is None else [f"    {line}" for line in _lines(_plain(reading.column))]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _plain(column: ColumnKind) -> dict[str, Any]:
+    return {"kind": column.kind} | column.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _lines(plain: Mapping[str, Any]) -> list[str]:
+    """Return keys as lines of TOML, of which lists and tables take one if they fit."""
+    lines = list[str]()
+    for key, value in plain.items():
+        line = tomli_w.dumps({key: value}).strip()
+        if isinstance(value, dict):
+            line = f"{key} = {{ {', '.join(_lines(value))} }}"
+        elif isinstance(value, list):
+            one = ", ".join(tomli_w.dumps({"x": part}).strip().removeprefix("x = ") for part in value)
+            line = line if len(one) > LINE else f"{key} = [{one}]"
+        lines += line.splitlines()
+    return lines
+
+
+def _has_words(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, str) for one in value))
 
 
 def _listed(words: tuple[str, ...], between: str = ", ") -> str:

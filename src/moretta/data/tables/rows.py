@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from moretta.errors import ParameterError
 ABSENT_CATEGORY = "missing"
 FILLS = {"refuse": 0, "mean": 1, "median": 2, "indicator": 1}  # places in `moretta.data.tables.preparation.Fill`
 _EPOCH = date(1970, 1, 1).toordinal()
-_CENSORED = re.compile(r"^[<>]=?\s*(?=[+-]?[0-9.])")
+CENSORED = re.compile(r"^[<>]=?\s*(?=[+-]?[0-9.])")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,7 @@ class TableRows:
     """The rows of one file: coded inputs, the same expanded (x), or its images, targets, and whose they are.
 
     y: int64[rows], a class's place in the schema, or float64[rows]; empty without targets. ids, groups: str[rows].
+    left_out: rows of the file that are not among these, from 1, and why.
     """
 
     coded: NDArray[np.float32]
@@ -43,6 +44,7 @@ class TableRows:
     y: NDArray[Any]
     ids: NDArray[np.str_] | None
     groups: NDArray[np.str_] | None
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_table(table: Any, schema: Schema, form: Format | None = None, *, labelled: bool = True) -> TableRows:
@@ -74,16 +76,22 @@ def encode(
     *,
     labelled: bool = True,
     training: bool = True,
+    leave_out: bool = False,
 ) -> TableRows:
     """Return a file's rows by the schema. where: the file or site, which begins the sentence of an error.
 
     labelled: whether targets are wanted. training: whether the file may hold no column that the schema does not name;
-    rows to predict may, and may lack the target.
+    rows to predict may, and may lack the target. leave_out: whether rows with a cell that is not as the schema says are
+    left out, as long as others remain.
     Raises `moretta.errors.ParameterError` for columns or cells that are not as the schema says.
     """
     form = form or Format()
     _check_columns(columns, schema, where, labelled=labelled, training=training)
     count = len(next(iter(columns.values())))
+    if leave_out and (wrong := _wrong(columns, schema, where, form)):
+        kept = np.setdiff1d(np.arange(count), [row - 1 for row in wrong])
+        fitting = {name: column[kept] for name, column in columns.items()}
+        return replace(encode(fitting, schema, where, form, labelled=labelled, training=training), left_out=wrong)
     coded = np.empty((count, len(schema.features)), np.float32)
     for number, (name, feature) in enumerate(schema.features.items()):
         coded[:, number] = _Reader(where, name, columns[name], form).coded(feature)
@@ -99,6 +107,27 @@ def encode(
             'each row its own, or where rows are visits of the same patient, say kind = "group"'
         )
     return TableRows(coded, expansion_of(schema).apply(coded), y, ids, groups)
+
+
+def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[int, str]:
+    """Return which rows, from 1, have a cell that is not as the schema says, and why. Raises where all have."""
+    count, found = len(next(iter(columns.values()))), dict[int, str]()
+    ids = [name for name in (schema.name_of("id"), schema.name_of("group")) if name is not None and name in columns]
+    for name in (*schema.features, *ids):
+        rows = np.arange(count)
+        while len(rows):
+            try:
+                if name in schema.features:
+                    _Reader(where, name, columns[name][rows], form).coded(schema.features[name])
+                else:
+                    _names({name: columns[name][rows]}, name, where, form)
+                break
+            except _WrongRows as error:
+                found |= {int(row) + 1: error.what for row in rows[error.wrong] if int(row) + 1 not in found}
+                if len(found) == count:  # and so it is the file that is written otherwise
+                    raise
+                rows = rows[~error.wrong]
+    return dict(sorted(found.items()))
 
 
 def expansion_of(schema: Schema) -> Expansion:
@@ -131,7 +160,7 @@ def rules_of(schema: Schema) -> ColumnRules:
 
 def words_of(column: Column) -> Column:
     """Return a column as words, empty where absent: numbers without a fraction as whole ones, days in ISO form."""
-    if column.dtype.kind == "O":
+    if column.dtype.kind in "OU":
         return column
     if column.dtype.kind == "M":
         return np.array(["" if np.isnat(day) else str(day) for day in column], object)
@@ -144,6 +173,14 @@ def _number_word(number: float) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
 
 
+class _WrongRows(ParameterError):
+    """Some rows of a column are not as the schema says. wrong: bool[rows]. what: the column has in these."""
+
+    def __init__(self, said: str, wrong: NDArray[np.bool_], what: str) -> None:
+        super().__init__(said)
+        self.wrong, self.what = wrong, what
+
+
 class _Reader:
     """One column of one file. where, name: of the file and the column."""
 
@@ -154,11 +191,12 @@ class _Reader:
         """Return an input column, NaN where absent."""
         match feature:
             case Number():
-                found = self._within(self._numbers(feature.censored), feature.range)
+                found = self._within(self._numbers(feature), feature.range)
             case Date():
                 found = self._days(feature)
             case Category() | Ordered():
-                found = self._places(feature.categories, unseen_is_blank=feature.unseen == "blank")
+                unseen = feature.unseen == "blank"
+                found = self._places(feature.categories, feature.spellings, unseen_is_blank=unseen)
         if feature.blanks == "refuse":
             self.refuse(
                 np.isnan(found),
@@ -171,41 +209,53 @@ class _Reader:
 
     def targets(self, target: Target) -> NDArray[Any]:
         """Return the targets; none may be absent."""
-        found = self._places(target.classes) if target.classes else self._within(self._numbers("refuse"), target.range)
+        if target.classes:
+            found = self._places(target.classes, target.spellings)
+        else:
+            found = self._within(self._numbers(Number()), target.range)
         self.refuse(np.isnan(found), "no target", "remove those rows, as a target cannot be filled in")
         return found.astype(np.int64) if target.classes else found
 
     def refuse(self, wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
         """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are."""
         if wrong.any():
-            raise ParameterError(
-                f"{self._where}: column {self._name!r} has {what} in {int(wrong.sum())} of {len(wrong)} rows (the "
-                f"first is row {int(np.argmax(wrong)) + 1}); {remedy}"
+            has = f"column {self._name!r} has {what}"
+            raise _WrongRows(
+                f"{self._where}: {has} in {int(wrong.sum())} of {len(wrong)} rows (the first is row "
+                f"{int(np.argmax(wrong)) + 1}); {remedy}",
+                wrong,
+                has,
             )
 
-    def _numbers(self, censored: str) -> NDArray[np.float64]:
+    def _numbers(self, number: Number) -> NDArray[np.float64]:
+        found = self._as_written(number)
+        none = [one for one in number.absent or () if not isinstance(one, str)]
+        return np.where(np.isin(found, none), np.nan, found) if none else found
+
+    def _as_written(self, number: Number) -> NDArray[np.float64]:
         if self._column.dtype.kind == "f":
             found = self._column
             self.refuse(np.isinf(found), "infinite numbers", "remove or mend them")
             return found
         if self._column.dtype.kind == "M":
             raise ParameterError(f'{self._where}: column {self._name!r} holds dates; say kind = "date" in the schema')
-        words, decimal = self._column, self._form.decimal
+        decimal = self._form.decimal
+        words = bare(self._column, number, decimal)
         numbers = as_numbers(words, decimal)
         if numbers is not None:
             return self._finite(numbers)
         factor = np.ones(len(words))
-        if censored != "refuse":
-            words, factor = _uncensored(words, censored)
+        if number.censored != "refuse":
+            words, factor = _uncensored(words, number.censored)
         wrong = ~are_numbers(words, decimal) & (words != "")
         self.refuse(wrong, "something else than a number", not_numbers(self._column[wrong], decimal))
-        bare = as_numbers(words, decimal)
-        if bare is None:  # a point where the decimal sign is a comma
+        numbers = as_numbers(words, decimal)
+        if numbers is None:  # a point where the decimal sign is a comma
             raise ParameterError(
                 f'{self._where}: column {self._name!r} has numbers with a point, and decimal = "," is said of the '
                 "file; say what it has, and write all alike"
             )
-        return self._finite(bare * factor)
+        return self._finite(numbers * factor)
 
     def _finite(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore"):
@@ -230,16 +280,18 @@ class _Reader:
             self.refuse(np.isinf(found), f"no date of the form {feature.format!r}", "mend them, or give format")
         return self._within(found, None if feature.range is None else limits_of(feature))
 
-    def _places(self, known: Sequence[str], *, unseen_is_blank: bool = False) -> NDArray[np.float64]:
+    def _places(
+        self, known: Sequence[str], spellings: Mapping[str, str] | None, *, unseen_is_blank: bool = False
+    ) -> NDArray[np.float64]:
         """Return each word's place among the known ones; NaN where there is none, and what is not known is refused."""
         words, places = words_of(self._column), {word: float(place) for place, word in enumerate(known)}
+        places |= {spelled: places[word] for spelled, word in (spellings or {}).items()}
         distinct, which = np.unique(words.astype(str), return_inverse=True)
         truths = {word.lower(): place for word, place in places.items() if word.lower() in ("true", "false")}
         otherwise = np.nan if unseen_is_blank else np.inf
 
         def place_of(word: str) -> float:
-            whole = re.sub(r"^([+-]?[0-9]+)[.,]0+$", r"\1", word)  # 1.0 is the word 1, if 1.0 itself is none
-            return places.get(word, places.get(whole, truths.get(word.lower(), otherwise)))
+            return places.get(word, places.get(plain_number(word), truths.get(word.lower(), otherwise)))
 
         found = np.array([place_of(str(word)) if word else np.nan for word in distinct])
         column: NDArray[np.float64] = found[which]
@@ -247,6 +299,39 @@ class _Reader:
         remedy = f"mend those rows, or add the word to the schema at every site (it has {listed:.200})"
         self.refuse(np.isinf(column), "a word that the schema does not have", remedy)
         return column
+
+
+_MARKS = {" ": "[ \u00a0\u2009\u202f]", "'": "['\u2019]"}
+
+
+def marked(mark: str, decimal: str) -> re.Pattern[str]:
+    """Return what a number with marks between its thousands is like."""
+    fraction = "" if mark == decimal else rf"({re.escape(decimal)}[0-9]+)?"
+    return re.compile(rf"^[+-]?[1-9][0-9]{{0,2}}({_MARKS.get(mark, re.escape(mark))}[0-9]{{3}})+{fraction}$")
+
+
+def bare(words: Column, number: Number, decimal: str) -> Column:
+    """Return cells without the unit behind them and the marks between thousands; empty what stands for no value."""
+    absent = [one for one in number.absent or () if isinstance(one, str)]
+    if not (number.unit or number.thousands or absent):
+        return words
+    mark = number.thousands
+    groups, drawn = (marked(mark, decimal), re.compile(_MARKS.get(mark, re.escape(mark)))) if mark else (None, None)
+
+    def one(cell: str) -> str:
+        if cell in absent:
+            return ""
+        text = cell.removesuffix(number.unit).rstrip() if number.unit else cell
+        if groups is None or drawn is None or not drawn.search(text):
+            return text
+        return drawn.sub("", text) if groups.match(text) else "not grouped by threes"
+
+    return np.array([one(str(cell)) for cell in words], object)
+
+
+def plain_number(word: str) -> str:
+    """Return a word without zeros behind the sign of a fraction: 1.0 is the word 1, if 1.0 itself is none."""
+    return re.sub(r"^([+-]?[0-9]+)[.,]0+$", r"\1", word)
 
 
 def not_numbers(words: Column, decimal: str) -> str:
@@ -261,7 +346,7 @@ def not_numbers(words: Column, decimal: str) -> str:
                 'say decimal = ","'
             )
         return 'they look like numbers with a decimal comma: say decimal = ","'
-    if all(_CENSORED.match(text) for text in texts):
+    if all(CENSORED.match(text) for text in texts):
         return 'they look like <5: say censored = "limit" or "half" in the schema'
     return 'mend them, or list the words that stand for no value, for example absent = ["n/a"]'
 
@@ -270,7 +355,7 @@ def _uncensored(words: Column, censored: str) -> tuple[Column, NDArray[np.float6
     """Return words without < and >, and by what to multiply: half of what a value is said to be below."""
     texts = words.astype(str)
     below = np.char.startswith(texts, "<") & (censored == "half")
-    bare = np.array([_CENSORED.sub("", text) for text in texts], object)
+    bare = np.array([CENSORED.sub("", text) for text in texts], object)
     negative = below & np.char.startswith(bare.astype(str), "-")  # half of it is no longer below
     return np.where(negative, words, bare), np.where(below & ~negative, 0.5, 1.0)
 

@@ -6,12 +6,15 @@ unit = "years"
 range = [0, 120]              # a value outside is refused
 blanks = "median"             # or refuse (the default), mean, indicator: the mean, and a column that marks it
 censored = "limit"            # of cells such as <5: the limit itself; or half of it below; refuse by default
+absent = [-9, "unknown"]      # numbers and words that stand for no value
+thousands = ","               # the mark between thousands, as in 1,234
 
 [columns.ward]
 kind = "category"
 categories = ["A", "B"]
 blanks = "category"           # a category of its own, or refuse
 unseen = "blank"              # what is none of the categories counts as blank; refused by default
+spellings = { a = "A" }       # other words for the categories
 
 [columns.stage]
 kind = "ordered"              # categories in their order, as numbers 0, 1, ...
@@ -62,12 +65,19 @@ class _Measured(Section):
 
 
 class Number(_Measured):
-    """Numbers. range: the least and the most that may be there; a median is counted within it."""
+    """Numbers.
+
+    unit: for whoever reads it; a cell may end in it, as 45% does in "%". range: the least and the most that may be
+    there; a median is counted within it. thousands: the mark between thousands, as in 1,234. absent: numbers and words
+    that stand for no value, beside those of the file.
+    """
 
     kind: Literal["number"] = "number"
     unit: str = ""
     range: tuple[Finite, Finite] | None = None
     censored: Literal["refuse", "limit", "half"] = "refuse"
+    thousands: Literal[",", ".", "'", " "] | None = None
+    absent: tuple[Finite | Words, ...] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -77,7 +87,19 @@ class Number(_Measured):
         return self
 
 
-class Category(Section):
+class _Worded(Section):
+    """A column of known words. spellings: other words that stand for one of them."""
+
+    spellings: dict[str, str] | None = None
+
+    def _check(self, key: str, words: Sequence[str]) -> None:
+        _check_words(key, words)
+        wrong = [a for a, b in (self.spellings or {}).items() if a in words or b not in words]
+        if wrong:
+            raise ValueError(f"spellings: expected other words, each for one of the {key}; got {shown(wrong[0])}")
+
+
+class Category(_Worded):
     """Words without an order; each becomes a column of zeros and ones."""
 
     kind: Literal["category"] = "category"
@@ -87,7 +109,7 @@ class Category(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        _check_words("categories", self.categories)
+        self._check("categories", self.categories)
         if self.blanks == "category" and "missing" in self.categories:
             raise ValueError('categories: "missing" is what blanks = "category" calls its own; rename one')
         if self.unseen == "blank" and self.blanks == "refuse":
@@ -95,7 +117,7 @@ class Category(Section):
         return self
 
 
-class Ordered(_Measured):
+class Ordered(_Measured, _Worded):
     """Words with an order, as numbers 0, 1, ... in it."""
 
     kind: Literal["ordered"] = "ordered"
@@ -104,7 +126,7 @@ class Ordered(_Measured):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        _check_words("categories", self.categories)
+        self._check("categories", self.categories)
         if self.unseen == "blank" and self.blanks == "refuse":
             raise ValueError('unseen = "blank" needs blanks = "mean", "median" or "indicator"')
         return self
@@ -153,7 +175,7 @@ class Drop(Section):
     kind: Literal["drop"] = "drop"
 
 
-class Target(Section):
+class Target(_Worded):
     """What is predicted. classes: its words, in the order of the model's outputs; none for numbers."""
 
     kind: Literal["target"] = "target"
@@ -163,8 +185,8 @@ class Target(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         _check_range(self.range)
-        if self.classes:
-            _check_words("classes", self.classes)
+        if self.classes or self.spellings:
+            self._check("classes", self.classes)
         if len(self.classes) == 1:
             raise ValueError("classes: expected two or more, or none where the target is a number")
         return self

@@ -1,0 +1,247 @@
+"""What cells look like: ids, dates, codes, marks, spellings of one word, and numbers that stand for no value.
+
+Each function looks at the set of cells, never at their order, and returns what it found, of which
+`moretta.data.tables.inference` makes questions.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.data.tables.files import DATE_LIKE, NUMBER, are_numbers
+from moretta.data.tables.rows import marked
+from moretta.data.tables.schema import Number
+
+FEW_ROWS = 10  # below, nothing is told from cells that all differ
+
+# Names of ids: those of rows, those that say it by themselves, and whose number it is, in some languages.
+_ROWS = re.compile(
+    r"^(index|idx|unnamed [0-9 ]+|level 0|row ?(names?|nums?|numbers?|id|no|nr|index)|zeilennummer|序号)$"
+)
+_COUNTED = re.compile(
+    r"^(row|rn|nr|no|num|number|lfd( ?nr)?|obs|s ?no|sr ?no|sl ?no|serial( no| number)?|seq|sequence|line|zeile|riga"
+    r"|ligne|fila|rij|番号|번호)$"
+)
+_ALONE = re.compile(
+    r"(^| )(ids?|uid|uuid|guid|mrn|ssn|pid|nhs|nhc|ipp|nip|dni|nif|cpf|bsn|pesel|cpr|rut|patid|patnr|patientid|subjid"
+    r"|usubjid|personnummer|fodselsnummer|henkilotunnus|codice fiscale|identifi(er|ant|cativo|cador|kator|cacion)"
+    r"|kennung|kennzeichen|aktenzeichen|matricol[ae]|matricule|nosologico|historia clinica|prontuario)( [0-9]+)?$"
+    r"|^id( |$)|(patient|fall|akten?|proband|person|kranken|versicherten|aufnahme|kunde)\w*(nummer|nr|kennung|id)$"
+    r"|(編號|编号|病历号|住院号|門診號|환자번호|患者番号)$"
+)
+_WHOSE = (
+    r"(record|hospital|account|visit|encounter|admission|person|member|customer|patient|subject|case|chart|file|study"
+    r"|patientin|proband|fall|akte|aufnahme|person|paziente|cartella|ricovero|soggetto|caso|paciente|sujeto|expediente"
+    r"|episodio|historia|ficha|registro|usuario|sujet|dossier|sejour|malade|opname|pacjent|pacient|potilas|asiakas)"
+)
+_NUMBER_OF = r"(id|no|nr|n|num|number|key|code|nummer|numero|nro|cod|codice|codigo|numer|cislo|[0-9])"
+_OF_WHOM = re.compile(
+    rf"(^| )({_WHOSE}( de| di| del| du| della)? {_NUMBER_OF}|{_NUMBER_OF}( de| di| del| du| della| d)? {_WHOSE})$"
+)
+_WHOM = re.compile(r"(^| )(patients?|subject|case|paziente|paciente|patientin|proband|pacjent|potilas|soggetto|sujet)$")
+
+_DAYS = (
+    *("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%y-%m-%d", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%y/%m/%d", "%d-%m-%y", "%m-%d-%y"),
+    *("%Y-%m", "%Y/%m", "%m/%Y"),
+)
+_DAYS_IN_WORDS = tuple(
+    day.replace("%b", month)
+    for month in ("%b", "%B")
+    for day in (
+        *("%d %b %Y", "%d-%b-%Y", "%d/%b/%Y", "%d.%b.%Y", "%d. %b %Y", "%d%b%Y", "%Y-%b-%d", "%Y %b %d"),
+        *("%b %d, %Y", "%b %d %Y", "%a, %d %b %Y", "%A, %d %b %Y", "%A, %b %d, %Y", "%b %Y", "%b-%Y"),
+        *("%d-%b-%y", "%d/%b/%y", "%d %b %y", "%d%b%y", "%b-%y", "%b %y"),
+    )
+)
+_TIMES = (
+    *("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ":%H:%M:%S"),
+    *("T%H:%M", "T%H:%M:%S", "T%H:%M:%S.%f", "T%H:%MZ", "T%H:%M:%SZ", "T%H:%M:%S.%fZ", "T%H:%M:%S%z", "T%H:%M:%S.%f%z"),
+)
+_MONTH = (
+    r"(jan|feb|mar|mrt|apr|abr|avr|may|mai|mei|maj|mag|jun|jui|giu|jul|lug|aug|ago|aou|sep|set|oct|okt|ott|out|nov|dec"
+    r"|dez|dic|ene|gen|fev)[a-z]*\.?"
+)
+_IN_WORDS = re.compile(
+    rf"^([a-z]+\.?,? )?([0-9]{{1,4}}(st|nd|rd|th|\.|º)?[-/. ]*(de )?{_MONTH}[-/., ]*(de )?[0-9]{{2,4}}"
+    rf"|{_MONTH} [0-9]{{1,2}}(st|nd|rd|th)?,? [0-9]{{4}}|{_MONTH}[-/ ][12][0-9]{{3}}|{_MONTH}-[0-9]{{2}})([ t:].*)?$"
+)
+_OF_A_MONTH = re.compile(r"^([12][0-9]{3}[-/][01]?[0-9]|[01]?[0-9]/[12][0-9]{3})$")
+
+_YEAR = re.compile(r"(^| )(years?|yr|jahr|anno|ano|annee|ar|rok)( |$)")
+_CODES = np.array(
+    [
+        *(-1, -7, -8, -9, -77, -88, -99, -999, -9999, -99999, 7, 8, 9, 77, 88, 99, 777, 888, 997, 998, 999),
+        *(7777, 8888, 9999, 77777, 88888, 99999, 999999, 99.9, 999.9, 9999.9),
+    ]
+)
+_ABBREVIATED = frozenset({
+    "yes", "no", "true", "false", "male", "female", "man", "woman", "positive", "negative", "normal", "abnormal",
+    "unknown", "left", "right", "high", "low", "married", "single", "ja", "nein", "nej", "si", "sim", "nao", "oui",
+    "non", "weiblich", "mannlich", "homme", "femme", "hombre", "mujer", "masculino", "femenino", "feminino", "maschio",
+    "femmina", "uomo", "donna",
+})  # fmt: skip
+_LEADING_ZERO = re.compile(r"^[+-]?0[0-9]")
+_WITH_UNIT = re.compile(rf"^{NUMBER} ?([^\s\d.,;:+\-/()<>=][^\d]{{0,9}})$")
+
+
+def plain_name(name: str) -> str:
+    """Return a column's name in small letters without accents, its words apart.
+
+    >>> plain_name("PatientID"), plain_name("Unnamed: 0"), plain_name("Código_paciente")
+    ('patient id', 'unnamed 0', 'codigo paciente')
+    """
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", _without_accents(name))
+    return re.sub(r"[\W_]+", " ", apart.lower()).strip()
+
+
+def _without_accents(text: str) -> str:
+    return "".join(one for one in unicodedata.normalize("NFKD", text) if not unicodedata.combining(one))
+
+
+def is_name_of_ids(name: str, values: int, rows: int) -> bool:
+    """Whether a column's name says that it holds ids. values: how many differ in its rows: two are no patients."""
+    plain = plain_name(name)
+    known = any(names.search(plain) for names in (_ROWS, _ALONE, _OF_WHOM, _WHOM))
+    return values > 2 and (known or (values == rows and _COUNTED.search(plain) is not None))
+
+
+def are_years(name: str, distinct: NDArray[np.float64]) -> bool:
+    """Whether whole numbers are years, as a name says."""
+    return bool(len(distinct) and 1800 <= distinct[0] <= distinct[-1] <= 2200) and bool(_YEAR.search(plain_name(name)))
+
+
+def date_formats(texts: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the formats that all words fit, none of ours perhaps; None where they are no dates."""
+    plain = [_without_accents(text).lower() for text in texts]
+    in_words = sum(_IN_WORDS.match(text) is not None for text in plain)
+    in_digits = sum(DATE_LIKE.match(text) is not None or _OF_A_MONTH.match(text) is not None for text in texts)
+    if not texts or in_words + in_digits < 0.9 * len(texts):
+        return None
+    days, times = _DAYS_IN_WORDS if in_words else _DAYS, _TIMES if ":" in texts[0] else ("",)
+    forms = [day + time for day in days for time in times]
+    return tuple(form for form in forms if all(fits(text, form) for text in texts))
+
+
+def fits(text: str, form: str) -> bool:
+    """Whether a text is a date of a form."""
+    try:
+        datetime.strptime(text, form)
+    except ValueError:
+        return False
+    return True
+
+
+def are_days(distinct: NDArray[np.float64]) -> bool:
+    """Whether whole numbers are all days such as 20240131."""
+    if len(distinct) < 3 or distinct[0] < 19000101 or distinct[-1] > 21001231:
+        return False
+    return all(number == int(number) and fits(str(int(number)), "%Y%m%d") for number in distinct)
+
+
+def with_leading_zero(words: Sequence[str]) -> list[str]:
+    """Return the words that are numbers and begin with a zero, as 0031."""
+    return [word for word in words if _LEADING_ZERO.match(word)]
+
+
+def as_written(words: Sequence[str], decimal: str) -> Number | None:
+    """Return how words are to be read that are numbers but for marks between thousands or a unit behind them."""
+    for mark in (",", ".", " ", "'"):
+        fraction = "" if mark == decimal else rf"({re.escape(decimal)}[0-9]+)?"
+        grouped, small = marked(mark, decimal), re.compile(rf"^[+-]?[0-9]{{1,3}}{fraction}$")
+        found = [word for word in words if grouped.match(word)]
+        rest = [word for word in words if not grouped.match(word)]
+        if not found or not all(small.match(word) for word in rest):
+            continue
+        # 1.234 is a fraction too: then some numbers below a thousand have no mark, or most are round.
+        if mark != decimal or rest or 2 * sum(word.endswith("0") for word in found) >= len(found):
+            return Number(thousands=mark)
+    matches = (_WITH_UNIT.match(_with_point(word, decimal)) for word in words)
+    units = {match[3] for match in matches if match}
+    if len(units) != 1:
+        return None
+    (unit,) = units
+    bare = np.array([word.removesuffix(unit).rstrip() for word in words], object)
+    return Number(unit=unit) if are_numbers(bare, decimal).all() else None
+
+
+def _with_point(word: str, decimal: str) -> str:
+    return word if decimal == "." else word.replace(decimal, ".")
+
+
+def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]:
+    """Return which words are another spelling of one that more rows have, as yes, YES and Y."""
+    found, by_sound = dict[str, str](), dict[str, list[str]]()
+    for word in words:
+        by_sound.setdefault(_sound(word), []).append(word)
+    first = {sound: max(alike, key=lambda one: (counts[one], one)) for sound, alike in by_sound.items()}
+    for sound, alike in by_sound.items():
+        longer = [other for other in by_sound if _abbreviates(sound, other)]
+        meant = first[longer[0]] if len(longer) == 1 else first[sound]
+        found |= {word: meant for word in alike if word != meant}
+    return {word: found.get(meant, meant) for word, meant in found.items()}
+
+
+def _sound(word: str) -> str:
+    """Return what spellings of a word have alike: neither capitals and accents nor what joins its parts."""
+    plain = _without_accents(word).casefold()
+    return re.sub(r"(?<=[^\W\d_])[\s_.\-]+(?=[^\W\d_])|(?<=\w)\.$", "", plain)
+
+
+def _abbreviates(short: str, long: str) -> bool:
+    return len(short) != 2 and long in _ABBREVIATED and long != short and long.startswith(short)
+
+
+def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
+    """Return the numbers that surveys write where a value is absent, as -9 and 999, if they lie apart from the rest.
+
+    What lies apart of all numbers lies apart of fewer, whose spread is no larger.
+    """
+    codes, rest = distinct[np.isin(distinct, _CODES)], distinct[~np.isin(distinct, _CODES)]
+    if len(rest) < 2:
+        return []
+    low, high = float(rest[0]), float(rest[-1])
+    found = list[float]()
+    for code in map(float, codes):
+        share = 1.0 if code < 10 else 0.5 if code < 100 else 0.25
+        if (code < 0 <= low and (code < -1 or high >= 10)) or (code > high and code - high >= share * (high - low)):
+            found.append(code)
+    return found if any(code < 0 or code >= 9 for code in found) else []
+
+
+def lone_zero(distinct: NDArray[np.float64], zeros: int, rows: int) -> bool:
+    """Whether zero lies apart from all other numbers, which are many and larger: perhaps where none was measured.
+
+    In most rows it is rather an amount of nothing. What is counted goes on from 1, and has small steps there.
+    """
+    rest = distinct[distinct != 0]
+    if not 0 < 2 * zeros <= rows or len(rest) < FEW_ROWS or rest[0] < 0:
+        return False
+    return bool(rest[0] >= max((rest[-1] - rest[0]) * (0.05 if zeros > 1 else 0.2), 5 * np.median(np.diff(rest))))
+
+
+_KINDS_OF_WORDS = (
+    {"yes", "no", "y", "n"}, {"true", "false", "t", "f"}, {"m", "f", "male", "female", "w"}, {"ja", "nein"},
+    {"si", "no"}, {"oui", "non"}, {"positive", "negative", "pos", "neg"},
+)  # fmt: skip
+
+
+def is_cell(name: str, words: Sequence[str]) -> bool:
+    """Whether a column's name looks like one of its cells, all of them words."""
+    if name in words:
+        return True
+    plain, others = name.casefold(), {word.casefold() for word in words}
+    if any(plain in kind and others and others <= kind for kind in _KINDS_OF_WORDS):
+        return True
+    shape = _shape(name)
+    return "9" in shape and bool(words) and all(_shape(word) == shape for word in words)
+
+
+def _shape(word: str) -> str:
+    return re.sub(r"[0-9]", "9", re.sub(r"[^\W\d_]", "a", word))

@@ -1,0 +1,203 @@
+"""Each remedy that a refusal of a table names is played: after it the command works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from test_cli import call
+
+from moretta.data.tables import files
+
+ROWS = "age,ward,ill\n50,north,no\n61,south,yes\n70,north,no\n48,south,yes\n50,north,no\n61,south,yes\n"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A table that `moretta schema init` refuses or asks about, its sentence, and what it says to do.
+
+    options: what is added to the command. change: what is done to the table. answer: what is put into schema.toml.
+    """
+
+    table: bytes
+    said: str
+    options: tuple[str, ...] = ()
+    change: Callable[[bytes], bytes] = field(default=lambda table: table)
+    answer: tuple[str, str] = ("", "")
+
+
+def lines(text: str, encoding: str = "utf-8") -> bytes:
+    return text.encode(encoding)
+
+
+REFUSALS = {
+    "pipe": Refusal(lines(ROWS.replace(",", "|")), '--separator "|"', ("--separator", "|")),
+    "blanks": Refusal(lines(ROWS.replace(",", "  ")), '--separator " "', ("--separator", " ")),
+    "utf-16 without a mark": Refusal(lines(ROWS, "utf-16-le"), '"utf-16-le"', ("--file-encoding", "utf-16-le")),
+    "windows": Refusal(lines(ROWS.replace("north", "n€"), "cp1252"), '"cp1252"', ("--file-encoding", "cp1252")),
+    "latin": Refusal(lines(ROWS.replace("north", "nö"), "latin-1"), '"latin-1"', ("--file-encoding", "latin-1")),
+    "N/A as the example says": Refusal(lines(ROWS.replace("50", "N/A")), 'absent = ["n/a"]', ("--absent", "n/a")),
+    "N/A as the answer says": Refusal(
+        lines(ROWS.replace("50", "N/A")), "something else", answer=('"decide"  # perhaps "number"', '"number"')
+    ),
+    "blanks in the target": Refusal(
+        lines(ROWS.replace("70,north,no", "70,north,")),
+        "remove those rows",
+        change=lambda table: table.replace(b"70,north,\n", b""),
+        answer=('"decide"  # perhaps "target"', '"target"'),
+    ),
+    "decimal commas": Refusal(
+        lines(ROWS.replace(",", ";").replace("50", "50,5")), 'decimal = ","', ("--decimal", ",")
+    ),
+    "below": Refusal(lines(ROWS.replace("50", "<50")), 'censored = "half"', answer=('"decide"  # perhaps ', "")),
+    "a row first": Refusal(
+        lines("north,no\nsouth,yes\nnorth,no\n"), "add a line of names", change=lambda table: b"ward,ill\n" + table
+    ),
+    "names like cells": Refusal(lines("ward,no\nno,yes\nward,no\n"), "--header", ("--header",)),
+    "no name": Refusal(
+        lines(ROWS.replace("age", "")), "its own name", change=lambda table: b"age" + table
+    ),
+    "a name twice": Refusal(
+        lines(ROWS.replace("ward", "age")), "its own name", change=lambda table: table.replace(b"age,age", b"age,ward")
+    ),
+    "an open quote": Refusal(
+        lines(ROWS.replace("south", '"south', 1)),
+        "close the cell",
+        change=lambda table: table.replace(b'"south', b'"south"'),
+    ),
+    "a short line": Refusal(
+        lines(ROWS.replace("61,south,yes", "61,south", 1)),
+        "line 3",
+        change=lambda table: table.replace(b"south\n", b"south,yes\n"),
+    ),
+    "thousands": Refusal(
+        lines(ROWS.replace(",", ";").replace("50", "1,250")), 'thousands = ","', answer=('"decide"  # perhaps ', "")
+    ),
+    "percent": Refusal(lines(ROWS.replace("50", "50%")), 'unit = "%"', answer=('"decide"  # perhaps ', "")),
+    "999": Refusal(lines(ROWS.replace("50", "999")), "absent = [999.0]", answer=('"decide"  # perhaps ', "")),
+    "spellings": Refusal(lines(ROWS.replace("yes", "YES", 1)), "spellings", answer=('"decide"  # perhaps ', "")),
+}  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_a_refused_table_is_read_after_its_remedy(here: Path, kind: str) -> None:
+    refusal = REFUSALS[kind]
+    (here / "t.csv").write_bytes(refusal.table)
+    done = call("schema", "init", "t.csv")
+    assert refusal.said in " ".join((done.out + done.err).split())
+    (here / "schema.toml").unlink(missing_ok=True)
+    before = call("schema", "init", "t.csv", *refusal.options)
+    if refusal.options:
+        assert before.code == 0, before.err
+    (here / "schema.toml").unlink(missing_ok=True)
+    if refusal.answer == ("", ""):
+        (here / "t.csv").write_bytes(refusal.change(refusal.table))
+    done = call("schema", "init", "t.csv", *refusal.options)
+    assert done.code == 0, done.err
+    (here / "t.csv").write_bytes(refusal.change(refusal.table))
+    text = (here / "schema.toml").read_text()
+    assert ("decide" in text) == bool(refusal.answer[0])
+    (here / "schema.toml").write_text(text.replace(*refusal.answer) if refusal.answer[0] else text)
+    options = [one for one in refusal.options if one != "--header"]
+    done = call("schema", "check", "t.csv", "--schema", "schema.toml", *options)
+    assert done.code == 0, done.err
+
+
+def test_utf_16_that_says_so_is_read(here: Path) -> None:
+    (here / "t.csv").write_bytes(ROWS.replace(",", "\t").replace("\n", "\r\n").encode("utf-16"))
+    assert call("schema", "init", "t.csv").code == 0
+    done = call("schema", "check", "t.csv", "--schema", "schema.toml", "--file-encoding", "latin-1")
+    assert done.code == 0, done.err
+
+
+def test_a_file_of_another_owner_is_no_broken_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "t.csv").write_text(ROWS)
+    path = files.Path("t.csv")
+
+    class Locked(type(path)):  # type: ignore[misc]  # root may read every file
+        def open(self, *given: object, **more: object) -> object:
+            raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(files.ParameterError, match=r"may not be read by you; ask its owner .* or copy it"):
+        files.read_bytes(Locked("t.csv"))
+
+
+RUN = """
+[run]
+rounds = 2
+[data]
+source = "t.csv"
+schema = "schema.toml"
+silos = 2
+[model]
+source = "mlp"
+hidden = [2]
+[protocol]
+name = "fedsgd"
+loss = "cross-entropy"
+"""
+SCHEMA = """
+[columns.age]
+kind = "number"
+range = [0, 120]
+[columns.ward]
+kind = "category"
+categories = ["north", "south"]
+[columns.ill]
+kind = "target"
+classes = ["no", "yes"]
+"""
+
+
+def test_rows_that_do_not_fit_are_left_out_of_predictions_and_named(here: Path) -> None:
+    (here / "t.csv").write_text(ROWS + "".join(ROWS.splitlines(True)[1:]) * 4)
+    for schema, unseen in (("refused", ""), ("blank", 'blanks = "category"\nunseen = "blank"\n')):
+        (here / "schema.toml").write_text(SCHEMA.replace('["north", "south"]\n', f'["north", "south"]\n{unseen}'))
+        (here / "run.toml").write_text(RUN)
+        done = call("train", "run.toml", "--out", schema)
+        assert done.code == 0, done.err
+    (here / "new.csv").write_text("age,ward\n50,north\n61,zqeast\n1000,south\n,south\n70,south\n")
+    done = call("predict", "refused", "--data", "new.csv", "--out", "p.csv")
+    assert done.code == 3
+    said = done.out.splitlines()
+    assert said[0].startswith("2 rows, 2 outputs each")
+    assert [line.partition(": column")[0] for line in said[1:]] == [f"left out: row {k}" for k in (2, 3, 4)]
+    assert "zqeast" not in done.out + done.err
+    lines = (here / "p.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["row", "1", "5"]
+    assert call("predict", "refused", "--data", "new.csv", "--out", "p.npy", "--json").code == 3
+    (here / "fit.csv").write_text("age,ward\n50,north\n70,south\n")
+    assert call("predict", "refused", "--data", "fit.csv", "--out", "q.npy").code == 0
+    whole, fit = files.np.load("p.npy"), files.np.load("q.npy")
+    files.np.testing.assert_array_equal(files.np.isnan(whole).any(1), [False, True, True, True, False])
+    files.np.testing.assert_array_equal(whole[[0, 4]], fit)
+    done = call("predict", "blank", "--data", "new.csv", "--out", "p.csv")
+    assert done.code == 3
+    assert "left out: row 2" not in done.out  # the schema says what becomes of an unseen word
+    (here / "none.csv").write_text("age,ward\n50,zqeast\n61,zqeast\n")
+    done = call("predict", "refused", "--data", "none.csv", "--out", "none.npy")
+    assert done.code == 2
+    assert not (here / "none.npy").exists()
+
+
+def test_training_asks_before_round_one_and_goes_on_once_it_is_answered(here: Path) -> None:
+    rows = "".join(f"{3 * k},{40 + k % 9},{('no', 'yes')[k % 2]}\n" for k in range(60))
+    (here / "t.csv").write_text(f"index,age,ill\n{rows}")
+    (here / "run.toml").write_text(RUN.replace('schema = "schema.toml"\n', ""))
+    done = call("train", "run.toml", "--out", "mine")
+    assert done.code == 2
+    assert "column 'index' looks like ids" in " ".join(done.err.split())
+    assert not (here / "mine").exists()
+    assert call("schema", "init", "t.csv").code == 0
+    text = (here / "schema.toml").read_text().replace('"decide"  # perhaps "id"', '"id"')
+    (here / "schema.toml").write_text(text)
+    assert call("train", "run.toml", "--out", "mine", "--set", 'data.schema="schema.toml"').code == 0
+    assert call("train", "run.toml", "--out", "other", "--set", 'data.id-column="index"').code == 0
