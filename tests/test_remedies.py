@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,3 +202,23 @@ def test_training_asks_before_round_one_and_goes_on_once_it_is_answered(here: Pa
     (here / "schema.toml").write_text(text)
     assert call("train", "run.toml", "--out", "mine", "--set", 'data.schema="schema.toml"').code == 0
     assert call("train", "run.toml", "--out", "other", "--set", 'data.id-column="index"').code == 0
+
+
+def test_test_rows_may_be_a_table_of_their_own(here: Path) -> None:
+    (here / "t.csv").write_text(ROWS + "".join(ROWS.splitlines(True)[1:]) * 4)
+    (here / "test.csv").write_text("ward,ill,age\nnorth,no,50\nsouth,yes,61\nsouth,yes,48\n")
+    (here / "schema.toml").write_text(SCHEMA)
+    (here / "run.toml").write_text(RUN)
+    files = '{ north = "t.csv", south = "t.csv" }'
+    rows = {"one": ("data.test-fraction=0",), "files": ("data.source=files", "-data.silos", f"data.files={files}")}
+    for name, more in rows.items():
+        sets = [word for one in ('data.test="test.csv"', *more) if one[0] != "-" for word in ("--set", one)]
+        done = call("train", "run.toml", "--out", name, *sets, "--json")
+        assert done.code == 0, done.err
+        assert json.loads((here / name / "result.json").read_text())["test"]["rows"] == 3
+    done = call("train", "run.toml", "--set", 'data.test="test.csv"', "--set", "data.test-fraction=0.2", "--out", "x")
+    assert done.code == 2
+    assert "set test-fraction = 0" in " ".join(done.err.split())
+    (here / "test.csv").write_text("ward,ill,age\neast,no,50\n")
+    done = call("train", "run.toml", "--set", 'data.test="test.csv"', "--out", "x")
+    assert "[data] test: test.csv: column 'ward' has a word" in " ".join(done.err.split())

@@ -193,7 +193,6 @@ def test_partners_with_nobody_in_common(here: Path) -> None:
         ('target = "outcome"', BOTH, "[data] target is not for rows that are in a file for each silo"),
         ("silos = 3", BOTH, "[data] files names 2 silos and silos is 3"),
         ('partition = "by-label"', BOTH, '[data] partition = "by-label" deals rows out, and files have theirs'),
-        ('test = "whole.csv"', BOTH, "[data] test is for silos that hold different columns; set test-fraction"),
         (COLUMNS + "test-fraction = 0.2", BOTH, "[data] test-fraction would hold back rows that other holders"),
         (COLUMNS.replace('"age"', '"height"'), BOTH, "[data] columns: expected each column of the schema"),
         ("", "north = 3", "[data.files] north: expected a path in quotes, got 3"),

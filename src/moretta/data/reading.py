@@ -274,7 +274,10 @@ def called(source: str, base: Path) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the run file says about rows and targets, for any source. test, validation: fractions of all rows."""
+    """What the run file says about rows and targets, for any source.
+
+    test, validation: fractions of all rows. test_rows: a table of test rows, in the place of a fraction.
+    """
 
     name: str
     task: Task | None
@@ -282,13 +285,16 @@ class _Wish:
     validation: float
     missing: Missing
     seed: int
+    test_rows: Source | None = None
 
     @classmethod
-    def of(cls, data: Data, name: str, seed: int) -> _Wish:
+    def of(cls, data: Data, name: str, seed: int, base: Path) -> _Wish:
         """Return it; the fractions are 0.2 and 0 by default, and of bank-marketing 0.1 both."""
         test, validation = (0.1, 0.1) if name == "bank-marketing" else (0.2, 0.0)
         test = test if data.test_fraction is None else data.test_fraction
         validation = validation if data.validation_fraction is None else data.validation_fraction
+        if data.test is not None:
+            return cls(name, data.task, 0.0, validation, data.missing, seed, Source(data.test, data.form, base=base))
         if not 0 < test < 1:
             raise ParameterError(f"expected a test-fraction between 0 and 1, got {test}")
         return cls(name, data.task, test, validation, data.missing, seed)
@@ -305,7 +311,7 @@ def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path =
     and class). Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs
     scikit-learn or Pillow.
     """
-    source, wish = data.source, _Wish.of(data, data.source, seed)
+    source, wish = data.source, _Wish.of(data, data.source, seed, base)
     _refuse_idle(data, table)
     place, form = None if data.path is None else base / data.path, data.form
     image = ImageForm(
@@ -388,7 +394,10 @@ def _from_table(rows: Rows, table: Schema, wish: _Wish) -> Split:
         column_rules=rules_of(table),
         table=table,
     )
-    return _parts(make, replace(rows, y=y), wish, strata=strata)
+    test = wish.test_rows and read(wish.test_rows, ExpectedRows.of_table(table), "[data] test")
+    if test is not None:
+        test = replace(test, y=_targets_of(test.y, table, wish)[0])
+    return _parts(make, replace(rows, y=y), wish, test=test, strata=strata)
 
 
 def _image_folder(
@@ -625,7 +634,7 @@ def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
         groups=np.concatenate(groups) if groups else None,
         domain=np.repeat(list(data.files), [len(rows) for rows in found]),
     )
-    return _from_table(whole, table, _Wish.of(data, "the silos' files", seed))
+    return _from_table(whole, table, _Wish.of(data, "the silos' files", seed, base))
 
 
 def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:

@@ -14,7 +14,7 @@ from moretta.contract.wording import shown
 from moretta.data.domains import check_domains
 from moretta.data.grid import GRIDS, check_grid
 from moretta.data.layout import SampleLayout
-from moretta.data.tables.files import Format, Separator
+from moretta.data.tables.files import Format, Separator, is_table
 from moretta.errors import ParameterError
 
 ROWS = Unit("rows")
@@ -130,7 +130,8 @@ class Data(Section):
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
         result.json (`moretta look` shows rows on one machine).
     test: the server's own test rows, where silos' rows are at sites: a .csv or .npz file or "module:function"; None: it
-        has none. Where silos are files that hold different columns, a table of whole rows.
+        has none. Where rows are here, in a table or in a file for each silo, a table of whole rows in the place of
+        `test_fraction`.
     score_at_silos: whether sites score the outcome on the rows that each of them holds back (test-fraction of its
         silo.toml); their scores are summed in secret (`moretta.protocols.common.scoring`). "classes": they also sum how
         many rows of each class are predicted as which, and how sure predictions are, of three silos or more together.
@@ -284,6 +285,11 @@ class Data(Section):
                 "channel-deviation"
             )
         self._check_place()
+        if self.test is not None and self.test_fraction:
+            raise ParameterError(
+                f"[data] test names the test rows, and test-fraction {self.test_fraction:g} would hold others back; "
+                "set test-fraction = 0"
+            )
         test, validation = self.test_fraction or 0.0, self.validation_fraction or 0.0
         if test + validation >= 1:
             raise ParameterError(
@@ -303,7 +309,7 @@ class Data(Section):
             return
         if not self.at_sites:
             for name in changed:
-                if name in OF_SITES:
+                if name in OF_SITES and not (name == "test" and is_table(self.source)):
                     raise ParameterError(
                         f'[data] {kebab(name)} is for source = "sites", not "{self.source}"; remove it'
                     )
@@ -363,8 +369,6 @@ class Data(Section):
         if in_grid:
             held = "would hold back rows that other holders of columns train on; give test, a table of whole rows"
             wrong |= {"test_fraction": held, "validation_fraction": held}
-        else:
-            wrong["test"] = "is for silos that hold different columns; set test-fraction, which every file gives"
         for name in changed:
             if name in wrong:
                 raise ParameterError(f"[data] {kebab(name)} {wrong[name]}; remove it")
