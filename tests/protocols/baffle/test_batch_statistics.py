@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta import Engine, SecureAggregation
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 from moretta.protocols.baffle.batch_statistics import moving
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
@@ -139,9 +139,19 @@ def test_what_cannot_be_is_refused_in_one_sentence(settings: dict[str, Any], sai
         make(learning(**BY_BATCH), **chosen).train(3, SEED)
 
 
-def test_a_batch_of_one_row_costs_its_silo_the_round(caplog: pytest.LogCaptureFixture) -> None:
-    parts = silos((17, 24, 60))  # 16 rows and one
+def test_no_batch_of_a_silo_has_one_row() -> None:
+    parts = silos((17, 24, 60))  # 15 rows and two
     result = make(learning(**BY_BATCH), model=normalised(), silos=parts, aggregation=CLEAR).train(2, SEED)
-    assert [(gone["round"], gone["silo"]) for gone in result.record["dropped"]] == [(2, "silo-0")]
-    assert "a batch of 1 rows has no variance" in caplog.text
-    assert "choose a batch-size that leaves no such rest, or use GroupNorm" in caplog.text
+    assert [at["rows"] for at in result.history] == [15 + 16 + 16, 2 + 8 + 16]
+    assert not result.record["dropped"]
+
+
+def test_a_silo_of_one_row_is_refused_before_round_one_here_and_in_its_round_elsewhere() -> None:
+    with pytest.raises(RowsError, match="silo `silo-0`: a batch of its 1 rows has one row, on which the model cannot"):
+        make(learning(**BY_BATCH), model=normalised(), silos=silos((1, 24, 60)), aggregation=CLEAR).train(2, SEED)
+    model = normalised().train()
+    forward = TorchForward(model, layout_of(model, moving(model)), by_batch=True)
+    at = forward.layout.flat({name: value.detach().numpy() for name, value in model.named_parameters()})
+    said = "a batch of 1 rows has no variance .* leaves no such rest, or use GroupNorm"
+    with pytest.raises(ParameterError, match=said):
+        forward.statistics(at, table(1)[0])
