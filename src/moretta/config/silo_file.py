@@ -1,10 +1,46 @@
 """silo.toml: what a site says of itself. It stays at the site; nothing of it but the name is ever sent.
 
-[silo]       who the site is, by which keys it knows others, whose code it runs
-[data]       where its rows are
-[limits]     what a run may take of its machine
-[runs]       what a run may ask for; all else that touches rows is pinned by the first run (`moretta accept`)
-[privacy]    floors of its own: a run may ask for more, never for less
+[silo]
+name = "north"                # in the run; its kit's certificate has it too, or its engine-name in the roster
+out = "moretta"               # the folder for its state, and for what runs release to it
+identity = "keys/north"       # with `roster`, where the run has a roster: its own key, and its own copy of the list
+roster = "roster.toml"
+server-key = "moretta-public-1 ..."   # instead of the kit's: whose envelopes it takes; or two, while the key changes
+models = ["nets:build"]       # code that runs may have called here, beside the built-in models
+
+[data]
+source = "patients.csv"       # a table (.csv, .parquet, .arrow), an .npz file or "module:function";
+                              # or "image-folder" with path, its folder, and labels, its table
+separator = ";"               # how a .csv file is written, where it is not found out: decimal = ",",
+decimal = ","                 # file-encoding = "latin-1", absent = ["n/a"]
+alignment = "alignment.json"  # where partners hold other columns of these rows: a file of `moretta align`; or
+rows-in-order = false         # true: this site's word that its rows are in the partners' order
+test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
+
+[limits]
+message-mib = 1024            # the most of a message from the server
+parameters = 100_000_000      # the most of a run's model
+memory-limit-mib = 80         # of an edge client's process; without edge, of the process of a job, PyTorch included
+micro-batch = 4               # rows that an edge client runs at a time
+threads = 2                   # that PyTorch may use
+device = "cpu"
+
+[runs]                        # what a run may ask for; all else that touches rows is pinned by the first run
+protocols = ["pbpfl"]         # by name; left out: any
+rounds = 100_000              # the most of a run
+local-epochs = 1000           # the most passes over its rows in a round
+look = true                   # whether rows are counted before training
+scores = true                 # whether models are scored on rows held back
+
+[privacy]                     # floors of its own: a run may ask for more, never for less
+fewest-silos = 3              # in a sum; threshold = 3: of secure aggregation's masks
+scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
+blind = true                  # of cgd: sums that the server cannot read
+roster = true                 # that the run has this site's roster
+dp-noise = 1.0                # the least noise multiplier
+apart = 2                     # silos by which the sets that it helps to sum differ at least, if they differ; 1: any
+repeat-whole-rows = false     # whether a round that uses all rows may be summed again over other silos
+repeat-statistics = false     # and statistics of its rows, in another run
 """
 
 from __future__ import annotations

@@ -468,8 +468,8 @@ def test_without_an_average_the_parameters_themselves_are_released(dtype: str) -
 def test_what_is_not_to_be_trained_stays_bit_for_bit_and_does_not_travel(
     trainable: tuple[str, ...], moved: set[str]
 ) -> None:
-    given, start = network().float().state_dict(), first_weights(network()).float().state_dict()
-    start = {name: (start if name in moved else given)[name].numpy().copy() for name in start}
+    shaken, plain = (one.float().state_dict() for one in (first_weights(network()), network()))
+    start = {name: (shaken if name in moved else plain)[name].numpy().copy() for name in plain}
     result = make(learning(trainable=trainable, k=8), aggregation=CLEAR).train(3, SEED)
     found = weights(result)
     assert {name for name in found if found[name].tobytes() != start[name].tobytes()} == moved
