@@ -93,7 +93,7 @@ def test_only_columns_of_yes_and_no_become_one_number(tmp_path: Path) -> None:
 
 def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
-        "a,b,y\n" + "".join(f"{2 * i},{i % 3},{'no' if i % 4 else 'yes'}\n" for i in range(40))
+        "a,b,y\n" + "".join(f"{2 * (i % 30)},{i % 3},{'no' if i % 4 else 'yes'}\n" for i in range(40))
     )
     data = load("t.csv", base=tmp_path)
     assert (data.inputs, data.classes, data.class_names) == ((2,), 2, ("no", "yes"))
@@ -105,7 +105,7 @@ def test_csv_from_the_run_files_folder(tmp_path: Path) -> None:
 
 def test_csv_keeps_absent_values_until_training_fills_them_in(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
-        "a,b,y\n" + "".join(f"{2 * i},{'' if i % 5 == 0 else 3 * i},{i % 2}\n" for i in range(40))
+        "a,b,y\n" + "".join(f"{2 * (i % 30)},{'' if i % 5 == 0 else 3 * (i % 30)},{i % 2}\n" for i in range(40))
     )
     data = load("t.csv", base=tmp_path, missing="indicator")
     assert data.feature_names == ("a", "b", "b=missing")

@@ -318,8 +318,8 @@ def test_one_that_is_killed_misses_the_round_and_comes_back(started: list[Any]) 
     (gone,) = result.record["dropped"]
     assert (gone["round"], gone["silo"]) == (3, "south")
     assert gone["reason"] == "disconnected: the process of silo `south` has ended (killed by signal 9)"
-    # Batches of 16, 16, 8 rows of north, of 16, 16, 1 of south, and of 16, 9, 16 of east.
-    assert [line["rows"] for line in result.history] == [48, 41, 24, 41]
+    # Batches of 16, 16, 8 rows of north, of 16, 15, 2 of south, and of 16, 9, 16 of east.
+    assert [line["rows"] for line in result.history] == [48, 40, 24, 41]
     assert len(started) == 2
 
 
