@@ -147,7 +147,7 @@ def test_bad_domains(names: tuple[str, ...], changes: dict[str, Any], message: s
 
 
 def test_only_images_have_domains(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{3 * i},{i % 2}\n" for i in range(20)))
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{3 * (i % 15)},{i % 2}\n" for i in range(20)))
     with pytest.raises(
         ParameterError, match=r"for images \[rows, channels, height, width\], but samples of t.csv have"
     ):
