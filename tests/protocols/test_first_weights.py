@@ -49,16 +49,18 @@ def test_it_follows_from_the_start_alone_and_leaves_it_as_it_is() -> None:
     assert not np.array_equal(other["2.bias"], one["2.bias"]), "who knows all but one weight does not know the noise"
 
 
-def test_frozen_and_tied_parameters_are_moved_and_buffers_and_zeros_stay() -> None:
+def test_tied_parameters_are_moved_and_what_is_frozen_buffers_and_zeros_stay() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
     model[3].weight = model[0].weight
     model[1].weight.requires_grad_(False)
     built, moved = arrays(model), arrays(start := first_weights(model))
     assert start[3].weight is start[0].weight
     assert (np.abs(moved["0.weight"] - built["0.weight"]) > 0).all()
-    assert (moved["1.weight"] != 1.0).all()
-    for name in ("1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
+    for name in ("1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
         np.testing.assert_array_equal(moved[name], built[name])
+    frozen = arrays(first_weights(model, frozen=True))
+    assert (frozen["1.weight"] != 1.0).all()
+    np.testing.assert_array_equal(frozen["0.weight"], built["0.weight"])
 
 
 def federation(protocol: object, **settings: object) -> Federation:
