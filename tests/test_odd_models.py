@@ -20,7 +20,6 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from moretta import BAFFLE, CGD, PBPFL, Engine, FedAvg, Federation, FedSGD, Result, SecureAggregation, Silo
 from moretta.errors import MorettaError, ParameterError, RunFailed
-from moretta.protocols.common.batches import Batches, most_rows
 
 SOFT: dict[str, Any] = {"loss": "cross-entropy", "learning_rate": 0.1}
 KINDS = {"FedSGD": FedSGD(**SOFT), "FedAvg": FedAvg(**SOFT), "PBPFL": PBPFL(**SOFT), "CGD": CGD(**SOFT)} | {
@@ -201,21 +200,6 @@ def test_rows_train_alike_however_their_array_is_laid_out(name: str) -> None:
 
 
 # -- Batches of one row ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", range(1, 40))
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 7])
-def test_no_batch_has_one_row_where_more_are_asked_for(rows: int, size: int) -> None:
-    batches = Batches(rows, size, 5, "north")
-    parts = batches.of_epoch(3)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(rows))
-    assert max(map(len, parts)) <= (most_rows(size) if size else rows)
-    assert batches.fewest == min(map(len, parts)) == (1 if size == 1 or rows == 1 else min(map(len, parts)))
-    if size != 1 and rows > 1:
-        assert batches.fewest > 1
-    first = 3 * batches.per_epoch + 1
-    for number, part in enumerate(parts, first):
-        np.testing.assert_array_equal(batches.of_round(number), part)
 
 
 @pytest.mark.parametrize("kind", [FedSGD, FedAvg, PBPFL], ids=lambda kind: kind.__name__)
