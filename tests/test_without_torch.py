@@ -77,7 +77,7 @@ code, shown, err = call("keys", "show", "keys")
 assert (code, err) == (0, "") and shown.splitlines()[0] in made, (shown, made, err)
 
 # a table is read and dealt
-pathlib.Path("rows.csv").write_text("a,b,c\\n" + "".join(f"{3 * n},{n % 3},{n % 2}\\n" for n in range(30)))
+pathlib.Path("rows.csv").write_text("a,b,c\\n" + "".join(f"{3 * (n % 20)},{n % 3},{n % 2}\\n" for n in range(30)))
 dealt = moretta.data.partition.distribute(moretta.data.reading.load(moretta.data.reading.Data(source="rows.csv")), 3)
 assert [len(silo.x) for silo in dealt.silos] == [8, 8, 8]
 
