@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from moretta.commands import main as cli
 from moretta.config import run_files
 from moretta.contract.roles import Missing, Reason
 from moretta.engines.checkpoint import last_checkpoint
-from moretta.engines.run_folder import read_json, read_model
+from moretta.engines.run_folder import RunFolder, read_json, read_model
 from moretta.engines.silos_here import Answered, SilosHere
 from moretta.run.federation import Federation
 
@@ -313,22 +314,32 @@ def test_a_full_disk_is_a_failure_and_not_the_users_mistake(monkeypatch: pytest.
     assert (done.code, done.sentence) == (1, "mine/result.json: No space left on device")
 
 
-def test_an_interrupted_run_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = SilosHere.answers
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_disk_that_is_full_while_training_is_one_sentence(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the log has no room: its handler has no traceback of its own."""
+    append, lines = RunFolder.append, list[Any]()
 
-    def interrupted(self: SilosHere, messages: Any) -> Any:
-        if any(message.stamp.round == 2 for message in messages.values()):
-            raise KeyboardInterrupt
-        return answers(self, messages)
+    def full(self: RunFolder, line: Any) -> None:
+        lines.append(line)
+        if len(lines) < 3:
+            return append(self, line)
+        with open("/dev/full", "w") as stream:
+            stream.write("a line")
 
-    monkeypatch.setattr(SilosHere, "answers", interrupted)
-    done = call("train", "run.toml", "--out", "mine", "--set", "run.checkpoint-every=1")
+    monkeypatch.setattr(RunFolder, "append", full)
+    monkeypatch.setattr(logging.FileHandler, "_open", lambda self: open("/dev/full", "w"))  # noqa: SIM115
+    words = ("train", "run.toml", "--out", "mine", "--set", "run.rounds=6", "--set", "run.checkpoint-every=1")
+    done = call(*words)
     assert done.code == 1
-    assert (
-        done.err.strip().splitlines()[-1] == "moretta: interrupted; mine goes on from its last checkpoint by --resume"
+    assert done.err.splitlines()[-1] == (
+        "moretta: mine: No space left on device; make room there; the last checkpoint is whole, so then go on with "
+        "--resume"
     )
-    monkeypatch.setattr(SilosHere, "answers", answers)
-    assert call("train", "run.toml", "--out", "mine", "--resume", "--set", "run.checkpoint-every=1").code == 0
+    assert "Traceback" not in done.err
+    assert "Logging error" not in done.err
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert call(*words, "--resume").code == 0
 
 
 def test_an_interrupt_before_training_is_a_sentence_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

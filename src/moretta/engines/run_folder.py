@@ -23,13 +23,15 @@ helped/                a file a silo: which sums it has helped to open (secure_a
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ from moretta.contract.messages import Array, Tensors
 from moretta.engines.files import check_plain, read_present, read_text, write_atomically
 from moretta.engines.folder_lock import LOCK, held, refuse_held
 from moretta.engines.journal import HelpedFile, Journal
-from moretta.errors import MorettaError, ParameterError
+from moretta.errors import MorettaError, ParameterError, RunFailed
 
 FORMAT = 1
 HISTORY = "history.jsonl"
@@ -118,7 +120,7 @@ class RunFolder:
         """
         path = self.path / "log.txt"
         resumed = path.exists() and path.stat().st_size > 0
-        logger, handler = logging.getLogger("moretta"), logging.FileHandler(path)
+        logger, handler = logging.getLogger("moretta"), _Log(path)
         level, before = logger.level, logger.getEffectiveLevel()
         others = [*logger.handlers, *logging.getLogger().handlers]
 
@@ -137,6 +139,8 @@ class RunFolder:
             yield
         except BaseException as error:
             _note(handler, logging.ERROR, f"{FAILED}{why(error)}")
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RunFailed(f"{self.path}: {error.strerror}; make room there") from error
             raise
         finally:
             logger.removeHandler(handler)
@@ -205,6 +209,20 @@ def why(error: BaseException) -> str:
         return "it was interrupted; --resume goes on from its last checkpoint"
     said = str(error) if isinstance(error, MorettaError) else getattr(error, "strerror", None)
     return " ".join((said or type(error).__name__).split())
+
+
+class _Log(logging.FileHandler):
+    """A file that loses lines where the disk is full, and says nothing: what the run itself writes fails by name."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        """Take an error of the disk; any other is a mistake of ours."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file, which may have lines that no disk has room for."""
+        with suppress(OSError):
+            super().close()
 
 
 def _note(handler: logging.Handler, level: int, text: str) -> None:

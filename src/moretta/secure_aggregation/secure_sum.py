@@ -82,14 +82,10 @@ def secure_sum(
 class SumClient:
     """A silo's end of one secure sum.
 
-    Args:
-        name: the silo's, as the server has it.
-        silos: the names of all silos of the sum. How many must be left for it to be opened follows from their number,
-            so a server that leaves silos out cannot read a sum of two.
-        tensors: real arrays, by name; never written to.
-        weight: a whole number, 1 or more, by which the tensors count in the mean. The server learns only all silos'
-            together.
-        settings: as of a run; None is `SecureAggregation()`. All ends need the same.
+    name: the silo's, as the server has it. silos: the names of all silos of the sum; how many must be left for it to be
+    opened follows from their number, so a server that leaves silos out cannot read a sum of two. tensors: real arrays,
+    by name; never written to. weight: a whole number, 1 or more, by which the tensors count in the mean; the server
+    learns only all silos' together. settings: as of a run; None is `SecureAggregation()`. All ends need the same.
     """
 
     def __init__(
