@@ -47,13 +47,11 @@ def secure_sum(
 ) -> Sum:
     """Play the server of one secure sum, and return the weighted mean of the silos' tensors.
 
-    Args:
-        silos: for each silo's name a function that delivers bytes to its `SumClient.answer` and returns the answer. An
-            exception of it means that the silo is gone; the sum goes on where enough others are left. Functions are
-            called at the same time, each in a thread.
-        shapes: of each tensor, by name.
-        settings: as of a run; None is `SecureAggregation()`. All ends need the same.
-        most_weight: an upper bound of all silos' weights together; None is one for each silo.
+    silos: for each silo's name a function that delivers bytes to its `SumClient.answer` and returns the answer. An
+    exception of it means that the silo is gone; the sum goes on where enough others are left. Functions are called at
+    the same time, each in a thread. shapes: of each tensor, by name. settings: as of a run; None is
+    `SecureAggregation()`. All ends need the same. most_weight: an upper bound of all silos' weights together; None is
+    one for each silo.
 
     Returns:
         The sum: `means` by tensor, float64; `weight`, of all silos in it; `steps`, the largest error of each tensor;
