@@ -414,3 +414,9 @@ def asked(admin: Path, what: str, *given: Any) -> Any:
     """What the server of an administrator's kit says, asked in a login of its own."""
     with server_connection.logged_in(admin) as administrator:
         return getattr(administrator, what)(*given)
+
+
+def state_of(admin: Path, job: str) -> str:
+    """A job's state as FLARE names it: SUBMITTED, DISPATCHED, RUNNING, or one that begins with FINISHED."""
+    with server_connection.logged_in(admin) as administrator, administrator.asked() as session:
+        return str(session.get_job_status(job))

@@ -34,7 +34,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from hospitals import Hospitals, asked, models_of, seen, wait_for
+from hospitals import Hospitals, asked, models_of, seen, state_of, wait_for
 
 from moretta.contract.codec import Codec
 from moretta.deployment import job, processes
@@ -530,7 +530,7 @@ def test_a_job_that_was_edited_by_hand(hospitals: Callable[..., Hospitals]) -> N
         path = folder / file
         path.write_text(path.read_text().replace("rounds = 60", "rounds = 61"))
         number = asked(kit.admin, "submit", folder)
-        wait_for(lambda number=number: asked(kit.admin, "status", number).startswith("FINISHED"), "FLARE ends it")
+        wait_for(lambda number=number: state_of(kit.admin, number).startswith("FINISHED"), "FLARE ends it")
         if file == job.OF_SERVER:
             assert "the job is not signed by this server's key: it was edited by hand" in hospital.said()
             assert not status.exists()  # where it lies is of the job too
