@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 schema = typer.Typer(no_args_is_help=True, help="What a table's columns mean; every command takes --json.")
 
 TablePath = Annotated[Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz, .parquet or .arrow.")]
-Separator = Annotated[str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | tab or .")]
+Separator = Annotated[
+    str | None, typer.Option(help="What stands between the cells of a .csv file: , ; | tab, or a blank.")
+]
 Decimal = Annotated[str | None, typer.Option(help="What stands before a number's fraction: . or ,")]
 FileEncoding = Annotated[str | None, typer.Option(help="How the text of a .csv file is encoded, such as latin-1.")]
 Absent = Annotated[list[str], typer.Option(help="A cell that holds no value, such as n/a; may repeat.")]

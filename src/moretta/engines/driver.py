@@ -288,10 +288,10 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
 
 def _way_out(missing: Mapping[str, Missing], left: int) -> str:
     """Return what helps, by whose fault it is: a machine's that is away, the model's, or a silo's."""
-    reasons, said = ({getattr(why, of) for why in missing.values()} for of in ("reason", "detail"))
+    reasons = {why.reason for why in missing.values()}
     if reasons <= {Reason.DISCONNECTED, Reason.LATE}:
         return "bring the others back"
-    if reasons == {Reason.FAILED} and len(said) == 1 and not left:
+    if reasons == {Reason.FAILED} and len({why.detail for why in missing.values()}) == 1 and not left:
         return "each silo says the same, so it is the model or a setting, and no silo's rows: mend that"
     return "mend what these silos say"
 

@@ -61,13 +61,13 @@ def copied(model: nn.Module) -> nn.Module:
     """Return a model's copy that a run may train: it keeps no tensor's history, and no layer has sparse gradients.
 
     Weights that a layer computes anew from others (`torch.nn.utils.weight_norm`, `prune`) are tensors with a history.
+    Call it within `as_by_default`, as what is copied under inference mode can never be trained.
     Raises `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied.
     """
     kept = [one for layer in model.modules() for one in tree_leaves(dict(vars(layer)))]
     computed = {id(one): one.detach().clone() for one in kept if isinstance(one, Tensor) and not one.is_leaf}
     try:
-        with as_by_default():
-            own: nn.Module = copy.deepcopy(model, dict(computed))
+        own: nn.Module = copy.deepcopy(model, dict(computed))
     except Exception as error:
         named = list(model.named_modules())
         name = next((name for name, layer in reversed(named) if not _can_be_copied(layer, computed)), "")

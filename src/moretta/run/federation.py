@@ -356,10 +356,10 @@ class Federation:
                 folder.discard()  # nothing half-written: the mended run may take the same folder
             raise
         except RunFailed as error:
-            kept = "the last checkpoint is whole, so then go on with --resume"
-            raise RunFailed(
-                f"{error}; {kept if folder else 'nothing of the run is kept, as it has no `out`'}"
-            ) from error
+            kept = "nothing of the run is kept, as it has no `out`"
+            if folder is not None:
+                kept = "the last checkpoint is whole, so then go on with --resume"
+            raise RunFailed(f"{error}; {kept}") from error
         finally:
             if session is not None:
                 session.close()

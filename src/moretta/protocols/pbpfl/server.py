@@ -317,5 +317,7 @@ def _moved(model: nn.Module, plan: ScalePlan) -> dict[str, torch.Tensor]:
         for name, one in model.named_parameters()
         if not one.requires_grad and one.is_floating_point() and plan.parameters[name].follows
     ]
-    moved = modules.first_weights(model, frozen=True) if scaled else model
+    if not scaled:
+        return {}
+    moved = modules.first_weights(model, frozen=True)
     return {name: moved.get_parameter(name).data.to(model.get_parameter(name).dtype) for name in scaled}
