@@ -217,9 +217,12 @@ def test_a_run_that_failed_says_why_until_it_goes_on(run):
     with pytest.raises(ValueError, match="secret"), run.logging():
         raise ValueError("a secret number, 17")
     assert state(run) == ("failed", "ValueError")
-    with pytest.raises(OSError, match="No space"), run.logging():
+    with pytest.raises(RunFailed, match="No space left on device; make room"), run.logging():
         raise OSError(28, "No space left on device", "x")
     assert state(run) == ("failed", "No space left on device")
+    with pytest.raises(PermissionError), run.logging():
+        raise PermissionError(13, "Permission denied", "x")
+    assert state(run) == ("failed", "Permission denied")
 
 
 def test_the_command_says_what_a_folder_cannot(tmp_path):
