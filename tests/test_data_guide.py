@@ -14,8 +14,8 @@ from moretta.config.silo_file import RowsSection
 from moretta.contract.settings import kebab
 from moretta.data.settings import Data, FileOfRows
 from moretta.data.tables import schema as schemas
+from moretta.data.tables.doubts import MOST_CATEGORIES
 from moretta.data.tables.files import ABSENT, ENDINGS
-from moretta.data.tables.inference import MOST_CATEGORIES
 from moretta.run.run_files import inputs_of
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sklearn.datasets import load_breast_cancer
 
-from moretta.data import reading
+from moretta.data import datasets
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"cryptography", "numpy", "onnx", "onnxruntime", "pandas", "pyarrow", "scipy", "sklearn", "torch"}
@@ -76,9 +76,9 @@ def test_a_run_imports_no_compiler_and_no_statistics_and_of_torch_only_what_torc
 
 def test_the_breast_cancer_records_are_scikit_learns() -> None:
     theirs = load_breast_cancer()
-    x, y = reading.read_wdbc()
+    x, y = datasets.read_wdbc()
     assert (x == theirs.data).all()
     assert (y == theirs.target).all()
     assert (x.dtype, y.dtype) == (theirs.data.dtype, theirs.target.dtype)
-    assert tuple(theirs.feature_names) == reading.WDBC
-    assert tuple(theirs.target_names) == reading.WDBC_CLASSES
+    assert tuple(theirs.feature_names) == datasets.WDBC
+    assert tuple(theirs.target_names) == datasets.WDBC_CLASSES

@@ -14,7 +14,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from test_cli import RUN, call, patients
 
-from moretta.data import reading
+from moretta.data import datasets
 from moretta.data.settings import Data
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
@@ -149,7 +149,7 @@ def test_absent_values_from_end_to_end(train: Train, missing: str) -> None:
     assert np.isfinite(read_json(run / "result.json")["test"]["loss"])
     absent = np.array([row["age"] in ("", "NA", "?") for row in rows])
     ages = np.array([np.nan if gone else float(row["age"]) for row, gone in zip(rows, absent, strict=True)])
-    trained = reading.load(Data(source="gaps.csv", missing=missing), seed=7).train.x[:, 0]  # type: ignore[arg-type]
+    trained = datasets.load(Data(source="gaps.csv", missing=missing), seed=7).train.x[:, 0]  # type: ignore[arg-type]
     trained = trained[~np.isnan(trained)]
     assert inputs["fill"][0] == pytest.approx(trained.mean(), abs=1e-5)
     wards = [[float((row["ward"] or "missing") == w) for w in ("east", "north", "west", "missing")] for row in rows]
@@ -183,7 +183,7 @@ def test_absent_values_in_arrays(train: Train, missing: str) -> None:
 def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> None:
     run = train("run.rounds=20")
     test = read_json(run / "result.json")["test"]
-    dataset = reading.load(Data(source="patients.csv"), seed=7)
+    dataset = datasets.load(Data(source="patients.csv"), seed=7)
     found = by_hand(run, dataset.test.x)[:, 0]
     assert test["rows"] == len(dataset.test.x) == 12
     assert test["accuracy"] == pytest.approx(((found > 0.5) == dataset.test.y).mean())
@@ -201,7 +201,7 @@ def test_classes_are_scored_by_area_and_balance_and_by_silo(train: Train) -> Non
 def test_regression_from_a_table(train: Train) -> None:
     run = train("data.target=pressure")
     record = read_json(run / "result.json")
-    dataset = reading.load(Data(source="patients.csv", target="pressure"), seed=7)
+    dataset = datasets.load(Data(source="patients.csv", target="pressure"), seed=7)
     found = by_hand(run, dataset.test.x)[:, 0]
     assert record["task"] == "regression"
     assert record["test"]["mse"] == pytest.approx(np.square(found - dataset.test.y).mean(), rel=1e-5)

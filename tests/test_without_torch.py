@@ -50,7 +50,7 @@ def test_the_base_imports_sums_and_helps(tmp_path: Path) -> None:
 
 BASE = """
 import moretta
-import moretta.config.run_files, moretta.data.partition, moretta.data.reading, moretta.models.catalogue
+import moretta.config.run_files, moretta.data.datasets, moretta.data.partition, moretta.models.catalogue
 import moretta.protocols.fedsgd.params, moretta.protocols.pbpfl.params, moretta.protocols.cgd.params
 import moretta.secure_aggregation.schemes, moretta.contract.codec, moretta.secure_aggregation.keystream
 import moretta.contract.roles, moretta.engines.driver
@@ -78,7 +78,7 @@ assert (code, err) == (0, "") and shown.splitlines()[0] in made, (shown, made, e
 
 # a table is read and dealt
 pathlib.Path("rows.csv").write_text("a,b,c\\n" + "".join(f"{3 * (n % 20)},{n % 3},{n % 2}\\n" for n in range(30)))
-dealt = moretta.data.partition.distribute(moretta.data.reading.load(moretta.data.reading.Data(source="rows.csv")), 3)
+dealt = moretta.data.partition.distribute(moretta.data.datasets.load(moretta.data.settings.Data(source="rows.csv")), 3)
 assert [len(silo.x) for silo in dealt.silos] == [8, 8, 8]
 
 # a message survives the codec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moretta.data import partition, reading
+from moretta.data import datasets, partition
 from moretta.data.settings import Data
 
 SITES = ("north", "south", "west")
@@ -52,7 +52,7 @@ source = "patients.npz"
 
 def main(out: Path) -> None:
     """Deal out the Wisconsin breast cancer records."""
-    dealt = partition.distribute(reading.load(Data(source="wdbc"), seed=SEED), len(SITES), "iid", SEED)
+    dealt = partition.distribute(datasets.load(Data(source="wdbc"), seed=SEED), len(SITES), "iid", SEED)
     server = out / "server"
     server.mkdir(parents=True)
     np.savez(server / "test.npz", x=dealt.test.x, y=dealt.test.y)

@@ -43,7 +43,7 @@ from torch import nn
 from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert
 from moretta.audit.evidence.network import loss_of
 from moretta.contract.messages import Array, Tensors
-from moretta.data import reading
+from moretta.data import datasets
 from moretta.data.settings import Data
 from moretta.protocols.common import modules
 from moretta.secure_aggregation.encoding import Ring
@@ -71,7 +71,7 @@ def sigmoid_lenet() -> nn.Module:
 
 def images(folder: Path, count: int) -> tuple[Array, Array, Array]:
     """Return images [count, 3, 32, 32] in [0, 1] of different test rows, their classes, and other images."""
-    dataset = reading.load(Data(source="cifar100", path=str(folder / "cifar100_subset")), seed=SEED)
+    dataset = datasets.load(Data(source="cifar100", path=str(folder / "cifar100_subset")), seed=SEED)
     x, y = dataset.test.x, dataset.test.y
     order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(x))
     pixels = np.asarray(x, np.float32)

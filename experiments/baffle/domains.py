@@ -28,7 +28,7 @@ from torch import nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.data import domains, partition, reading
+from moretta.data import datasets, domains, partition
 from moretta.data.rows import Split
 from moretta.data.silo import Silo
 from moretta.errors import ParameterError
@@ -105,7 +105,7 @@ def measure(given: argparse.Namespace) -> Record:
         raise ParameterError("expected --data DIR, or the variable MORETTA_DATA")
     path = json.dumps(str((given.data / "cifar10").absolute()))
     run_file = run_files.load(HERE / "domains.toml", [f"data.path={path}", f"run.rounds={rounds}", *seeds(SEED)])
-    dataset = reading.load(run_file.data.model_copy(update={"domains": None}), seed=SEED)
+    dataset = datasets.load(run_file.data.model_copy(update={"domains": None}), seed=SEED)
     dataset = dataclasses.replace(dataset, train=dataset.train.of(np.arange(rows)))
     shape, arguments = dataset.train.x.shape[1:], dict[str, Any](run_file.model.arguments)
     model = catalogue.build(run_file.model.source, inputs=shape, outputs=dataset.outputs, seed=SEED, **arguments)

@@ -25,7 +25,7 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Phase, no_phase
-from moretta.data import partition, reading
+from moretta.data import datasets, partition
 from moretta.data.rows import Split
 from moretta.data.settings import Data
 from moretta.data.silo import Silo, row_shape
@@ -138,7 +138,7 @@ def play(
 
 def digits(rows: int, columns: int = 1) -> list[Silo]:
     """Return the digits (1,437 rows to train on, 64 pixels from 0 to 1) dealt to silos; a joint row's first is head."""
-    return dealt(reading.load(Data(source="digits"), seed=SEED), rows, columns)[0]
+    return dealt(datasets.load(Data(source="digits"), seed=SEED), rows, columns)[0]
 
 
 def dealt(dataset: Split, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
@@ -191,10 +191,10 @@ def error(found: NDArray, truth: NDArray) -> float:
 def d_alone(folder: Path | None, quick: bool) -> list[Score]:
     """Any one participant of a horizontal split takes D, which it knows, as a model of its own."""
     parties, rounds, scores = (10, 30, list[Score]()) if quick else (20, 400, list[Score]())
-    cases = [("digits", reading.load(Data(source="digits"), seed=SEED), parties, rounds, 32)]
+    cases = [("digits", datasets.load(Data(source="digits"), seed=SEED), parties, rounds, 32)]
     if folder is not None and not quick:
         cases.append(
-            ("mnist", reading.load(Data(source="mnist", path=str(folder / "mnist")), seed=SEED), 1000, 200, 256)
+            ("mnist", datasets.load(Data(source="mnist", path=str(folder / "mnist")), seed=SEED), 1000, 200, 256)
         )
     for source, images, parties, rounds, width in cases:
         silos, test = dealt(images, parties)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from moretta.data import reading
+from moretta.data import datasets
 from moretta.data.rows import Rows, Split
 from moretta.data.settings import Data
 from moretta.data.tables.schema import Schema
@@ -14,7 +14,7 @@ def load(
 ) -> Split:
     """Return a source's rows. keys: of [data], as a run file has them but for dashes."""
     place = {} if path is None else {"path": str(path)}
-    return reading.load(Data(source=source, **place, **keys), schema, seed=seed, base=base)
+    return datasets.load(Data(source=source, **place, **keys), schema, seed=seed, base=base)
 
 
 def split_of(

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moretta.data.tables import schema as schemas
+from moretta.data.tables.doubts import Hints
 from moretta.data.tables.files import Format, read_columns
-from moretta.data.tables.inference import Guess, Hints, as_toml, infer, propose
+from moretta.data.tables.inference import Guess, as_toml, infer, propose
 from moretta.data.tables.rows import read_table
 from moretta.errors import ParameterError
 

@@ -29,7 +29,7 @@ import resource, sys
 from pathlib import Path
 import numpy, PIL.Image, pyarrow.parquet, pyarrow.feather, pyarrow.csv
 from moretta.data.images.pixels import ImageForm, read_image
-from moretta.data.reading import load
+from moretta.data.datasets import load
 from moretta.data.settings import Data
 from moretta.errors import ParameterError
 

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moretta.data.tables import schema as schemas
+from moretta.data.tables.doubts import Hints
 from moretta.data.tables.files import Format, as_columns, read_columns
-from moretta.data.tables.inference import Guess, Hints, as_toml, infer, lines_of, propose
+from moretta.data.tables.inference import Guess, as_toml, infer, lines_of, propose
 from moretta.data.tables.preparation import Preparation
 from moretta.data.tables.rows import TableRows, encode, expansion_of, read_table, rules_of
 from moretta.data.tables.schema import Category, Date, Drop, Id, Number, Schema, Target

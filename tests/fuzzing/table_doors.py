@@ -11,7 +11,7 @@ from door import BETWEEN, Door, written
 from settings_doors import FULL
 
 from moretta.data.images.sets import read_npz
-from moretta.data.tables import inference, rows, schema
+from moretta.data.tables import doubts, inference, rows, schema
 from moretta.data.tables.files import Format, read_columns
 from moretta.errors import ParameterError
 
@@ -26,7 +26,7 @@ def open_csv(data: bytes) -> None:
 
 def read(columns: dict[str, np.ndarray], form: Format) -> None:
     known = set(columns) == set(full().columns)
-    rows.encode(columns, full() if known else inference.infer(columns, inference.Hints(), "t", form), "t", form)
+    rows.encode(columns, full() if known else inference.infer(columns, doubts.Hints(), "t", form), "t", form)
 
 
 @cache

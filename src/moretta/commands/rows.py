@@ -63,8 +63,9 @@ def init(
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
     """Propose a schema for a table: read it, decide what it asks to decide, and name it in [data] schema."""
+    from moretta.data.tables.doubts import Hints
     from moretta.data.tables.files import read_columns
-    from moretta.data.tables.inference import Hints, as_toml, lines_of, propose
+    from moretta.data.tables.inference import as_toml, lines_of, propose
     from moretta.data.tables.schema import Schema
     from moretta.engines.files import write_atomically
 
@@ -135,7 +136,7 @@ def look(
     """Show how many rows there are, what is absent, and how values and classes are spread; train nothing."""
     from moretta.config import run_files
     from moretta.data.look import lines_of
-    from moretta.data.tables.inference import Hints
+    from moretta.data.tables.doubts import Hints
     from moretta.run.preview import look_of_file, look_of_run
 
     if not 0 <= withhold <= MOST_WITHHELD:

@@ -1,7 +1,7 @@
 """Data: from a run file's `[data]` section to what each silo holds. Needs no torch.
 
     read(source, expected, where) -> Rows          reading.py: the one reader, of tables/, images/ and arrays
-    load(data, table, ...)        -> Split         reading.py: rows of a run file, in three parts (split.py)
+    load(data, table, ...)        -> Split         datasets.py: rows of a run file, in three parts (split.py)
     into_domains(source, ...)     -> Split         domains.py: one image source made into several domains
     distribute(source, ...)       -> Distributed   partition.py: rows to silos; grid.py: columns too
     partition(y, silos, how)      -> row numbers per silo

@@ -29,7 +29,7 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:  # rows need no pydantic
-    from moretta.data.tables.inference import Task
+    from moretta.data.tables.doubts import Task
     from moretta.data.tables.schema import Schema
 
 

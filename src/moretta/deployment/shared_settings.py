@@ -23,9 +23,10 @@ from moretta.config.silo_file import SiloFile
 from moretta.config.specification import of_run_file, shared
 from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.partner import Alignment
+from moretta.data.datasets import table_of_part, table_parts
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
-from moretta.data.reading import ExpectedRows, Source, read, table_of_part, table_parts
+from moretta.data.reading import ExpectedRows, Source, read
 from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, aligned, in_order
 from moretta.data.split import cut, split

@@ -17,6 +17,7 @@ from moretta.data.rows import as_features, as_targets
 from moretta.data.silo import Silo
 from moretta.data.tables import inference
 from moretta.data.tables import schema as schemas
+from moretta.data.tables.doubts import Hints
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN
 from moretta.data.tables.rows import encode, expansion_of, rules_of
@@ -102,9 +103,7 @@ def opening_of(federation: Trainable) -> list[str]:
     return [*lines, f"numbers: {columns} columns"] if columns else lines
 
 
-def look_of_file(
-    path: Path, schema: Path | None, form: Format, wanted: inference.Hints, least: int = LEAST_SHOWN
-) -> Look:
+def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, least: int = LEAST_SHOWN) -> Look:
     """Return a look at one file: a table, by a schema or an inferred one, or an .npz file with x and y.
 
     Raises `moretta.errors.ParameterError` for what cannot be read.

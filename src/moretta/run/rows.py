@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moretta.config.run_files import RunFile
-from moretta.data import domains, partition, reading
+from moretta.data import datasets, domains, partition
 from moretta.data.partition import Distributed
 from moretta.data.rows import Rows, Split
 from moretta.data.silo import Silo
@@ -23,9 +23,9 @@ def load_rows(run_file: RunFile) -> tuple[Split, Distributed]:
             "join, or give [data] a source that is on this one"
         )
     if data.in_files:
-        found = reading.load_files(data, table_of(run_file), seed=seed, base=run_file.base)
+        found = datasets.load_files(data, table_of(run_file), seed=seed, base=run_file.base)
         return found, partition.by_owner(found, list(data.files))
-    found = reading.load(data, run_file.table, seed=seed, base=run_file.base)
+    found = datasets.load(data, run_file.table, seed=seed, base=run_file.base)
     if data.domains is not None:
         found = domains.into_domains(found, data.domains, seed)
     dealt = partition.distribute(
@@ -45,7 +45,7 @@ def load_rows(run_file: RunFile) -> tuple[Split, Distributed]:
 def load_columns(run_file: RunFile) -> tuple[list[Silo], Rows | None]:
     """Return silos that hold different columns, each in a file of its own in whatever order, and the test rows."""
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
-    return reading.load_columns(run_file.data, table_of(run_file), joint=joint, base=run_file.base)
+    return datasets.load_columns(run_file.data, table_of(run_file), joint=joint, base=run_file.base)
 
 
 def table_of(run_file: RunFile) -> Schema:

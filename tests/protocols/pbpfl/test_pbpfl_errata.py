@@ -14,7 +14,7 @@ from test_exactness import means_of, mlp, relative_error, silo_rows
 from torch import Tensor
 
 from moretta.config import run_files
-from moretta.data.reading import load
+from moretta.data.datasets import load
 from moretta.data.settings import Data
 from moretta.models import catalogue
 from moretta.protocols.common import modules

@@ -1,0 +1,473 @@
+"""The data set that a run file names: its rows, whose form is found out from all of them, and their parts.
+
+    load(data, table, seed, base)  -> Split           rows of any source, with a test part
+    load_files, load_columns       -> Split, silos    the rows of several silos, each in a file of its own
+
+scikit-learn is needed only for the sets that come with it, `wdbc` and `digits`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.contract.memory import within_memory
+from moretta.contract.messages import Array
+from moretta.contract.wording import did_you_mean
+from moretta.data.alignment.partner import Alignment
+from moretta.data.images.folder import FOLDER, read_labelled
+from moretta.data.images.pixels import ImageForm, squares
+from moretta.data.images.sets import OFFICE_HOME_SIZE, SETS, Images, load_images, load_office_home, read_npz, scaled
+from moretta.data.layout import packed_parts
+from moretta.data.reading import ExpectedRows, Source, called, read
+from moretta.data.references import is_reference
+from moretta.data.rows import (
+    Rows,
+    Split,
+    as_features,
+    as_targets,
+    check_about,
+    check_apart,
+)
+from moretta.data.settings import Data
+from moretta.data.silo import Silo, aligned
+from moretta.data.split import cut, split
+from moretta.data.tables.doubts import Encoding, Hints, Missing, Task
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.inference import infer, infer_labels
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.rows import encode, expansion_of, rules_of
+from moretta.data.tables.schema import Number, Schema
+from moretta.errors import MissingExtra, ParameterError
+
+BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
+_BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
+MEASURES = "radius texture perimeter area smoothness compactness concavity concave_points symmetry fractal_dimension"
+WDBC = tuple(
+    form.format(measure.replace("_", " "))
+    for form in ("mean {}", "{} error", "worst {}")
+    for measure in MEASURES.split()
+)
+WDBC_CLASSES: tuple[str, ...] = ("malignant", "benign")
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the run file says about rows and targets, for any source.
+
+    test, validation: fractions of all rows. test_rows: a table of test rows, in the place of a fraction.
+    """
+
+    name: str
+    task: Task | None
+    test: float
+    validation: float
+    missing: Missing
+    seed: int
+    test_rows: Source | None = None
+
+    @classmethod
+    def of(cls, data: Data, name: str, seed: int, base: Path) -> _Wish:
+        """Return it; the fractions are 0.2 and 0 by default, and of bank-marketing 0.1 both."""
+        test, validation = (0.1, 0.1) if name == "bank-marketing" else (0.2, 0.0)
+        test = test if data.test_fraction is None else data.test_fraction
+        validation = validation if data.validation_fraction is None else data.validation_fraction
+        if data.test is not None:
+            return cls(name, data.task, 0.0, validation, data.missing, seed, Source(data.test, data.form, base=base))
+        if not 0 < test < 1:
+            raise ParameterError(f"expected a test-fraction between 0 and 1, got {test}")
+        return cls(name, data.task, test, validation, data.missing, seed)
+
+
+_Make = Callable[[Rows, Rows, Rows], Split]  # of training, test and validation rows
+
+
+def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path = Path(".")) -> Split:
+    """Load the source of a run file's section; relative paths and modules start at `base`, the run file's folder.
+
+    table: what a table's columns mean; None infers it. A source with its own test part keeps it, and validation rows
+    then come from the training rows; else both parts are drawn from `seed`, stratified by class (office-home: by domain
+    and class). Raises ParameterError for anything that cannot work, and MissingExtra if a built-in set needs
+    scikit-learn or Pillow.
+    """
+    source, wish = data.source, _Wish.of(data, data.source, seed, base)
+    _refuse_idle(data, table)
+    place, form = None if data.path is None else base / data.path, data.form
+    image = ImageForm(
+        data.image_size, data.channels, data.window, data.spacing, data.channel_mean, data.channel_deviation
+    )
+    hints = Hints(data.target, data.task, data.id_column, data.encoding or "one-hot", data.missing)
+    if source == "bank-marketing":
+        return _bank(place, data.target, data.encoding or "one-hot", wish)
+    if source in SETS:
+        return _of_images(load_images(source, place), wish, image)
+    if source == "office-home":
+        size = OFFICE_HOME_SIZE if data.image_size is None else data.image_size
+        return _of_images(load_office_home(place, size), wish, image)
+    if source in ("wdbc", "digits"):
+        return _scikit(source, wish)
+    if source == FOLDER:
+        labels = None if data.labels is None else base / data.labels
+        return _image_folder(place, labels, image, table, hints, data.group_column, form, wish)
+    if is_table(source):
+        return _table(base / source, table, hints, form, wish)
+    if source.endswith(".npz"):
+        with within_memory(f"{base / source}"):
+            return _from_arrays(read_npz(base / source), wish)
+    if is_reference(source):
+        return _from_arrays(called(source, base), wish)
+    raise ParameterError(
+        f'source = "{source}" is neither a built-in set, nor a {", ".join(ENDINGS)} or .npz file, nor '
+        f'"module:function"; {did_you_mean(source, BUILT_IN)}'
+    )
+
+
+def _refuse_idle(data: Data, schema: Schema | None) -> None:
+    """Raise ParameterError for a key that the source does not use."""
+    source, bare = data.source, schema is None
+    folder, bank = source == FOLDER, source == "bank-marketing"
+    table = is_table(source) or folder
+    pictures = folder or source == "office-home" or source in SETS
+    for key, value, used, kind in (
+        ("schema", schema, table, "a table"),
+        ("how a file is written", None if data.form == Format() else data.form, table, "a table"),
+        ("target", data.target, (table and bare) or bank, "a table without a schema"),
+        ("task", data.task, bare, "rows without a schema, which says what the target is"),
+        ("encoding", data.encoding, (table and bare and not folder) or bank, "a table of features without a schema"),
+        ("path", data.path, pictures or bank, "a built-in set of files"),
+        ("id-column", data.id_column, table and bare, "a table without a schema"),
+        ("image-size", data.image_size, pictures, "images"),
+        ("channel-mean", data.channel_mean, pictures, "images"),
+        ("channel-deviation", data.channel_deviation, pictures, "images"),
+        ("group-column", data.group_column, folder and bare, "image-folder without a schema"),
+        ("labels", data.labels, folder, "image-folder, images with a table of labels"),
+        ("channels", data.channels, folder, "image-folder, images with a table of labels"),
+        ("window", data.window, folder, "image-folder, images with a table of labels"),
+        ("spacing", data.spacing, folder, "image-folder, images with a table of labels"),
+    ):
+        if value is not None and not used:
+            raise ParameterError(f'{key} is for {kind}, but source = "{source}" is none; remove {key}')
+
+
+def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: _Wish) -> Split:
+    with within_memory(f"{path}"):
+        columns = read_columns(path, form, () if schema is None else schema.dropped)
+        found = schema or infer(columns, hints, path.name, form)
+        rows = encode(columns, found, path.name, form)
+        return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), found, wish)
+
+
+def _from_table(rows: Rows, table: Schema, wish: _Wish) -> Split:
+    """Split a table that was read by its schema; rows that have domains in proportion of these too."""
+    (y, task, classes), strata, expansion = _targets_of(rows.y, table, wish), None, expansion_of(table)
+    if rows.domain is not None:
+        strata = np.unique(rows.domain, return_inverse=True)[1] * (classes or 1) + (y if classes else 0)
+    make = partial(
+        Split,
+        name=wish.name,
+        task=task,
+        classes=classes,
+        feature_names=expansion.names,
+        origins=expansion.origins,
+        class_names=table.classes if classes else (),
+        column_rules=rules_of(table),
+        table=table,
+    )
+    test = wish.test_rows and read(wish.test_rows, ExpectedRows.of_table(table), "[data] test")
+    if test is not None:
+        test = replace(test, y=_targets_of(test.y, table, wish)[0])
+    return _parts(make, replace(rows, y=y), wish, test=test, strata=strata)
+
+
+def _image_folder(
+    place: Path | None,
+    labels: Path | None,
+    image: ImageForm,
+    schema: Schema | None,
+    hints: Hints,
+    group_column: str | None,
+    form: Format,
+    wish: _Wish,
+) -> Split:
+    if place is None or labels is None:
+        raise ParameterError(
+            f'source = "{wish.name}" needs path, the folder of images, and labels, the table that has a column `file` '
+            "and the target"
+        )
+    table = schema or infer_labels(read_columns(labels, form), hints, group_column, labels.name, form)
+    rows = read_labelled(place, labels, image, table, written=form)
+    y, task, classes = _targets_of(rows.y, table, wish)
+    names = table.classes if classes else ()
+    make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, table=table, standardise=False)
+    return _parts(make, Rows(rows.x, y, rows.ids, rows.groups), wish)
+
+
+def _targets_of(y: Array, table: Schema, wish: _Wish) -> tuple[Array, Task, int | None]:
+    """Return targets as wished, or as the schema has them: what they are, the task, and how many classes there are."""
+    task: Task = wish.task or ("classification" if table.classes else "regression")
+    if task == "classification" and not table.classes:
+        raise ParameterError(
+            f'{wish.name}: task = "classification" needs a target with classes, which the schema lists'
+        )
+    return (y, task, len(table.classes)) if task == "classification" else as_targets(y, wish.name, "regression")
+
+
+def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: _Wish) -> Split:
+    file = place
+    if place is not None and place.is_dir():
+        file = next((place / name for name in _BANK if (place / name).is_file()), None)
+    if file is None or not file.is_file():
+        got = "no path" if place is None else f"no such file in {place}" if place.is_dir() else f"no file {place}"
+        raise ParameterError(
+            f'source = "bank-marketing" needs path, bank-additional-full.csv (or .csv.gz) or its folder, got {got}; '
+            "get it at https://archive.ics.uci.edu/dataset/222/bank+marketing"
+        )
+    # the answer and its duration are known together, after the call
+    drop = ("duration",) if encoding == "one-hot" else ()
+    known = Hints(target or "y", encoding=encoding, missing=wish.missing, drop=drop, known=True)
+    return _table(file, None, known, Format(), wish)
+
+
+def _scikit(source: str, wish: _Wish) -> Split:
+    try:
+        if source == "wdbc":
+            x, y = read_wdbc()
+            names, classes = WDBC, WDBC_CLASSES
+        else:
+            from sklearn import datasets
+
+            digits = datasets.load_digits()
+            x, y = digits.data / 16.0, digits.target  # grey levels 0 to 16
+            names, classes = tuple(digits.feature_names), tuple(str(name) for name in digits.target_names)
+    except ImportError as error:
+        raise MissingExtra(f'source = "{source}" needs scikit-learn; run: pip install "moretta[torch]"') from error
+    targets, task, count = as_targets(y, source, wish.task)
+    class_names = classes if task == "classification" else ()
+    make = partial(Split, name=source, task=task, classes=count, feature_names=names, class_names=class_names)
+    return _parts(partial(make, standardise=source == "wdbc"), Rows(as_features(x, source), targets), wish)
+
+
+def read_wdbc() -> tuple[Array, Array]:
+    """Return inputs, float64[569, 30] in the order of `WDBC`, and int64[569], 0 malignant or 1 benign.
+
+    The records are read from the file that scikit-learn brings with it as `sklearn.datasets.load_breast_cancer` reads
+    it, without importing scikit-learn, which takes nearly as long as PyTorch. Raises ImportError without scikit-learn.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/breast_cancer.csv", delimiter=",", skiprows=1)
+    return table[:, :-1], table[:, -1].astype(np.int64)
+
+
+def _of_images(images: Images, wish: _Wish, form: ImageForm) -> Split:
+    y = images.y if images.y_test is None else np.concatenate([images.y, images.y_test])
+    y, task, classes = as_targets(y, wish.name, wish.task)
+    names = images.class_names if task == "classification" else ()
+    make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, standardise=False)
+
+    def samples(pixels: NDArray[np.uint8]) -> Array:
+        return form.standardised(scaled(squares(pixels, form.size)))
+
+    count = len(images.y)
+    if images.x_test is not None:
+        return _parts(make, Rows(samples(images.x), y[:count]), wish, test=Rows(samples(images.x_test), y[count:]))
+    rows = Rows(samples(images.x), y, groups=images.group, domain=images.domain)
+    if images.domain is None:
+        return _parts(make, rows, wish)
+    strata = np.unique(images.domain, return_inverse=True)[1] * len(images.class_names) + images.y
+    found = _parts(make, rows, wish, strata=strata)
+    lacking = np.flatnonzero(np.isin(np.arange(len(images.class_names)), found.train.y, invert=True))
+    if len(lacking):
+        has = int((images.y == lacking[0]).sum())
+        raise ParameterError(
+            f'{wish.name}: category "{images.class_names[lacking[0]]}" is in no training row '
+            f"({has} {'image' if has == 1 else 'images'} in all); give it more images or remove its folder"
+        )
+    return found
+
+
+def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
+    """Arrays x_train, y_train, x_test, y_test, or x and y to be split.
+
+    In the place of x there may be several arrays, ``x.ids``, ``x.mask`` and so on, which are packed
+    (`moretta.data.layout`). Optionally also domain_train, domain_test, id_train, id_test, group_train and group_test,
+    or domain, id and group, [rows] each. A group is all in one part, and no id or group of training rows is among those
+    of test rows.
+    """
+    arrays, layout = packed_parts(arrays, wish.name)
+    if layout is not None and wish.missing != "error":
+        raise ParameterError(
+            f'{wish.name}: missing = "{wish.missing}" is for one table, and a sample here has the arrays '
+            f"{', '.join(layout.names)}; fill in their absent values beforehand"
+        )
+    parted = {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys()
+    if not parted and not {"x", "y"} <= arrays.keys():
+        raise ParameterError(
+            f"{wish.name}: expected arrays x_train, y_train, x_test, y_test, or x and y; "
+            f"got {', '.join(arrays) or 'none'}"
+        )
+    ends = ("_train", "_test") if parted else ("",)
+    xs = [as_features(arrays[f"x{end}"], f"{wish.name}: x{end}" if parted else wish.name) for end in ends]
+    ys = [arrays[f"y{end}"] for end in ends]
+    if parted and (ys[0].shape[1:] != ys[1].shape[1:] or ys[0].ndim == 0):
+        raise ParameterError(f"{wish.name}: y_train {list(ys[0].shape)} and y_test {list(ys[1].shape)} do not match")
+    # The task is decided on all targets together, so that both parts have the same.
+    y, task, classes = as_targets(np.concatenate(ys) if parted else ys[0], wish.name, wish.task)
+    count = len(ys[0])
+    if len(xs[0]) != count or not count:
+        raise ParameterError(
+            f"{wish.name} has {len(xs[0])} samples and {count} targets; expected as many of each, at least one"
+        )
+    names, rules = _numbered(xs[0]), None
+    if wish.missing != "error" and len({x.shape[1:] for x in xs}) == 1:
+        both, names, rules = _lacking(np.concatenate(xs) if parted else xs[0], wish.missing)
+        xs = [both[: len(xs[0])], both[len(xs[0]) :]]
+    make = partial(
+        Split,
+        name=wish.name,
+        task=task,
+        classes=classes,
+        feature_names=() if layout else names,
+        column_rules=rules,
+        standardise=_is_table(xs[0], wish.name),
+        layout=layout,
+    )
+    found = [
+        Rows(x, part, arrays.get(f"id{end}"), arrays.get(f"group{end}"), arrays.get(f"domain{end}"))
+        for x, part, end in zip(xs, (y[:count], y[count:]), ends, strict=False)
+    ]
+    return _parts(make, found[0], wish, test=found[1] if parted else None)
+
+
+def _parts(
+    make: _Make, rows: Rows, wish: _Wish, *, test: Rows | None = None, strata: NDArray[np.int64] | None = None
+) -> Split:
+    """Return rows split: into training, test and validation rows, or where there is a test part without that.
+
+    strata: in proportion to which they are split; None: to their classes. No two rows have one id, and no group is in
+    two parts.
+    """
+    check_about(rows, wish.name)
+    if test is not None:
+        check_apart(rows, test, wish.name)
+    fractions = (wish.test, wish.validation) if test is None else (wish.validation,)
+    *held, train = split(rows.y if strata is None else strata, fractions, wish.seed, wish.name, rows.groups)
+    kept = rows if len(train) == len(rows) else rows.of(train)  # then nothing is copied: image sets are large
+    return make(kept, rows.of(held[0]) if test is None else test, rows.of(held[-1]))
+
+
+def _numbered(x: Array) -> tuple[str, ...]:
+    return tuple(f"x{j}" for j in range(x.shape[1])) if x.ndim == 2 else ()
+
+
+def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], ColumnRules | None]:
+    """Arrays whose values may be absent, NaN: with marks of absence where they are wanted, and what is filled in."""
+    names = _numbered(x)
+    if missing == "error" or not names or x.dtype.kind != "f":
+        return x, names, None
+    if missing == "median":
+        raise ParameterError(
+            'missing = "median": a median is counted within a range, which only the schema of a table declares; set '
+            'missing = "mean"'
+        )
+    marked = np.logical_and(~np.isfinite(x).all(axis=0), missing == "indicator")
+    table = Schema(columns={name: Number(blanks="indicator" if marked[j] else "mean") for j, name in enumerate(names)})
+    expansion = expansion_of(table)
+    return expansion.apply(x), expansion.names, rules_of(table)
+
+
+def _is_table(x: Array, name: str) -> bool:
+    """Whether to standardise by default: tables of numbers do, the arrays of a user's function do not."""
+    return x.ndim == 2 and x.dtype.kind == "f" and name.endswith(".npz")
+
+
+# Rows of several silos on one machine, each silo's in a file of its own, all read by one schema.
+
+
+def sources_of(data: Data, base: Path) -> dict[str, tuple[Source, Path | None]]:
+    """Return each silo's file, and the file of `moretta align` that puts its rows in order."""
+    return {
+        name: (Source(file, data.form, base=base), None)
+        if isinstance(file, str)
+        else (Source(file.source, file.form, base=base), file.alignment and base / file.alignment)
+        for name, file in data.files.items()
+    }
+
+
+def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
+    """Return the rows of silos of which each has whole rows; their domains are the silos' names.
+
+    Test rows are drawn from all files, from each in proportion and by class; a group that is in several files is on one
+    side in all. Ids tell a file's own rows apart and are not compared between files; groups are.
+    Raises `moretta.errors.ParameterError`, naming the silo, the file and the column.
+    """
+    if table.target is None:
+        raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
+    expected = ExpectedRows.of_table(table)
+    found = [read(source, expected, f"silo `{name}`") for name, (source, _) in sources_of(data, base).items()]
+    groups = [rows.groups for rows in found if rows.groups is not None]
+    whole = Rows(
+        np.concatenate([rows.x for rows in found]),
+        np.concatenate([rows.y for rows in found]),
+        groups=np.concatenate(groups) if groups else None,
+        domain=np.repeat(list(data.files), [len(rows) for rows in found]),
+    )
+    return _from_table(whole, table, _Wish.of(data, "the silos' files", seed, base))
+
+
+def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:
+    """Return silos that hold different columns of the same rows, in whatever order, and the test rows, a file's.
+
+    Nothing is held back of the silos' files, as the other holders would have to hold back the same rows. joint: whether
+    the label holder of each row of the grid alone has the labels. Raises `moretta.errors.ParameterError`, as for files
+    that cannot work, where a test row has an id or a group that a silo's training rows have too.
+    """
+    count = data.grid[1] if data.grid is not None else len(data.columns or ()) or 1
+    parts, silos = table_parts(table, data.columns, count), list[Silo]()
+    for number, (name, (source, alignment)) in enumerate(sources_of(data, base).items()):
+        row, part = divmod(number, count)
+        holder = data.label_holder[row] if isinstance(data.label_holder, tuple) else data.label_holder or 1
+        labelled = not joint or holder == part + 1
+        own = table_of_part(table, parts[part], labelled=labelled)
+        rows = read(source, ExpectedRows.of_table(own, labelled=labelled), f"silo `{name}`")
+        y = rows.y if table.classes else rows.y.astype(np.float32)
+        silo = Silo(name, rows.x, y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
+        silos.append(silo if alignment is None else aligned(silo, Alignment.load(alignment)))
+    if data.test is None:
+        return silos, None
+    test = read(Source(data.test, data.form, base=base), ExpectedRows.of_table(table), "[data] test")
+    for silo in silos:
+        check_apart(Rows(silo.x, silo.y, silo.subjects.ids, silo.groups), test, f"silo `{silo.name}`")
+    return silos, test
+
+
+def table_parts(table: Schema, columns: Sequence[Sequence[str | int]] | None, parts: int) -> list[tuple[int, ...]]:
+    """Return the indices of each column part's inputs. columns: of each part by name; None cuts them into `parts`.
+
+    All that a column becomes goes to one part. Raises `moretta.errors.ParameterError` for other columns than the
+    schema's.
+    """
+    features, origins = list(table.features), expansion_of(table).origins
+    named: Sequence[Sequence[str | int]] = columns or ()
+    if columns is None:
+        named = [[features[place] for place in places] for places in cut(np.arange(len(features)), parts, None)]
+    flat = [str(name) for part in named for name in part]
+    if sorted(flat) != sorted(features):
+        raise ParameterError(
+            f"[data] columns: expected each column of the schema that is an input in one part, by its name "
+            f"({', '.join(features):.200}); got {', '.join(flat):.200}"
+        )
+    return [tuple(column for column, origin in enumerate(origins) if origin in part) for part in named]
+
+
+def table_of_part(table: Schema, part: Sequence[int], *, labelled: bool) -> Schema:
+    """Return the schema of who holds one column part. labelled: whether with the labels."""
+    origins = expansion_of(table).origins
+    return table.only([origins[column] for column in part], labelled=labelled)
