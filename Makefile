@@ -5,14 +5,18 @@
 # make fuzz      a million inputs to what reads bytes of others, by coverage (hours; it goes on where it was stopped)
 # make dist      the source distribution and the wheel, into dist/, and a look at what is in them
 # make docs      the site of pages, into site/
+# make wheelhouse  wheels of the package and of all that it needs, into wheelhouse/, for machines without a way out
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := runs/demo
 HOSPITALS := runs/hospitals
+WHEELHOUSE ?= wheelhouse
+EXTRAS ?= flare,onnx,dp,images
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo hospitals test test-all lint types-of-tests docs fuzz dist clean
+.PHONY: demo hospitals test test-all lint types-of-tests docs fuzz dist wheelhouse clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -55,6 +59,13 @@ dist: .venv/dev.stamp
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist .
 	$(BIN)/python release/contents.py dist
 
+# PyTorch for CPUs; the build that PyPI has brings gigabytes of CUDA. build/lib could have modules that are gone.
+wheelhouse: .venv/bin/python
+	@rm -rf $(WHEELHOUSE) build/lib
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip wheel --quiet --disable-pip-version-check \
+		--extra-index-url $(TORCH_INDEX) --wheel-dir $(WHEELHOUSE) '.[$(EXTRAS)]'
+	@du -sh $(WHEELHOUSE)
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -72,4 +83,4 @@ dist: .venv/dev.stamp
 	@touch $@
 
 clean:
-	rm -rf .venv site build dist runs src/*.egg-info
+	rm -rf .venv site build dist wheelhouse runs src/*.egg-info

@@ -35,7 +35,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "WAIT", 0.15)
     monkeypatch.setattr(server_connection, "APART", 0.0)
 
 
@@ -184,7 +183,7 @@ def test_a_certificate_that_ends_soon_is_a_warning_and_one_that_ended_is_not(her
 
 def test_a_server_that_is_not_there_or_of_another_federation(here: Path, tmp_path: Path) -> None:
     found = looked("--kit", "kits/north")
-    assert "have it started (moretta serve)" in found["server"]["sentence"]
+    assert "have it started there (moretta serve)" in found["server"]["sentence"]
     assert "cannot be told" in found["clock"]["sentence"]
     with answering(provisioning.provision(tmp_path / "other", "localhost", 8102, ["north"]).server) as port:
         aim(here / "kits/north", port)
@@ -292,7 +291,7 @@ def test_what_is_not_installed_is_a_finding(here: Path, monkeypatch: pytest.Monk
 
 def test_the_name_of_a_server_that_means_nothing_is_told(here: Path) -> None:
     edit(here / "kits/north/startup/fed_client.json", "localhost", "nowhere.invalid")
-    with pytest.raises(RunFailed, match="put into DNS"):
+    with pytest.raises(RunFailed, match="into DNS"):
         server_connection.resolve(here / "kits/north")
 
 

@@ -6,6 +6,7 @@ site_roles.py                 what a site plays, with PyTorch and without
 controller.py       the server's job in FLARE; executor.py a site's
 job.py  serve.py  join.py  doctor.py   what the commands of these names do; checks.py what doctor looks at
 kits.py  provisioning.py  certificate_requests.py   startup kits: what is in one, made and patched, for a site's own key
-processes.py  server_connection.py  FLARE's processes, the way to its server, what it is asked
+processes.py  server_connection.py  FLARE's processes, its server reached and asked
+transport.py        the way of gRPC to the server: proxies, names, ports
 server_key.py       whom a site takes for the server
 """

@@ -28,7 +28,7 @@ from moretta.deployment.agreed_settings import SiteAgreement, differences, pinne
 from moretta.deployment.server_key import identity_of, load_json, server_keys
 from moretta.deployment.site_roles import EdgeRole
 from moretta.engines.confinement import landlock
-from moretta.errors import MissingExtra, MorettaError, ParameterError, RunFailed
+from moretta.errors import MissingExtra, MorettaError, ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def look(what: str, check: Callable[[], str]) -> CheckResult:
         return CheckResult(what, False, str(error))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in ("torch", "nvflare", "sklearn"):
+        if package not in ("torch", "nvflare", "grpc", "sklearn"):
             raise
         return CheckResult(
             what, False, f"cannot be told without {package}; install it by: pip install 'moretta[flare]'"
@@ -199,7 +199,8 @@ def _shown(size: int) -> str:
 
 
 SOON = timedelta(days=30)  # in which a certificate should be renewed
-WAIT = 5.0  # seconds in which a server is to answer
+WAIT = 4.0  # seconds in which a server is to answer
+TIME = 1.0  # seconds in which it is to say its time
 APART, FAR = 30.0, 600.0  # seconds between two clocks that should be heeded, and that do not pass
 POLICIES = ("authorization.json", "authorization.json.default")  # in local/; the first that is there counts
 PORT = 8002  # of `moretta serve` where no other is named
@@ -269,16 +270,8 @@ def policy(kit: Path) -> str:
 
 
 def server_answers(kit: Path) -> str:
-    """Check that the server is there, and that each takes the other's certificate."""
-    host, port = kits.address_of(kit)
-    try:
-        server_connection.reach(kit, WAIT)
-    except RunFailed:
-        raise RunFailed(
-            f"nothing of this federation answers at {host}:{port}; have it started (moretta serve), and let a firewall "
-            "pass that port"
-        ) from None
-    return f"answers at {host}:{port}, and each takes the other's certificate"
+    """Check that the server is there for FLARE's transport, and that each takes the other's certificate."""
+    return f"answers at {server_connection.reach_by_grpc(kit, WAIT)}, and each takes the other's certificate"
 
 
 def clock(kit: Path, now: datetime, named: bool) -> str:
@@ -288,7 +281,7 @@ def clock(kit: Path, now: datetime, named: bool) -> str:
         raise ParameterError(
             f"says {now:%Y-%m-%d %H:%M} UTC, and the kit was made at {begins:%Y-%m-%d %H:%M} UTC; set the clock"
         )
-    ahead = server_connection.clock_of_server(kit, WAIT) if named else None
+    ahead = server_connection.clock_of_server(kit, TIME) if named else None
     if ahead is None:
         return Warned(
             f"cannot be told: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "

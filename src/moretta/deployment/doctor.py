@@ -86,9 +86,11 @@ def _of_kit(kit: Path, silo: Path | None, server: bool, now: datetime) -> Iterat
     if server:
         said = f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
         yield CheckResult("clock", True, said)
+        if certificate.passes:
+            yield look("server's name", lambda: server_connection.own_address(kit))
         return
     yield look("policy", lambda: checks.policy(kit))
-    named = look("server's name", lambda: f"is at {', '.join(server_connection.resolve(kit))}")
+    named = look("server's name", lambda: server_connection.resolve(kit))
     yield named
     if named.passes and certificate.passes:
         yield look("server", lambda: checks.server_answers(kit))

@@ -7,7 +7,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from moretta.config import silo_file
@@ -28,6 +27,10 @@ KIT_HELD = "this kit has joined already, by {holder}; a site joins once, so leav
 OUT_HELD = (
     "the folder of silo.toml is in use by another join, {holder}; leave one of them, or give each its own [silo] out, "
     "as two federations need"
+)
+TWICE = (
+    "the server drops this site's connection again and again, as it does where the same kit has joined on another "
+    "machine too; leave one of them"
 )
 Say = Callable[[str], None]
 
@@ -92,15 +95,14 @@ def _wait_for_server(kit: Path, say: Say) -> None:
     said, refused = "", False
     while True:
         try:
-            server_connection.resolve(kit)
-            server_connection.reach(kit, AGAIN, AGAIN)
+            server_connection.reach_by_grpc(kit)
             return
         except RunFailed as error:
             refused = False
             if str(error) != said:
                 said = str(error)
                 host, port = kits.address_of(kit)
-                say(f"waiting for {host}:{port}, until it is there or ctrl-c: {said.partition(': ')[0]}")
+                say(f"waiting for {host}:{port}, until it is there or ctrl-c: {said}")
             time.sleep(AGAIN)
         except ParameterError:
             if refused:
@@ -119,7 +121,7 @@ def _watch(
     host, port = kits.address_of(kit)
     again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
     connected: deque[float] = deque(maxlen=OFTEN)
-    warned = False
+    warned, why = False, TWICE
     ended = False
     while not ended:
         ended = client.poll() is not None  # before its last words are read
@@ -127,16 +129,15 @@ def _watch(
             say(line.decode(errors="replace"))
         if found := [line for line in next(flare) if again in line]:
             connected.extend(time.monotonic() for _ in found)
-            with suppress(ParameterError):
-                try:
-                    server_connection.reach(kit, LOOK)
-                except RunFailed:  # the server is away, which explains it
-                    connected.clear()
+            try:
+                server_connection.reach(kit, LOOK)
+                why = TWICE
+            except RunFailed:  # the server is away, which explains it
+                connected.clear()
+            except ParameterError as error:
+                why = str(error)
         if not warned and len(connected) == OFTEN and connected[-1] - connected[0] < WITHIN:
             warned = True
-            say(
-                "the server drops this site's connection again and again, as it does where the same kit has joined on "
-                "another machine too; leave one of them"
-            )
+            say(why)
         if not ended:
             time.sleep(LOOK)

@@ -101,6 +101,7 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     made, keyless = not places.kits.exists(), not (places.kits / KEY_FILE).exists()
     kit = provisioning.provision(places.kits, host, port, names)
     server_connection.check_port(port)
+    server_connection.own_address(kit.server)
     provisioning.patch(kit.server)
     path, identity = run_file.secure_aggregation.roster, identity_of(kit.server / "local")
     server_key.check_listed(identity, None if path is None else Roster.load(run_file.resolve(path)))
@@ -147,11 +148,13 @@ class _Serving:
                     administrator = stack.enter_context(logged_in(self.kit.admin, wait=2.0))
                     administrator.connected()
                     break
-                except MorettaError:
+                except MorettaError as error:
                     stack.close()
-                    if self.server.poll() is not None or time.monotonic() > until:
-                        log = self.places.work / "server.log"
+                    log = self.places.work / "server.log"
+                    if self.server.poll() is not None:
                         raise RunFailed(f"FLARE's server did not start; {log} says why") from None
+                    if time.monotonic() > until:
+                        raise RunFailed(f"FLARE's server lets nobody log in within {START:.0f} s ({error})") from None
                     time.sleep(0.2)
             yield administrator
 

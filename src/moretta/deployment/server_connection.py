@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from moretta.deployment import kits
+from moretta.deployment import kits, transport
 from moretta.errors import MorettaError, ParameterError, RunFailed
 
 LOGIN = 10.0  # seconds in which the server is to answer
+PATIENT = 30.0  # seconds in which a machine that is busy answers itself
 STEP = 0.05  # seconds between two tries to reach it
 DATES = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or no longer
 HELLO = 2  # of TLS: the kind of message by which a server begins
@@ -35,17 +36,17 @@ def check_port(port: int) -> None:
             ) from None
 
 
-def resolve(kit: Path) -> list[str]:
-    """Return the addresses of the server that a kit names. Raises RunFailed where its name means nothing here."""
+def resolve(kit: Path) -> str:
+    """Say where the server of a kit is. Raises RunFailed where its name, or its proxy's, means nothing here."""
     host, port = kits.address_of(kit)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+    proxy = transport.proxy_to(host)
+    name = host if proxy is None else proxy.host
+    if not (found := transport.addresses(name, port)):
         raise RunFailed(
-            f"the name {host} of the server means nothing to this machine: look at its network, or have the name put "
-            "into DNS or /etc/hosts"
-        ) from None
-    return sorted({str(address[0]) for *_, address in found})
+            f"the name {name} of {proxy or 'the server'} means nothing to this machine: look at its network, or have "
+            "the name put into DNS or /etc/hosts"
+        )
+    return f"{'is' if proxy is None else f'is left to {proxy},'} at {', '.join(found)}"
 
 
 def reach(kit: Path, wait: float = LOGIN, pause: float = STEP) -> None:
@@ -55,12 +56,51 @@ def reach(kit: Path, wait: float = LOGIN, pause: float = STEP) -> None:
     none, and ParameterError where the two do not take each other's certificate.
     """
     kits.check_certificates(kit)
-    host, port = kits.address_of(kit)
     deadline = time.monotonic() + wait
-    while not _answers(kit, host, port, max(deadline - time.monotonic(), STEP)):
+    while away := _away(kit, max(deadline - time.monotonic(), STEP)):
         if time.monotonic() > deadline:
-            raise RunFailed(f"no server of this federation answers at {host}:{port}: start it, then do this again")
+            raise RunFailed(away)
         time.sleep(pause)
+
+
+def reach_by_grpc(kit: Path, wait: float = transport.WAIT) -> str:
+    """Try once what FLARE does, by its transport; say where the server is. wait: seconds for each step.
+
+    Raises as `resolve` and `reach`.
+    """
+    kits.check_certificates(kit)
+    resolve(kit)
+    if away := _away(kit, wait):
+        raise RunFailed(away)
+    host, port = kits.address_of(kit)
+    if words := transport.carries(kit, LOGIN):
+        raise RunFailed(f"{host}:{port} answers, and to gRPC, FLARE's transport, it does not ({words})")
+    proxy = transport.proxy_to(host)
+    return f"{host}:{port}" if proxy is None else f"{host}:{port} through {proxy}"
+
+
+def own_address(kit: Path) -> str:
+    """Say where a server reaches itself, by the name that sites use: what logs in at FLARE's server does so too.
+
+    Until FLARE's server is there, another answers for it. Raises ParameterError where it is not reached.
+    """
+    kits.check_certificates(kit)
+    host, port = kits.address_of(kit)
+    stand_in: contextlib.AbstractContextManager[None] = transport.answering(kit)
+    try:
+        check_port(port)
+    except ParameterError:  # by what is there already
+        stand_in = contextlib.nullcontext()
+    try:
+        with stand_in:
+            return f"this machine reaches itself at {reach_by_grpc(kit, PATIENT)}"
+    except MorettaError as error:
+        hosts = f"add the line `127.0.0.1 {host}` to /etc/hosts here, or give --host a name or address of this machine"
+        remedy = hosts if transport.proxy_to(host) is None else transport.without_proxy(host)
+        raise ParameterError(
+            f"this machine does not reach itself at {host}:{port}, by which sites are to reach it and FLARE here too "
+            f"({str(error).partition(': ')[0]}): {remedy}"
+        ) from error
 
 
 def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
@@ -75,7 +115,7 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
     for pause in (0.0, APART):
         time.sleep(pause)
         try:
-            with socket.create_connection((host, port), wait) as plain:
+            with transport.connect(host, port, wait) as plain:
                 plain.sendall(_client_hello(host))
                 greeting = plain.recv(64)
         except OSError:
@@ -98,18 +138,22 @@ def _client_hello(host: str) -> bytes:
     return said.read()
 
 
-def _answers(kit: Path, host: str, port: int, wait: float) -> bool:
-    """Tell whether the server is there by now. Raises ParameterError where it is, and will not do."""
-    files = kits.certificates_of(kit)
+def _away(kit: Path, wait: float) -> str:
+    """Try the server once: return "" where it is there, else why not. Raises ParameterError where it will not do."""
+    host, port = kits.address_of(kit)
+    files, nobody = kits.certificates_of(kit), f"no server of this federation answers at {host}:{port}"
     context = ssl.create_default_context(cafile=str(files.root))
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])
-    trusted = False
     try:
-        with (
-            socket.create_connection((host, port), wait) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
+        plain = transport.connect(host, port, wait)
+    except OSError as error:
+        return f"{nobody}, as {transport.hindrance(error, host, port)}"
+    plain.settimeout(wait)
+    trusted, proxy = False, transport.proxy_to(host)
+    at = ", ".join(transport.addresses(host, port)) if proxy is None else f"through {proxy}"
+    try:
+        with plain, context.wrap_socket(plain, server_hostname=host) as secure:
             trusted = True
             if not secure.recv(1):  # of gRPC's greeting; a server that refuses us hangs up here, and not before
                 raise ConnectionResetError
@@ -120,17 +164,19 @@ def _answers(kit: Path, host: str, port: int, wait: float) -> bool:
                 f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: set the clock, or have the server's kit made anew"
             ) from error
         raise ParameterError(
-            f"what answers at {host}:{port} has no certificate for {host} of this kit's root "
-            f"({error.verify_message}): get the kit and the address from one federation"
+            f"what answers at {host}:{port} ({at}) has no certificate for {host} of this kit's root "
+            f"({error.verify_message}): get the kit and the address from one federation, and have nothing between "
+            "inspect TLS"
         ) from error
     except OSError as error:
         if trusted and not isinstance(error, TimeoutError):
             raise ParameterError(
-                f"the server at {host}:{port} does not take the certificate of {kits.name_of(kit)}: "
-                "get a kit of its federation"
+                f"the server at {host}:{port} does not take the certificate of {kits.name_of(kit)}: get a kit "
+                "of its federation, or set the clocks where they differ (moretta doctor): it may be valid by one alone"
             ) from error
-        return False
-    return True
+        said = getattr(error, "reason", None) or error.strerror or "nothing more"
+        return f"{nobody}, as what is there ({at}) does not greet by TLS ({said}): is that the server's port?"
+    return ""
 
 
 COMMAND = 15.0  # seconds in which the server is to answer a command; stopping sites takes the longest
