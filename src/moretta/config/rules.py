@@ -172,10 +172,6 @@ RULES: tuple[SettingRule, ...] = (
         "{protocol.name:=} is a baseline for one machine; over many, choose {others}",
     ),
     SettingRule(
-        lambda s: _flare(s) and s.run.early_stopping is not None,
-        "{run.early_stopping} goes back to the best round, which sites do not keep; remove it",
-    ),
-    SettingRule(
         lambda s: _flare(s) and len(s.engine.sites) != s.data.silos and {"count": len(s.engine.sites)},
         "{engine.sites} names {count} silos and {data.silos} is {data.silos:v}; make them alike",
     ),
@@ -239,6 +235,28 @@ RULES: tuple[SettingRule, ...] = (
     SettingRule(
         lambda s: s.run.early_stopping is not None and not _has_validation(s.data),
         "{run.early_stopping} needs rows to validate on; give {data.validation_fraction}, for example 0.1",
+    ),
+    SettingRule(
+        lambda s: (
+            s.data.silos_validate
+            and not _entry(s).shows_model
+            and {"others": either(name for name, entry in ENTRIES.items() if entry.shows_model)}
+        ),
+        "{data.validation_fraction} has silos score each round's model, and under {protocol.name:v} they hold none "
+        "that is everybody's; remove it, or choose {others}",
+    ),
+    SettingRule(
+        lambda s: s.data.silos_validate and _noise(s),
+        "{data.validation_fraction}: a score would be a release without noise; remove it, or {protocol.dp_noise}",
+    ),
+    SettingRule(
+        lambda s: s.data.silos_validate and s.run.participation < 1,
+        "{data.validation_fraction}: a model is validated at all silos or at none, and {run.participation:=} leaves "
+        "some out of each round; remove one of the two",
+    ),
+    SettingRule(
+        lambda s: s.data.silos_validate and s.data.silos > MOST_SILOS and {"most": MOST_SILOS},
+        "{data.validation_fraction} sums the scores of {most} silos at most; {data.silos} is {data.silos:v}",
     ),
     SettingRule(
         lambda s: s.data.look and _in_one_place(s),

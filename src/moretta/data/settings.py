@@ -91,7 +91,8 @@ class Data(Section):
     task: what targets are: classes, or numbers; None lets their type decide.
     test_fraction: which part of the rows is held back to test by, where the source does not split them itself; None is
         0.2, or the source's own default (bank-marketing: 0.1).
-    validation_fraction: which part of the rows is held back for early stopping; None is 0, or the source's own default
+    validation_fraction: which part of the rows is held back for early stopping; with source = "sites" of each site's
+        own, which scores the model of each evaluated round on it. None is 0, or the source's own default
         (bank-marketing: 0.1).
     encoding: what becomes of text columns: "one-hot", which None is; "yes-no", the same but for columns of yes and no,
         which become 1 and 0; or "ordinal".
@@ -190,6 +191,11 @@ class Data(Section):
     def varied(self) -> str:
         """How training images are varied; empty: not."""
         return "" if self.augment == "none" else self.augment
+
+    @property
+    def silos_validate(self) -> bool:
+        """Whether silos hold back validation rows of their own, on which they score the model on the way."""
+        return bool(self.validation_fraction) and (self.at_sites or self.source == PYTHON)
 
     @property
     def at_sites(self) -> bool:
@@ -315,7 +321,7 @@ class Data(Section):
                     )
             return
         for name in changed:
-            if name in OF_ROWS_HERE:
+            if name in OF_ROWS_HERE and name != "validation_fraction":
                 raise ParameterError(
                     f'[data] {kebab(name)} is about rows, and with source = "sites" each site\'s own silo.toml says '
                     "where its rows are and how to read them; remove it here"

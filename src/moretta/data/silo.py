@@ -15,6 +15,7 @@ from moretta.contract.lazy_rows import blocks, taken
 from moretta.data import python_rows
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.rows import Subjects
+from moretta.data.split import split
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import rules_of
 from moretta.data.tables.schema import Schema
@@ -38,7 +39,8 @@ class Silo:
     row is about. y may be empty where another silo of the row holds the labels.
     remote: its rows are on another machine; x and y have no rows here and only show shapes and dtypes, and `labelled`
     says whether it has labels.
-    held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end.
+    held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end. validation:
+    others, of which `holding_back` alone makes any; it scores each round's model on them.
     groups: str[rows], whom a row is about where one may have several rows, such as a patient's visits; rows of a group
     are never split between training and test. aligned: where columns are split, its owner knows that its rows are in
     the order of the other holders' of its row of the grid, without ids to compare. raw_ids: ids as its owner writes
@@ -59,6 +61,7 @@ class Silo:
     layout: SampleLayout | None = None
     raw_ids: NDArray[np.str_] | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
+    validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False, init=True)
 
     if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
 
@@ -78,6 +81,7 @@ class Silo:
             layout: SampleLayout | None = None,
             raw_ids: NDArray[np.str_] | None = None,
             names: tuple[str, ...] = (),
+            validation: Any = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -236,3 +240,21 @@ def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:
     if not first.columns:
         return first.x.shape[1:]
     return (sum(len(silo.columns) for silo in silos if silo.row == first.row),)
+
+
+def holding_back(silo: Silo, fraction: float, key: str, seed: int = 0, part: str = "held_out") -> Silo:
+    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them.
+
+    Whole groups are held back; without groups, all rows of an id. key: of the fraction. seed: by which they are chosen.
+    part: the field of the silo that takes them.
+    """
+    if not fraction:
+        return silo
+    if silo.columns:
+        raise ParameterError(
+            f"silo `{silo.name}`: [data] {key} would hold back other rows than the other holders of its row of the "
+            "grid do; remove it"
+        )
+    together = silo.ids if silo.groups is None else silo.groups
+    held, kept = split(silo.y, (fraction,), seed, f"silo `{silo.name}`: [data] {key}", together)
+    return replace(in_order(silo, kept), **{part: (taken(silo.x, held), silo.y[held])})

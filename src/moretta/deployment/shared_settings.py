@@ -21,15 +21,14 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.config.specification import of_run_file, shared
-from moretta.contract.lazy_rows import taken
 from moretta.data.alignment.partner import Alignment
 from moretta.data.datasets import table_of_part, table_parts
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
 from moretta.data.rows import Subjects
-from moretta.data.silo import Silo, aligned, in_order
-from moretta.data.split import cut, split
+from moretta.data.silo import Silo, aligned, holding_back
+from moretta.data.split import cut
 from moretta.deployment import site_policy
 from moretta.errors import ParameterError
 from moretta.models import catalogue
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from moretta.run.federation import Federation
-
-HELD_BACK = 0  # the seed by which sites choose what they hold back
 
 
 def shared_text(run_file: RunFile) -> str:
@@ -110,7 +107,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     of = site.data
     rows = read(Source(of.source, of.form, of.path, of.labels, site.base), wanted, f"silo `{name}`")
     mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False)
-    silos[name] = _holding_back(_in_order(mine, site), site.data.test_fraction)
+    silos[name] = holding_back(_in_order(mine, site), site.data.test_fraction, "test-fraction")
     return list(silos.values()), rows.names
 
 
@@ -122,23 +119,6 @@ def _in_order(silo: Silo, site: SiloFile) -> Silo:
     if site.data.alignment is None:
         return replace(silo, aligned=site.data.rows_in_order)
     return aligned(silo, Alignment.load(site.base / site.data.alignment))
-
-
-def _holding_back(silo: Silo, fraction: float) -> Silo:
-    """Return a silo of which a part of the rows is held back: the same in all runs, so that none trains on them.
-
-    Whole groups are held back; without groups, all rows of an id.
-    """
-    if not fraction:
-        return silo
-    if silo.columns:
-        raise ParameterError(
-            f"silo `{silo.name}`: [data] test-fraction would hold back other rows than the other holders of its row of "
-            "the grid do; remove it"
-        )
-    together = silo.ids if silo.groups is None else silo.groups
-    held, kept = split(silo.y, (fraction,), HELD_BACK, f"silo `{silo.name}`: [data] test-fraction", together)
-    return replace(in_order(silo, kept), held_out=(taken(silo.x, held), silo.y[held]))
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:

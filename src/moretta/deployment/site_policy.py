@@ -131,11 +131,13 @@ def length(run: RunFile, site: SiloFile) -> None:
 
 
 def looks(run: RunFile, site: SiloFile) -> None:
-    """Rows are counted before training, or scored after it, only where `[runs] look` and `[runs] scores` allow it."""
+    """Rows are counted before training, or scored, only where `[runs] look` and `[runs] scores` allow it."""
     if run.data.look and not site.runs.look:
         raise PolicyError("[data] look = true: this site's silo.toml does not allow it ([runs] look = false)")
     if run.data.score_at_silos and not site.runs.scores:
         raise PolicyError("[data] score-at-silos: this site's silo.toml does not allow it ([runs] scores = false)")
+    if run.data.validation_fraction and not site.runs.scores:
+        raise PolicyError("[data] validation-fraction: this site's silo.toml does not allow it ([runs] scores = false)")
 
 
 def floors(run: RunFile, site: SiloFile) -> None:

@@ -16,6 +16,9 @@ from moretta.contract.wording import shown
 ROUNDS = Unit("rounds")
 
 
+EVALUATIONS = 50  # about how often a run evaluates its model on the way, unless it says so
+
+
 class Run(Section):
     """How long, how exact, and where the results go.
 
@@ -50,6 +53,11 @@ class Run(Section):
     early_stopping: Annotated[PositiveInt | None, ROUNDS] = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     insecure_secret_seed: Annotated[Seed | None, Field(repr=False), SERVER] = None
+
+    def evaluates(self, number: int) -> bool:
+        """Return whether the model is evaluated after this round."""
+        every = self.evaluate_every or max(1, self.rounds // EVALUATIONS)
+        return not number % every or number == self.rounds
 
     @field_validator("name")
     @classmethod

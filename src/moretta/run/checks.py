@@ -126,7 +126,7 @@ def check_training(
         gradients = not entry_of(spec.protocol).forward_only
         check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients)
     if spec.run.early_stopping is not None and not validated:
-        raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y)")
+        raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y), or validation_fraction")
     weights = len(spec.protocol.class_weights)
     if weights and weights != outputs:
         raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")

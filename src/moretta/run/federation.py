@@ -93,7 +93,8 @@ class Federation:
     each holds back (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`).
     model_source: a digest of what the model was built by (`moretta.models.catalogue.source_digest`), which noise is
     bound to; empty for a module given from Python. look: count rows and classes of all silos together before round one,
-    for `data` in the result.
+    for `data` in the result. validation_fraction: in the place of `validation`, which part of its rows each silo holds
+    back; it scores each evaluated round's model on them, and the scores are summed in secret.
 
     Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
     """
@@ -133,6 +134,7 @@ class Federation:
         score_at_silos: bool | Literal["classes"] = False,
         look: bool = False,
         model_source: str = "",
+        validation_fraction: float | None = None,
     ) -> None:
         python_arguments.check_protocol(protocol)
         python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
@@ -165,6 +167,7 @@ class Federation:
             least_rows=least_rows,
             score_at_silos=score_at_silos,
             look=look,
+            validation_fraction=validation_fraction,
         )
         class_names = python_arguments.names_in("class_names", class_names)
         if task:
@@ -221,7 +224,8 @@ class Federation:
             raise ParameterError("a federation needs at least one silo; got none")
         checks.check_keys(spec, silos)
         self._rows = prepared_rows(spec, silos, rows.column_rules)
-        self.silos, self.column_rules, self.layout, self._roster = self._rows
+        silos, self.column_rules, self.layout, self._roster = self._rows
+        self.silos = silos
         self.test, self.validation = self._packed("test", rows.test), self._packed("validation", rows.validation)
         row_checks = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
         checks.check_silos(silos, spec.protocol, row_checks)
@@ -236,11 +240,16 @@ class Federation:
         check_tables(spec, self.outputs)
         if data.score_at_silos:
             labelled += [(f"silo `{silo.name}`: held_out", silo.held_out) for silo in silos if not silo.remote]
+        if spec.data.silos_validate and self.validation is not None:
+            raise ParameterError(
+                "validation has the server's rows, validation_fraction the silos'; give one of the two"
+            )
         for part, own in labelled:
             if own is not None:
                 row_checks.check_rows(part, *own)
                 encode(own[1], self.outputs, loss, part, spec.run.dtype)
-        checks.check_training(spec, silos, self.outputs, dtype, validated=self.validation is not None)
+        validated = spec.data.silos_validate or self.validation is not None
+        checks.check_training(spec, silos, self.outputs, dtype, validated=validated)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 

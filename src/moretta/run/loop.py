@@ -81,8 +81,6 @@ class EarlyStopping:
 
 __all__ = ["SMALL", "Progress", "Session", "Transport"]
 
-EVALUATIONS = 50  # about how often a run tests its model on the way, unless it says so
-
 log = logging.getLogger("moretta")
 
 
@@ -200,8 +198,8 @@ class Session:
 
     def _tested(self, number: int) -> dict[str, float]:
         """Return the scores on test and validation rows, in the rounds in which the model is evaluated."""
-        every = self._of.spec.run.evaluate_every or max(1, self._rounds // EVALUATIONS)
-        if (self._of.test is None and self._of.validation is None) or (number % every and number != self._rounds):
+        evaluates = self._of.spec.lasting(self._rounds, self._seed).run.evaluates(number)
+        if (self._of.test is None and self._of.validation is None) or not evaluates:
             return {}
         self._players.gather()
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)

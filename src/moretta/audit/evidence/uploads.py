@@ -19,7 +19,7 @@ from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.common.batches import Batches
-from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.scoring import Question
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode, shapes_of, unpacked
@@ -192,7 +192,7 @@ def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
 
 def _is_ask(message: Message) -> bool:
     """Whether a message asks silos to train: it says at which parameters, and how uploads are encoded."""
-    return hasattr(message, "parameters") and hasattr(message, "encoding") and not isinstance(message, Score)
+    return hasattr(message, "parameters") and hasattr(message, "encoding") and not isinstance(message, Question)
 
 
 def _begins(message: Message, ask: Message) -> bool:

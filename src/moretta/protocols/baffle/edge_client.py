@@ -85,7 +85,7 @@ def edge_client(protocol: BAFFLE, setup: SiloSetup, engine: Engine, insecure: Se
     """
     recipe = protocol.recipe(setup.rounds, setup.augment)
     lends = Client(
-        replace(setup, held_out=None, helped=None), recipe, insecure=insecure
+        replace(setup, held_out=None, validation=None, helped=None), recipe, insecure=insecure
     )  # its secrets: the first state
     settings = EdgeSettings(setup, recipe, engine.edge_precision, engine.memory_limit_mib, engine.micro_batch)
 

@@ -94,9 +94,16 @@ class BAFFLE(PrivateTraining):
             "{protocol.batch_statistics}",
         ),
         SettingRule(
-            lambda s: s.data.score_at_silos and s.protocol.batch_statistics,
+            lambda s: (
+                (
+                    (s.data.score_at_silos and {"scores": "score-at-silos"})
+                    or (s.data.silos_validate and {"scores": "validation-fraction"})
+                )
+                if s.protocol.batch_statistics
+                else None
+            ),
             "{protocol.batch_statistics}: silos are not sent BatchNorm's running statistics, by which a model is "
-            "scored; remove it, or {data.score_at_silos}",
+            "scored; remove it, or [data] {scores}",
         ),
         SettingRule(
             _too_large,

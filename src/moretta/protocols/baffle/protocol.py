@@ -15,5 +15,6 @@ ENTRIES = (
         edge=f"{HERE}.edge_client",
         leaves=f"{HERE}.roles:left",
         forward_only=True,
+        shows_model=True,
     ),
 )

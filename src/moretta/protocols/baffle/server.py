@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Array, Stamp
+from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import batch_statistics
@@ -111,7 +111,8 @@ class Server:
             figures |= self._stepper.step(self._layout.split(step), now.round, buffers)
             self._follow(now.round)
         self._forwards += 1 if self._recipe.blocks else forwards_of(self._recipe.form, k)
-        return Report(figures | {"k": float(k), "rows": float(total.weight)})
+        validation = yield from self._enrolment.validation(now, self._trained(self._averaged()))
+        return Report(figures | {"k": float(k), "rows": float(total.weight), **validation})
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of an upload."""
@@ -189,6 +190,10 @@ class Server:
                 trained[name].copy_(torch.from_numpy(value))
         return modules.arrays(model)
 
+    def _trained(self, parameters: Tensors) -> Tensors:
+        """Return those that are trained, as silos have what is fixed."""
+        return {name: parameters[name] for name in self._layout.shapes}
+
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the averaged model as it is: silos have seen every model in the average."""
         facts: dict[str, float | str] = {"sigma": self._recipe.sigma}
@@ -200,8 +205,7 @@ class Server:
             facts |= self._accountant.facts(self._releases.count)
         parameters = self._averaged()
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
-        trained = {name: parameters[name] for name in self._layout.shapes}  # silos have what is fixed
-        return (yield from self._enrolment.scored(now, outcome, trained))
+        return (yield from self._enrolment.scored(now, outcome, self._trained(parameters)))
 
     def state(self) -> State:
         """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""

@@ -19,7 +19,7 @@ these sums.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -36,14 +36,14 @@ from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.layout import SampleLayout
 from moretta.data.look import shown, total
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
-from moretta.errors import MisuseError, PeerError, RowsError
+from moretta.errors import PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import most_rows
 from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
-from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
 from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.targets import encode
@@ -157,7 +157,7 @@ class SiloRows:
         """
         if (summing := contributor.answer(message)) is not None:
             return summing
-        if isinstance(message, Score):
+        if isinstance(message, Question):
             if message.parameters:
                 modules.load(model, message.parameters)
             return self.score(message, contributor, model)
@@ -168,23 +168,22 @@ class SiloRows:
 
     def score(
         self,
-        ask: Score,
+        ask: Question,
         contributor: Contributor,
         model: nn.Module,
         blind: bytes | None = None,
         agreed: Sequence[bytes] | None = None,
         own: bytes = b"",
     ) -> Message:
-        """Upload what a model scores on the rows held back.
+        """Upload what a model scores on the rows held back, or on those for validation.
 
         blind: as the contributor's. agreed: digests of what those in the sum agreed on; None takes the set-up's. own:
         a digest of the model, where it is the silo's own.
         """
-        if self.of.held_out is None:
-            raise MisuseError("this silo holds no rows back that a model could be scored on")
-        outputs = modules.outputs_of(model, self._prepared(self.of.held_out.x)).cpu().numpy()
+        held = self.of.scored(ask)
+        outputs = modules.outputs_of(model, self._prepared(held.x)).cpu().numpy()
         agreed = self.agreed if agreed is None else agreed
-        return self.of.held_out.upload(ask, contributor, outputs, agreed, blind, own)
+        return held.upload(ask, contributor, outputs, agreed, blind, own)
 
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
@@ -213,7 +212,8 @@ class Enrolment:
 
     columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. layout: of samples of several arrays.
     ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
-    is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. table: the digest of
+    is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. validates: in which
+    rounds models are scored on the way, none where `validated` names no figures. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
     those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model.
     statistics: the closed list of those that it asks for, and its silos give. most_weight: of the cohort, an upper
@@ -233,8 +233,11 @@ class Enrolment:
         layout: SampleLayout | None = None,
         classes: int = 0,
         outputs: int = 1,
+        validated: Sequence[str] = (),
+        evaluates: Callable[[int], bool] = bool,
     ) -> None:
-        self._outputs = outputs
+        self._outputs, self._validated, self._evaluates = outputs, validated, evaluates
+        self._validators = tuple[str, ...]()  # the silos over which all validations of a run are
         self.counted: Counted | None = None
         self._classes = classes
         self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
@@ -291,6 +294,30 @@ class Enrolment:
             else {}
         )
         return replace(outcome, scores=scores, tables=tables)
+
+    def validation(self, now: Stamp, parameters: Tensors) -> Exchange[Mapping[str, float]]:
+        """Return what a round's new model scores on the silos' validation rows, as figures of the round.
+
+        It is nothing where none is asked for, and where a silo is away of those that gave the first: see `scoring`.
+        """
+        if not self._validated or not self._evaluates(now.round):
+            return {}
+        if away := sorted(set(self._validators) ^ set(self.cohort)) if self._validators else ():
+            log.warning("%s: the model is not validated, as %s of the silos that are asked for it changed", now, away)
+            return {}
+        self._validators = tuple(self.cohort)
+        try:
+            found = yield from scoring.score(
+                self.aggregation, now, parameters, self._validated, self.agreed, validates=True
+            )
+        except PeerError as error:
+            log.warning("%s: the model is not validated: %s", now, error)
+            return {}
+        if isinstance(found, Aborted):
+            why = "; ".join(f"silo `{silo}`: {one.reason}: {one.detail}" for silo, one in found.missing.items())
+            log.warning("%s: the model is not validated: %s", now, why)
+            return {}
+        return {f"validation_{name}": value for name, value in found[0].items()}
 
     def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
         """Return the tables of all silos; none where one is missing: nothing is tried again for them.
@@ -399,6 +426,7 @@ class Enrolment:
             "has_statistics": int(self._has_statistics),
             "rows": self._rows,
             "counted": "\n".join(self._counted),
+            **({"validators": "\n".join(self._validators)} if self._validators else {}),
             **(self.counted.state() if self.counted else {}),
         }
 
@@ -407,6 +435,7 @@ class Enrolment:
         self._has_statistics = bool(state["has_statistics"])
         self.counted = restored(state)
         self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
+        self._validators = tuple(filter(None, state.get("validators", "").split("\n")))
         self.preparation = Preparation(*(np.asarray(state[f"input_{name}"]) for name in ("fill", "mean", "deviation")))
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
         self.input_scale = (mean, deviation)

@@ -46,6 +46,7 @@ class Entry:
     ring_bits: the smallest ring that its sums allow. seeded_start: silos compute the point that they start from, so it
     follows from the training seed. forward_only: no silo takes a gradient. judged_by: where silos have models of their
     own, the "mean" of their scores or the "worst". common_model: ``model.safetensors`` is a model that predicts.
+    shows_model: silos see that model in every round, so they may score it on the way.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Entry:
     forward_only: bool = False
     judged_by: str = "mean"
     common_model: bool = True
+    shows_model: bool = False
 
     def settings_class(self) -> type[Training]:
         """Return its class of settings."""

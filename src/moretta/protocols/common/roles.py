@@ -153,6 +153,8 @@ def enrolment_of(
         setting.layout,
         setting.classes,
         setting.outputs,
+        setting.validated,
+        setting.spec.run.evaluates,
     )
 
 

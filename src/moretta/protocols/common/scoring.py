@@ -1,4 +1,4 @@
-"""Scores of models on rows that silos hold back: one secure sum at the end of a run, and of tables another.
+"""Scores of models on rows that silos hold back: at the end of a run, of tables too, and of validation rows on the way.
 
     server                                     silo k
       Score(the released model, or none)  -->
@@ -24,11 +24,24 @@ one set of silos in all runs. They are of at least `LEAST_SILOS`, to which each 
 knows the other's, and of the silos that the score is of, as rows and hits of both would else tell of those that one of
 them lacks. Where a silo is missing they are left out; the run does not wait for them.
 
+**Validation rows** (`[data] validation-fraction` at sites) are other rows, which a silo neither trains on nor tests on.
+Where a round is evaluated, the server asks in that round, after its step, what its new model scores on them:
+
+    server                                     silo k
+      Validate(the round's new model)     -->
+                                          <--  upload of its rows, and the sums over them of loss and of hits or error
+
+The model is the one that the next round shows to all silos anyway. The server learns rows, loss and accuracy over all
+silos' validation rows, once a round and for one model in it. All validations of a run are over one set of silos, that
+of the first: a silo helps to open no other, so that none is subtracted from another. Where one of the set is away, an
+evaluation is left out, and no smaller set takes its place. It says how good a model is and chooses the best round, so
+its figures are no test: test rows are held back beside them.
+
 **Masks.** A mask is labelled with stamp, cohort, and names, shapes and encoding of all that is uploaded
-(`moretta.secure_aggregation.masks.label_of`). Uploads here have names of their own, ``score/...``, so no other upload
-under the stamp has their masks, neither the set-up's statistics nor anything that a protocol's `finish` may sum. A
-contributor refuses a second upload of a name under one stamp (`moretta.secure_aggregation.masks.Labels`), and a
-repeated attempt has another stamp and new keys.
+(`moretta.secure_aggregation.masks.label_of`). Uploads here have names of their own, ``score/...`` and
+``validation/...``, so no other upload under the stamp has their masks, neither a round's, nor the set-up's statistics,
+nor anything that a protocol's `finish` may sum. A contributor refuses a second upload of a name under one stamp
+(`moretta.secure_aggregation.masks.Labels`), and a repeated attempt has another stamp and new keys.
 
 **Numbers.** Sums have any scale, and the server knows no bound of them or of the rows. So they travel in limbs, like
 those of `moretta.secure_aggregation.statistics`, each silo with weight 1: exact over silos.
@@ -78,7 +91,16 @@ class Score(Message):
     encoding: Mapping[str, int]
 
 
-MESSAGES = (Score,)
+@message("scoring/validate")
+class Validate(Message):
+    """Upload what these parameters, the round's new ones, score on your validation rows."""
+
+    parameters: Tensors
+    encoding: Mapping[str, int]
+
+
+Question = Score | Validate
+MESSAGES = (Score, Validate)
 
 
 def figures_of(loss: str, task: str | None, *, tables: bool = False) -> tuple[str, ...]:
@@ -97,7 +119,8 @@ class HeldOut:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`).
     loss: its name; it is plain, without label smoothing and class weights. figures: as `figures_of` has them.
-    after: the run's last round. answers: what the silo has answered that it answers once.
+    after: the run's last round. answers: what the silo has answered that it answers once. validates: whether they are
+    validation rows, on which each round's model is scored, and not the last one's.
     """
 
     x: NDArray[np.generic]
@@ -106,10 +129,11 @@ class HeldOut:
     figures: Sequence[str]
     after: int
     answers: Answers = field(default_factory=Answers)
+    validates: bool = False
 
     def upload(
         self,
-        ask: Score,
+        ask: Question,
         contributor: Contributor,
         outputs: Array,
         agreed: Sequence[bytes] = (),
@@ -119,18 +143,23 @@ class HeldOut:
         """Return the upload that answers. outputs: of the model on x, [rows, outputs]. blind: as the contributor's.
 
         agreed: digests of what the set-up agreed on. model: a digest of the silo's own, where that is scored.
-        Raises `moretta.errors.PeerError` in another round than the one after the last, and for another model than was
-        scored before; `moretta.errors.RowsError` for scores that cannot be summed: those of a model that has diverged.
+        Raises `moretta.errors.PeerError` in another round than the one after the last, or for validation rows after it,
+        and for another model than was scored before; `moretta.errors.RowsError` for scores that cannot be summed: those
+        of a model that has diverged.
         """
-        if ask.stamp.round != self.after + 1:
+        number = ask.stamp.round
+        if not self.validates and number != self.after + 1:
             raise PeerError(
                 f"expected to be asked for a score right after round {self.after}, the last; got {ask.stamp}"
             )
+        if self.validates and not 0 < number <= self.after:
+            raise PeerError(f"expected to be asked to validate a model of rounds 1 to {self.after}; got {ask.stamp}")
         check_exact(ask.encoding)
         by_class = _tensor(CONFUSION) in ask.encoding
         name = f"score after round {self.after}" + (", by class" if by_class else "")
+        name = f"validation in round {number}" if self.validates else name
         if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model):
-            raise PeerError("expected the model that was scored before in this run, got another; nothing was sent")
+            raise PeerError(f"expected the model of the {name} that was scored before, got another; nothing was sent")
         tensors = self._tables(outputs) if by_class else self._sums(outputs)
         about = asked_of_tables(ask, agreed) if by_class else asked_of(ask, agreed)
         return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=HALF)
@@ -142,7 +171,7 @@ class HeldOut:
         for name, total in sums.items():
             if not abs(total) < LARGEST:
                 raise RowsError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
-        return {_tensor(name): to_limbs([value])[:, 0] for name, value in sums.items()}
+        return {_tensor(name, self.validates): to_limbs([value])[:, 0] for name, value in sums.items()}
 
     def _tables(self, outputs: Array) -> dict[str, Array]:
         """Return what is uploaded of the tables, whole numbers in limbs, [limbs, numbers]."""
@@ -168,8 +197,13 @@ class HeldOut:
         return np.asarray(targets.predicted(outputs) == targets.classes_of(self.y), dtype=np.float64)
 
 
-def asked_of(ask: Score, agreed: Sequence[bytes]) -> Query:
-    """Return what a score answers. agreed: digests of what the set-up agreed on."""
+def asked_of(ask: Question, agreed: Sequence[bytes]) -> Query:
+    """Return what a score answers; of validation rows each round's, all over one set of silos in a run.
+
+    agreed: digests of what the set-up agreed on.
+    """
+    if isinstance(ask, Validate):
+        return query_of(ask, *agreed, once=f"validation/{ask.stamp.round}", whole=True, beside="validation")
     return query_of(ask, *agreed, once="score", whole=True)
 
 
@@ -178,23 +212,33 @@ def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Query:
     return query_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
 
 
-def ask_for(aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str]) -> tuple[Score, Wanted]:
+def ask_for(
+    aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], *, validates: bool = False
+) -> tuple[Question, Wanted]:
     """Return the ask of all silos, and the description of the sum of their uploads."""
-    shapes = {_tensor(name): (LIMBS,) for name in _means(figures)}
+    shapes = {_tensor(name, validates): (LIMBS,) for name in _means(figures)}
     wanted = aggregator.want(shapes, dict.fromkeys(shapes, float(HALF)), len(aggregator.cohort))
-    return Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits), wanted
+    kind = Validate if validates else Score
+    return kind(stamp=now, parameters=parameters, encoding=wanted.fraction_bits), wanted
 
 
 def score(
-    aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], agreed: Sequence[bytes]
+    aggregator: Aggregator,
+    now: Stamp,
+    parameters: Tensors,
+    figures: Sequence[str],
+    agreed: Sequence[bytes],
+    *,
+    validates: bool = False,
 ) -> Exchange[tuple[Mapping[str, float], Sequence[str]] | Aborted]:
     """Return the score of a model, or of each silo's own, on the rows held back, and the silos that it is of.
 
-    The score is rows, and the figures' means. agreed: digests of what the set-up agreed on.
+    The score is rows, and the figures' means. agreed: digests of what the set-up agreed on. validates: on validation
+    rows, of all silos or none.
     """
-    ask, wanted = ask_for(aggregator, now, parameters, figures)
-    total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest)
-    return total if isinstance(total, Aborted) else (read(total, figures), total.silos)
+    ask, wanted = ask_for(aggregator, now, parameters, figures, validates=validates)
+    total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest, whole=validates)
+    return total if isinstance(total, Aborted) else (read(total, figures, validates=validates), total.silos)
 
 
 def tables(
@@ -240,14 +284,14 @@ def _whole(total: Sum, name: str) -> NDArray[np.int64]:
     return np.array([number for number, _ in found], np.int64)
 
 
-def read(total: Sum, figures: Sequence[str]) -> dict[str, float]:
+def read(total: Sum, figures: Sequence[str], *, validates: bool = False) -> dict[str, float]:
     """Return the number of rows, and the means over them. Raises `moretta.errors.PeerError` for an impossible sum."""
     shapes = {name: mean.shape for name, mean in total.means.items()}
     names = _means(figures)
-    if shapes != {_tensor(name): (LIMBS,) for name in names}:
+    if shapes != {_tensor(name, validates): (LIMBS,) for name in names}:
         raise PeerError(f"expected a sum of {', '.join(names)}, got one of {sorted(shapes)!r:.100}")
     # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.
-    limbs = np.stack([np.rint(total.means[_tensor(name)] * total.weight) for name in names], axis=1)
+    limbs = np.stack([np.rint(total.means[_tensor(name, validates)] * total.weight) for name in names], axis=1)
     counted, *sums = from_limbs(limbs)
     rows, odd = divmod(counted, 1 << GRID_BITS)
     if rows < len(total.silos) or odd:
@@ -255,6 +299,6 @@ def read(total: Sum, figures: Sequence[str]) -> dict[str, float]:
     return {ROWS: rows, **{name: value / counted for name, value in zip(names[1:], sums, strict=True)}}
 
 
-def _tensor(name: str) -> str:
+def _tensor(name: str, validates: bool = False) -> str:
     """Return the name that a figure is uploaded under, which no other upload has: see "Masks" above."""
-    return f"score/{name}"
+    return f"{'validation' if validates else 'score'}/{name}"

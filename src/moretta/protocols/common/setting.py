@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.rows import Subjects
-from moretta.data.silo import Silo, check_least, layout_of, row_shape, rules_of_columns
+from moretta.data.silo import Silo, check_least, holding_back, layout_of, row_shape, rules_of_columns
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, RowsError
@@ -60,6 +60,9 @@ def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules
         moretta.errors.ParameterError: settings, rows and roster do not fit each other.
     """
     data, secure = spec.data, spec.secure_aggregation
+    if data.silos_validate:
+        part, key = data.validation_fraction or 0.0, "validation-fraction"
+        silos = [silo if silo.remote else holding_back(silo, part, key, 1, "validation") for silo in silos]
     layout = layout_of(silos, data.standardise or False, data.missing)
     standardise = bool(data.standardise)
     columns = rules_of_columns(silos, layout, spec.table, rules, standardise=standardise, missing=data.missing)
@@ -156,6 +159,11 @@ class Setting:
         """Of the score that silos are asked for at the end (`moretta.protocols.common.scoring`), none for no score."""
         asked = self.spec.data.score_at_silos
         return figures_of(self.spec.protocol.loss, self.spec.task, tables=asked == TABLES_TOO) if asked else ()
+
+    @property
+    def validated(self) -> Sequence[str]:
+        """The figures of validation rows that silos hold back, none where they hold none."""
+        return figures_of(self.spec.protocol.loss, self.spec.task) if self.spec.data.silos_validate else ()
 
     @property
     def classes(self) -> int:
@@ -262,7 +270,8 @@ class Setting:
             moretta.errors.ParameterError: its targets do not fit the loss.
         """
         secure, run, protocol = self.secure_aggregation, self.spec.run, self.spec.protocol
-        scored = silo.held_out if self.figures else None
+        parts = (silo.held_out if self.figures else None, silo.validation)
+        held_out, validation = (one and (one[0], self.targets(one[1], silo.name)) for one in parts)
         scheme = secure.scheme if scheme is None else scheme
         rules = self.rules(scheme)
         return SiloSetup(
@@ -281,8 +290,9 @@ class Setting:
             table=self.spec.table_digest,
             statistics=statistics,
             loss=protocol.loss,
-            figures=tuple(self.figures),
-            held_out=None if scored is None else (scored[0], self.targets(scored[1], silo.name)),
+            figures=tuple(self.figures or self.validated),
+            held_out=held_out,
+            validation=validation,
             subjects=silo.subjects,
             augment=self.spec.data.varied,
             privacy=protocol.privacy,

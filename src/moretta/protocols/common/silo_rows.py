@@ -12,12 +12,12 @@ from moretta.contract.messages import Array, Message, Spent, Stamp, message
 from moretta.contract.roles import unexpected
 from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
-from moretta.errors import PeerError, RowsError
+from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import overlap, scoring
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.row_counts import class_columns
-from moretta.protocols.common.scoring import HeldOut
+from moretta.protocols.common.scoring import HeldOut, Question, Validate
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
@@ -87,8 +87,9 @@ class TrainingRows:
 
     x: the inputs, [rows, ...]; y: the targets as the loss wants them (`moretta.protocols.common.targets.encode`),
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
-    table: the digest of its table's schema, empty where it has none. subjects: whom the rows are about.
-    statistics: the closed list of those that are given. answers: what the silo has answered that it answers once.
+    validation: others, on which models are scored on the way. table: the digest of its table's schema, empty where it
+    has none. subjects: whom the rows are about. statistics: the closed list of those that are given. answers: what the
+    silo has answered that it answers once.
     """
 
     def __init__(
@@ -102,9 +103,11 @@ class TrainingRows:
         subjects: Subjects | None = None,
         statistics: Statistics = NOTHING,
         answers: Answers | None = None,
+        validation: HeldOut | None = None,
     ) -> None:
         self._statistics, self.answers = statistics, answers or Answers()
-        self.x, self.y, self.batches, self._schema, self.held_out = x, y, batches, schema, held_out
+        self.x, self.y, self.batches, self._schema = x, y, batches, schema
+        self.held_out, self.validation = held_out, validation
         self._subjects = subjects or Subjects()
         self._table, self.prepared = table, Preparation.nothing()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -156,6 +159,13 @@ class TrainingRows:
         if reply is None:
             raise unexpected("a silo", message)
         return reply
+
+    def scored(self, ask: Question) -> HeldOut:
+        """Return the rows that a question is about. Raises `moretta.errors.MisuseError` where there are none."""
+        found = self.validation if isinstance(ask, Validate) else self.held_out
+        if found is None:
+            raise MisuseError("this silo holds no rows back that a model could be scored on")
+        return found
 
     def compared(self, ask: AskApart) -> Message:
         """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""

@@ -49,6 +49,7 @@ class SiloSetup:
         statistics: the closed list of those that it gives.
         loss, figures: of the score on rows held back.
         held_out: those rows, where models are scored on them.
+        validation: other rows, on which models are scored on the way (`Setting.validates`).
         subjects: whom rows are about, which no other process is told.
         augment: how images of a batch are varied; empty: not.
         privacy, sharers, bound: of the noise on its uploads, if any: how many silos share it, and the digest of
@@ -75,6 +76,7 @@ class SiloSetup:
     loss: str = "mse"
     figures: tuple[str, ...] = ()
     held_out: tuple[Array, Array] | None = None
+    validation: tuple[Array, Array] | None = None
     subjects: Subjects = field(default_factory=Subjects)
     augment: str = ""
     privacy: Privacy | None = None
@@ -97,12 +99,14 @@ class SiloSetup:
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
         """Return its rows, which answer the set-up. batches: in the place of its own."""
-        answers, held_out = self.answers, None
-        if self.held_out is not None:
-            held_out = HeldOut(*self.held_out, self.loss, self.figures, self.rounds, answers)
+        answers, kept = self.answers, [self.held_out, self.validation]
+        held_out, validation = (
+            None if part is None else HeldOut(*part, self.loss, self.figures, self.rounds, answers, part is kept[1])
+            for part in kept
+        )
         own = batches or Batches(len(self.x), self.batch_size, self.seed, self.name, self.run)
         about, table, given = self.subjects, self.table, self.statistics
-        return TrainingRows(self.x, self.y, own, self.schema, held_out, table, about, given, answers)
+        return TrainingRows(self.x, self.y, own, self.schema, held_out, table, about, given, answers, validation)
 
     def contributor(
         self, insecure: SecretRoot | None, rules: Rules | None = None, run: str | None = None
@@ -125,18 +129,20 @@ class SiloSetup:
 
     def sent(self) -> tuple[Array, Array]:
         """Return the arrays that go to a process of the silo's own: rows, of which those held back are the last."""
-        x = loaded(self.x)
-        if self.held_out is None:
-            return x, self.y
-        return np.concatenate([x, self.held_out[0]]), np.concatenate([self.y, self.held_out[1]])
+        parts = [(loaded(self.x), self.y), *filter(None, (self.held_out, self.validation))]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
     def plain(self) -> dict[str, Any]:
         """Return all but the rows as values that JSON has; `of` reads them."""
         helped, rules = self.helped, replace(self.rules, roster=None)
-        bare = replace(self, x=np.empty(0), y=np.empty(0), held_out=None, subjects=Subjects(), unkept=Answers())
+        nothing, parts = np.empty(0), ("held_out", "validation")
+        bare = replace(self, x=nothing, y=nothing, subjects=Subjects(), unkept=Answers(), **dict.fromkeys(parts))
+        counts = {name: len((getattr(self, name) or ((), ()))[0]) for name in parts}
         values = asdict(replace(bare, rules=rules)) | {
             "helped": None if helped is None else asdict(replace(helped, path=_absolute(helped.path))),
-            "held_out": 0 if self.held_out is None else len(self.held_out[0]),
+            **counts,
             "bound": self.bound.hex(),
             "roster": _absolute(self.roster),
             "identity": _absolute(self.identity),
@@ -149,7 +155,8 @@ class SiloSetup:
 
         Raises `moretta.errors.ParameterError` for a roster that cannot be read.
         """
-        playing, kept = values["rules"]["participation"], len(x) - values["held_out"]
+        playing, last = values["rules"]["participation"], len(x) - values["validation"]
+        kept = last - values["held_out"]
         roster = Roster.load(values["roster"]) if values["roster"] else None
         rules = {"roster": roster, "participation": playing and Participation(**frozen(playing))}
         built = {
@@ -158,7 +165,8 @@ class SiloSetup:
             "helped": values["helped"] and HelpedFile(**values["helped"]),
             "privacy": values["privacy"] and Privacy(**values["privacy"]),
             "bound": bytes.fromhex(values["bound"]),
-            "held_out": (x[kept:], y[kept:]) if values["held_out"] else None,
+            "held_out": (x[kept:last], y[kept:last]) if values["held_out"] else None,
+            "validation": (x[last:], y[last:]) if values["validation"] else None,
         }
         return cls(**frozen(values) | built, x=x[:kept], y=y[:kept])
 

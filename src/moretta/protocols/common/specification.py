@@ -60,6 +60,7 @@ class Specification:
                 **{"batch-size": data.batch_size, "standardise": data.standardise, "augment": data.augment},
                 "missing": data.missing,
                 **({"score-at-silos": data.score_at_silos} if data.score_at_silos else {}),
+                **({"validation-fraction": data.validation_fraction} if data.silos_validate else {}),
             },
             "protocol": self.protocol.model_dump(mode="json", by_alias=True),
             "secure-aggregation": self.secure_aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),

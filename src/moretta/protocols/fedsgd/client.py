@@ -22,7 +22,7 @@ from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_p
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.modules import take_step
-from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
 from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.training import Training
@@ -74,7 +74,7 @@ class Client:
                 return (yield from self._train(message))
             answer = self._train_in_private(message, self._private)
         else:
-            model = self.model if isinstance(message, Score) else self._given
+            model = self.model if isinstance(message, Question) else self._given
             with self.phase("aggregation"):
                 answer = self.rows.answer(message, self._contributor, model)
         if self._private is not None:

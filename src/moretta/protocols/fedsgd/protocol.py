@@ -14,6 +14,7 @@ FEDSGD = Entry(
     messages=f"{HERE}.messages",
     claims=f"{HERE}.claims",
     leaves=f"{HERE}.roles:left",
+    shows_model=True,
 )
 FEDAVG = replace(
     FEDSGD, name="fedavg", label="FedAvg", settings=f"{HERE}.params:FedAvg", roles=f"{HERE}.roles:build_fedavg"
@@ -27,6 +28,7 @@ LOCAL = replace(
     roles=f"{HERE}.roles:build_local",
     baseline=True,
     summed=False,
+    shows_model=False,
     many_machines=False,
 )
 CENTRALISED = replace(

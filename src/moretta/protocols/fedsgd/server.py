@@ -79,7 +79,8 @@ class Server:
             clipped = self._stepper.step(gradient, now.round, buffers)
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
-        return Report(loss | figures | clipped)
+        validation = yield from self._enrolment.validation(now, modules.arrays(self._model))
+        return Report(loss | figures | clipped | validation)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""

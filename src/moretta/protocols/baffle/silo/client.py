@@ -24,7 +24,7 @@ from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.augmentation import cropped
 from moretta.protocols.common.noise import SiloNoise
-from moretta.protocols.common.scoring import Score
+from moretta.protocols.common.scoring import Question, Score, Validate
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import without_noise
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -103,7 +103,7 @@ class Client:
                 digest = self._seed.agree(message.contributions)
                 self._check_layout(message)
                 return messages.Agreed(stamp=message.stamp, digest=digest)
-            case Score():
+            case Score() | Validate():
                 return self._score(message)
         with self.phase("aggregation"):
             return self._rows.answer(message, self._contributor)
@@ -272,11 +272,11 @@ class Client:
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding, asked=about)
 
-    def _score(self, ask: Score) -> Message:
+    def _score(self, ask: Question) -> Message:
         """Upload what the trained parameters score on the rows held back, as many at a time as a round's batch."""
-        forward, rows, held_out = self._forward, self._rows, self._rows.held_out
-        if forward is None or held_out is None:
-            raise MisuseError("expected a set-up before, and rows that this silo holds back")
+        forward, rows, held_out = self._forward, self._rows, self._rows.scored(ask)
+        if forward is None:
+            raise MisuseError("was asked for a score before the set-up")
         layout = forward.layout
         if {name: array.shape for name, array in ask.parameters.items()} != layout.shapes:
             raise PeerError(f"expected the {len(layout.shapes)} tensors that are trained, got {len(ask.parameters)}")
