@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from moretta import BAFFLE, CGD, PBPFL, Engine, Federation, FedSGD, Silo
+from moretta import BAFFLE, CGD, PBPFL, Engine, Federation, FedSGD, SecureAggregation, Silo
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Client, Exchange, Outcome
 from moretta.data.tables.preparation import ColumnRules
@@ -180,6 +180,30 @@ def test_silos_score_one_model_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Enrolment, "scored", greedy)
     assert held_back().train(1).test["rows"] == 18
     assert all(isinstance(one, Aborted) for one in found), found
+
+
+def test_silos_validate_one_model_a_round_over_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With scores of any models, or over two sets, validation rows would be found by their losses."""
+    honest, found = Enrolment.validation, list[Any]()
+
+    def greedy(self: Enrolment, now: Stamp, parameters: Any) -> Exchange[Any]:
+        seen = yield from honest(self, now, parameters)
+        everybody, figures = list(self.aggregation.cohort), self._validated
+        others = {name: value * 0 for name, value in parameters.items()}
+        questions = [(everybody, others), (everybody[:-1], parameters), (everybody, parameters)]
+        for attempt, (cohort, asked) in enumerate(questions, start=now.attempt + 1):
+            later = dataclasses.replace(now, attempt=attempt)
+            assert (yield from self.aggregation.setup(later, cohort)) is None
+            score = scoring.score(self.aggregation, later, asked, figures, self.agreed, validates=True)
+            found.append((yield from score))
+        return seen
+
+    monkeypatch.setattr(Enrolment, "validation", greedy)
+    rest = SecureAggregation(threshold=2)
+    result = federation(FedSGD(), validation_fraction=0.25, evaluate_every=1, aggregation=rest).train(1)
+    *refused, (again, _) = found  # the same question over the same set is answered again, and tells nothing new
+    assert [type(one) for one in refused] == [Aborted, Aborted], found
+    assert again["loss"] == result.history[0]["validation_loss"]
 
 
 def test_what_epsilon_leaves_out_stands_at_each_silo(tmp_path: Path) -> None:

@@ -195,6 +195,10 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "scores on the rows": (
         refused_text(silo_of(more="[runs]\nscores = false"), data="score-at-silos = true"), r"\[data\] score-at-silos",
     ),
+    "scores on the way": (
+        refused_text(silo_of(more="[runs]\nscores = false"), data="validation-fraction = 0.2"),
+        r"\[data\] validation-fraction",
+    ),
     "a sum of too few": (refused_text(silo_of(more="[privacy]\nfewest-silos = 4")), r"\[privacy\] fewest-silos = 4"),
     "a low threshold": (
         refused_text(silo_of(more="[privacy]\nthreshold = 3"), more="[secure-aggregation]\nthreshold = 2"),

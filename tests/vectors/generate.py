@@ -1221,6 +1221,10 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             made,
             {"parameters": model, "encoding": {"score/rows": 41, "score/loss": 41, "most weight": 3}},
         ),
+        "scoring/validate": (
+            made,
+            {"parameters": model, "encoding": {"validation/rows": 41, "validation/loss": 41, "most weight": 3}},
+        ),
         "fedsgd/train-on": (
             "chosen here; a counter beside the floats, and fraction bits below zero",
             {"parameters": model, "encoding": {"0.weight": 40, "0.bias": -2, "most weight": 96}},

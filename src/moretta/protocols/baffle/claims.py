@@ -104,6 +104,7 @@ CLAIMS = (
     *under((shared.of_two(EPOCH),), sums_weight_changes),
     shared.COLUMNS_OF_THE_OTHER,
     shared.SCORES,
+    shared.VALIDATION,
     *shared.TABLES,
     *shared.OF_ALL_RUNS,
 )

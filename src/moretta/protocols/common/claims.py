@@ -236,6 +236,10 @@ scores_at_silos = Condition(
     "models are scored on rows that silos hold back (`score-at-silos`)",
     lambda run: bool(setting(run, "data", "score-at-silos")) and opened_sums(run, "release") != [],
 )
+validates_at_silos = Condition(
+    "models are validated on rows that silos hold back (`validation-fraction` at sites)",
+    lambda run: bool(setting(run, "data", "validation-fraction")) and setting(run, "data", "source") in (None, "sites"),
+)
 tabulates_at_silos = Condition(
     'classes are counted on rows that silos hold back (`score-at-silos = "classes"`)',
     lambda run: setting(run, "data", "score-at-silos") == "classes" and scores_at_silos(run),
@@ -552,6 +556,10 @@ DIFFERENCES_OF_TOTALS = server("traffic", (is_summed, has_different_sums)).says(
 SCORES = server("statistics", (scores_at_silos,)).says(
     "learns, at the end, how many rows are held back to score models on, and the scores on them, {by_whom}"
 )
+VALIDATION = server("statistics", (validates_at_silos,)).says(
+    "learns, in each round that it evaluates, how many rows are held back to validate models on, and the scores of the "
+    "round’s model on them, {by_whom}"
+)
 TABLES = (
     server("statistics", (tabulates_at_silos,)).says(
         "learns, at the end, how many of the rows held back at all silos together, exactly and however few, have which "
@@ -643,6 +651,7 @@ SHARED = (
     ROWS_OF_A_ROUND,
     DIFFERENCES_OF_TOTALS,
     SCORES,
+    VALIDATION,
     *TABLES,
     LABELS_OF_OTHERS,
     *SILO_STATISTICS,

@@ -49,6 +49,7 @@ CLAIMS = (
     *of(LOCAL, ALONE),
     *of(CENTRALISED, POOLED),
     shared.SCORES,
+    shared.VALIDATION,
     *of(FEDERATED, shared.TABLES),
     *shared.OF_ALL_RUNS,
 )
