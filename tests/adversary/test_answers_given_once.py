@@ -186,8 +186,8 @@ def test_silos_validate_one_model_a_round_over_one_set(monkeypatch: pytest.Monke
     """With scores of any models, or over two sets, validation rows would be found by their losses."""
     honest, found = Enrolment.validation, list[Any]()
 
-    def greedy(self: Enrolment, now: Stamp, parameters: Any) -> Exchange[Any]:
-        seen = yield from honest(self, now, parameters)
+    def greedy(self: Enrolment, now: Stamp, parameters: Any, summed: Any) -> Exchange[Any]:
+        seen = yield from honest(self, now, parameters, summed)
         everybody, figures = list(self.aggregation.cohort), self._validated
         others = {name: value * 0 for name, value in parameters.items()}
         questions = [(everybody, others), (everybody[:-1], parameters), (everybody, parameters)]

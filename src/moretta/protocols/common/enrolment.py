@@ -295,17 +295,18 @@ class Enrolment:
         )
         return replace(outcome, scores=scores, tables=tables)
 
-    def validation(self, now: Stamp, parameters: Tensors) -> Exchange[Mapping[str, float]]:
+    def validation(self, now: Stamp, parameters: Tensors, summed: Sequence[str]) -> Exchange[Mapping[str, float]]:
         """Return what a round's new model scores on the silos' validation rows, as figures of the round.
 
-        It is nothing where none is asked for, and where a silo is away of those that gave the first: see `scoring`.
+        summed: the silos in the round's own sum. It is nothing where no score is asked for, and where a silo is away of
+        those that gave the first: see `scoring`.
         """
         if not self._validated or not self._evaluates(now.round):
             return {}
-        if away := sorted(set(self._validators) ^ set(self.cohort)) if self._validators else ():
-            log.warning("%s: the model is not validated, as %s of the silos that are asked for it changed", now, away)
+        self._validators = self._validators or tuple(sorted(self.cohort))
+        if away := sorted(set(self._validators) ^ set(summed)):
+            log.warning("%s: the model is not validated, which takes all silos of the first time: %s", now, away)
             return {}
-        self._validators = tuple(self.cohort)
         try:
             found = yield from scoring.score(
                 self.aggregation, now, parameters, self._validated, self.agreed, validates=True
