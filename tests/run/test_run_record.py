@@ -16,6 +16,7 @@ from moretta.engines.driver import DroppedSilo
 from moretta.engines.settings import Engine, Faults, Run
 from moretta.protocols.common.specification import Specification
 from moretta.run.record import RunEnd, RunPlan, facts_of, record_of, ring_facts, warnings_of
+from moretta.run.result import Result
 
 BYTES = {"up": 8.0, "down": 4.0, "secure_aggregation": 2.0, "set_up": 1.0}
 LEFT = {"round": 2, "silo": "north", "reason": "left"}
@@ -133,3 +134,20 @@ def test_warnings_stand_in_one_order() -> None:
     end = replace(END, warnings=["of the roles"], history=[round_line(1, clipped=1.0)])
     starts = ["of the roles", "every secret", "faults", "the silos' sum", "no test rows"]
     assert [said.startswith(start) for said, start in zip(warnings_of(plan, end), starts, strict=True)] == [True] * 5
+
+
+def test_a_result_is_printed_in_few_lines_that_quote_nothing_of_a_page() -> None:
+    scores = {"rows": 30, "accuracy": 0.9, "loss": 0.25, "metrics": {"auc": 0.96, "f1": 0.9}}
+    name = "<b>run</b>"
+    plan = replace(PLAN, spec=replace(SPEC, run=SPEC.run.model_copy(update={"name": name})))
+    result = Result(record_of(plan, replace(END, scores=scores, best_round=1), {}), [], None, None, {})
+    lines = str(result).splitlines()
+    assert lines[:3] == [
+        "run: <b>run</b>: fedsgd, 2 silos, 2 rounds",
+        "best round: 1",
+        "test, 30 rows: accuracy 0.9, loss 0.25, auc 0.96",
+    ]
+    assert "silos that were missing: north, south" in lines
+    assert len(lines) <= 10
+    assert name not in result._repr_html_()
+    assert "<td>1</td>" in result._repr_html_()

@@ -92,9 +92,15 @@ def unfit(value: object) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` most resembles, if any does."""
-    close = difflib.get_close_matches(word.replace("_", "-").lower(), list(known), n=1)
-    return close[0] if close else None
+    """Return the known word that `word` most resembles, or whose initials it is, if any.
+
+    >>> nearest("lr", ["momentum", "learning-rate"])
+    'learning-rate'
+    """
+    written, words = word.replace("_", "-").lower(), list(known)
+    close = [one for one in words if "-" in one and written == "".join(part[:1] for part in one.split("-"))]
+    close = close or difflib.get_close_matches(written, words, n=1)
+    return close[0] if len(close) == 1 else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,36 @@ class Result:
     folder: Path | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     played: tuple[Trained, int, int] | None = field(default=None, repr=False)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Return what matters most of it, as pairs of a name and a text."""
+        record, test, facts = self.record, self.record["test"], self.record["facts"]
+        figures = {key: test[key] for key in ("accuracy", "mse", "loss") if isinstance(test.get(key), float)}
+        figures |= {key: value for key, value in test.get("metrics", {}).items() if key in ("auc", "balanced_accuracy")}
+        spent = f"{facts['epsilon']:.4g} at delta {facts['delta']:g}" if "epsilon" in facts else ""
+        found = {
+            "run": f"{record['name']}: {record['protocol']}, {record['silos']} silos, {record['rounds']} rounds",
+            "best round": f"{facts['best_round']:.0f}" if "best_round" in facts else "",
+            f"test, {test.get('rows', 0)} rows": ", ".join(f"{key} {value:.4g}" for key, value in figures.items()),
+            "epsilon": spent,
+            "model": f"{record['parameters']:,} parameters" + (f", {len(self.models)} models" if self.models else ""),
+            "sums": f"{record['secure_aggregation']['scheme']}" if record.get("secure_aggregation") else "",
+            "bytes a silo and round": "{up_per_silo_per_round:,.0f} up, {down_per_silo_per_round:,.0f} down".format(
+                **record["bytes"]
+            ),
+            "silos that were missing": ", ".join(sorted({one["silo"] for one in record["dropped"]})),
+            "seconds": f"{record['seconds']['total']:.3g}",
+            "warnings": "; ".join(record["warnings"]),
+            "folder": str(self.folder or ""),
+        }
+        return [(name, text) for name, text in found.items() if text]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {text}" for name, text in self._lines())
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._lines())
+        return f"<table>{cells}</table>"
 
     @property
     def test(self) -> Mapping[str, Any]:
