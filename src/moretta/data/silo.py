@@ -257,4 +257,5 @@ def holding_back(silo: Silo, fraction: float, key: str, seed: int = 0, part: str
         )
     together = silo.ids if silo.groups is None else silo.groups
     held, kept = split(silo.y, (fraction,), seed, f"silo `{silo.name}`: [data] {key}", together)
-    return replace(in_order(silo, kept), **{part: (taken(silo.x, held), silo.y[held])})
+    rows: dict[str, Any] = {part: (taken(silo.x, held), silo.y[held])}
+    return replace(in_order(silo, kept), **rows)

@@ -19,7 +19,7 @@ these sums.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -295,7 +295,7 @@ class Enrolment:
         )
         return replace(outcome, scores=scores, tables=tables)
 
-    def validation(self, now: Stamp, parameters: Tensors, summed: Sequence[str]) -> Exchange[Mapping[str, float]]:
+    def validation(self, now: Stamp, parameters: Tensors, summed: Sequence[str]) -> Exchange[dict[str, float]]:
         """Return what a round's new model scores on the silos' validation rows, as figures of the round.
 
         summed: the silos in the round's own sum. It is nothing where no score is asked for, and where a silo is away of

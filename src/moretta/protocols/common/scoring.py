@@ -155,13 +155,13 @@ class HeldOut:
         if self.validates and not 0 < number <= self.after:
             raise PeerError(f"expected to be asked to validate a model of rounds 1 to {self.after}; got {ask.stamp}")
         check_exact(ask.encoding)
-        by_class = _tensor(CONFUSION) in ask.encoding
+        by_class = isinstance(ask, Score) and _tensor(CONFUSION) in ask.encoding
         name = f"score after round {self.after}" + (", by class" if by_class else "")
         name = f"validation in round {number}" if self.validates else name
         if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model):
             raise PeerError(f"expected the model of the {name} that was scored before, got another; nothing was sent")
         tensors = self._tables(outputs) if by_class else self._sums(outputs)
-        about = asked_of_tables(ask, agreed) if by_class else asked_of(ask, agreed)
+        about = (asked_of_tables if by_class else asked_of)(ask, agreed)
         return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=HALF)
 
     def _sums(self, outputs: Array) -> dict[str, Array]:
@@ -207,7 +207,7 @@ def asked_of(ask: Question, agreed: Sequence[bytes]) -> Query:
     return query_of(ask, *agreed, once="score", whole=True)
 
 
-def asked_of_tables(ask: Score, agreed: Sequence[bytes]) -> Query:
+def asked_of_tables(ask: Question, agreed: Sequence[bytes]) -> Query:
     """Return what tables answer; beside the score, as rows and hits of both would else be told apart by silo."""
     return query_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
 

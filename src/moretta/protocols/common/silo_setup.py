@@ -137,10 +137,9 @@ class SiloSetup:
     def plain(self) -> dict[str, Any]:
         """Return all but the rows as values that JSON has; `of` reads them."""
         helped, rules = self.helped, replace(self.rules, roster=None)
-        nothing, parts = np.empty(0), ("held_out", "validation")
-        bare = replace(self, x=nothing, y=nothing, subjects=Subjects(), unkept=Answers(), **dict.fromkeys(parts))
-        counts = {name: len((getattr(self, name) or ((), ()))[0]) for name in parts}
-        values = asdict(replace(bare, rules=rules)) | {
+        bare = replace(self, x=np.empty(0), y=np.empty(0), held_out=None, validation=None, subjects=Subjects())
+        counts = {name: len((getattr(self, name) or [()])[0]) for name in ("held_out", "validation")}
+        values = asdict(replace(bare, rules=rules, unkept=Answers())) | {
             "helped": None if helped is None else asdict(replace(helped, path=_absolute(helped.path))),
             **counts,
             "bound": self.bound.hex(),
