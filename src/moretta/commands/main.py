@@ -155,7 +155,7 @@ def _options(
 def _add_commands() -> None:
     """Add all commands, in the order in which the help lists them."""
     _add(train.new, train.train, train.watch, rows.look, compare.compare, report.report, report.audit)
-    _add(models.predict, models.export)
+    _add(models.predict, models.evaluate, models.export)
     for entry in ENTRIES.values():
         if entry.commands:
             load(entry.commands)(app, needs_torch, say)

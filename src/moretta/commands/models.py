@@ -69,6 +69,60 @@ def predict(
         raise typer.Exit(LEFT_OUT)
 
 
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
+    data: Annotated[
+        Path, typer.Option(help="Labelled rows that were not trained on: a table with its target, .npz with x and y.")
+    ],
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Judge the rows of each of its values apart too, as a ward's.")
+    ] = None,
+    true_model: Annotated[
+        bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
+    ] = False,
+    silo: OfSilo = None,
+    model: Architecture = None,
+    separator: Separator = None,
+    decimal: Decimal = None,
+    file_encoding: FileEncoding = None,
+    absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
+    allow_code: AllowCode = False,
+) -> None:
+    """Say how good a run's model is on other labelled rows, with intervals of 95 per cent, in all and by a column.
+
+    Rows that do not fit the schema are left out and named; the exit code is 3 then.
+    """
+    with needs_torch():
+        from moretta.run.external_evaluation import evaluate as judge
+
+        told = judge(
+            folder,
+            data,
+            by=by,
+            form=given_of(separator, decimal, file_encoding, absent),
+            true_model=true_model,
+            silo=silo,
+            model=model,
+            allow_code=allows_code(folder, allow_code),
+        )
+
+    def show() -> None:
+        for part, found in {"all rows": told, **told.get("parts", {})}.items():
+            units = "" if found["units"] == found["rows"] else f" of {found['units']} people or things"
+            print(f"{part}: {found['rows']} rows{units}")
+            for name, figure in found["figures"].items():
+                print(f"    {name} {figure['value']:.4g} ({figure['low']:.4g} to {figure['high']:.4g})")
+            print(f"    the {'commonest class' if 'classes' in found else 'mean'} alone: {found['baseline']:.4g}")
+        if told.get("parts_withheld"):
+            print(f"{told['parts_withheld']} values of {by} have too few rows to be shown")
+        for row, why in told.get("left_out", {}).items():
+            print(f"left out: row {row}: {why}")
+
+    say(told, show)
+    if told.get("left_out"):
+        raise typer.Exit(LEFT_OUT)
+
+
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
     out: Annotated[Path, typer.Option(help="A .safetensors state_dict, an .onnx graph, or of a history a new folder.")],

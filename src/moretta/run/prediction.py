@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moretta.contract.messages import Array
-from moretta.data.images.folder import FILE, read_unlabelled
+from moretta.data.images.folder import FILE, read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.reading import ExpectedRows, Source, of_arrays, read
@@ -27,6 +27,7 @@ from moretta.run import trained_model
 from moretta.run.trained_model import TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
+MOST_CLASSES = 1 << 16  # where a run does not say how many it had
 ROW = "row"  # the column of predictions with each row's number, where rows are left out and have no ids
 
 
@@ -69,33 +70,46 @@ def predict(
     found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
-    found_rows, named = _rows(rows, found, replace(found.form, **(form or {})))
+    found_rows, named = rows_of(rows, found, replace(found.form, **(form or {})))
     outputs = found.outputs(found_rows.x, str(rows))
     _write(out, outputs, found_rows, named, found)
     return Predicted(outputs.shape[0], outputs.shape[1], found_rows.left_out)
 
 
-def _rows(path: Path, model: TrainedModel, form: Format) -> tuple[Rows, str]:
-    """Return rows to predict as a silo's own are, with what names each as its id, and the name of that column."""
+def rows_of(path: Path, model: TrainedModel, form: Format, *, labelled: bool = False) -> tuple[Rows, str]:
+    """Return rows to predict as a silo's own are, with what names each as its id, and the name of that column.
+
+    labelled: with their targets.
+    """
     if model.image is not None and (path.is_dir() or is_table(path.name)):
-        return _images(path, model, model.image, form)
+        return _images(path, model, model.image, form, labelled)
     schema = model.table or _of_arrays(model)
-    layout = model.layout
-    expected = ExpectedRows(None, False, None, None, False, True, layout=layout, training=False)
+    classes = (len(model.classes) or MOST_CLASSES) if model.task == "classification" else None
+    outputs = None if classes else 1
+    expected = ExpectedRows(None, False, classes, outputs, labelled, True, layout=model.layout, training=False)
     if path.suffix == ".npz":
         return _arrays(path, model, expected), "id"
     if not is_table(path.name):
         raise ParameterError(f"{path}: expected rows to predict in a table (.csv, .parquet, .arrow) or an .npz file")
     if schema is None:
         raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
+    if labelled and schema.target is None:
+        raise ParameterError(f"{path}: the run's rows were arrays; give an .npz file with x and y")
     rows = read(Source(path.name, form, base=path.parent), replace(expected, table=schema), str(path.parent))
     if rows.ids is not None:
         return rows, schema.name_of("id") or ""
     return replace(rows, ids=rows.groups), schema.name_of("group") or ""
 
 
-def _images(path: Path, model: TrainedModel, image: ImageForm, form: Format) -> tuple[Rows, str]:
+def _images(
+    path: Path, model: TrainedModel, image: ImageForm, form: Format, labelled: bool = False
+) -> tuple[Rows, str]:
     """Return the images of a folder, or those below its own folder that a table names; each is named by its path."""
+    if labelled:
+        if path.is_dir() or model.table is None:
+            raise ParameterError(f"{path}: expected the table that names images and their classes, beside them")
+        found = read_labelled(path.parent, path, image, model.table, written=form)
+        return Rows(found.x, found.y, found.ids, found.groups), FILE
     column = (model.table.name_of("file") if model.table else None) or FILE
     if path.is_dir():
         x, names = read_unlabelled(path, image)

@@ -117,6 +117,13 @@ class Result:
         return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
 
     @names_keywords()
+    def evaluate(
+        self, x: Any, y: Any, groups: Any = None, *, silo: str | None = None, true_model: bool = False
+    ) -> dict[str, Any]:
+        """Return how good the model of `raw_model` is on other labelled rows, as `TrainedModel.evaluate` does."""
+        return self.raw_model(silo=silo, true_model=true_model).evaluate(x, y, groups)
+
+    @names_keywords()
     def save(self, folder: str | Path | None = None) -> Path:
         """Write the models into a new folder for `moretta.load` and the shell's commands, and return the folder.
 

@@ -23,7 +23,7 @@ from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, is_reference
-from moretta.data.rows import as_features, check_finite
+from moretta.data.rows import as_features, as_targets, check_finite
 from moretta.data.tables import schema
 from moretta.data.tables.files import Format, as_columns
 from moretta.data.tables.preparation import Expansion, Preparation
@@ -140,6 +140,23 @@ class TrainedModel(nn.Module):
         if self.task != "classification":
             raise ParameterError("predict_proba is for classes, and this model predicts numbers; use predict")
         return probabilities(self.outputs(self._rows(x), "x"), self.loss)
+
+    @names_keywords()
+    def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
+        """Return how good the model is on labelled rows: `moretta.run.external_evaluation.judged`.
+
+        x: as `predict` takes it. y: the classes' numbers, or numbers as the targets were. groups: whom each row is
+        about, where several rows are about one. Raises as `predict` does, and for targets that do not fit.
+        """
+        from moretta.run.external_evaluation import judged  # which reads models itself
+
+        outputs = self.outputs(self._rows(x), "x")
+        targets = as_targets(np.asarray(y), "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
+        if len(targets) != len(outputs):
+            raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
+        return judged(
+            outputs, targets, self, None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
+        )
 
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of rows as a silo has them, which may be lazy.
