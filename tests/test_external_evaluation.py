@@ -15,8 +15,7 @@ from torch import nn
 
 from moretta import Federation, FedSGD, Silo, load
 from moretta.errors import ParameterError
-from moretta.run.external_evaluation import judged
-from moretta.run.trained_model import TrainedModel
+from moretta.run.intervals import judged
 
 
 def others(rows: int = 40, change: Callable[[list[str]], list[str]] = lambda lines: lines) -> Path:
@@ -47,21 +46,14 @@ def test_figures_are_scikit_learn_s_with_intervals_around_them(train: Train) -> 
 def test_an_interval_covers_what_it_says() -> None:
     """Over 200 draws of 100 rows of which each is right with probability 0.8, as an interval of 95 per cent does."""
     random = np.random.default_rng(0)
-    model = load_of(nn.Linear(1, 2))
     inside = 0
     for _ in range(60):
         y = random.integers(0, 2, 100)
         right = random.random(100) < 0.8
         outputs = np.eye(2)[np.where(right, y, 1 - y)]
-        accuracy = judged(outputs, y, model)["figures"]["accuracy"]
+        accuracy = judged(outputs, y, "classification", "cross-entropy")["figures"]["accuracy"]
         inside += accuracy["low"] <= 0.8 <= accuracy["high"]
     assert inside >= 51  # of 60 at 95 per cent less than 51 has probability 0.002; the bootstrap is a little narrow
-
-
-def load_of(network: nn.Module) -> TrainedModel:
-    x = np.zeros((8, 1), np.float32)
-    silos = [Silo(name, x, np.arange(8) % 2) for name in ("a", "b", "c")]
-    return Federation(network, silos, FedSGD()).train(1, progress=False).raw_model()
 
 
 def test_rows_of_one_patient_are_drawn_together(train: Train) -> None:  # noqa: F811

@@ -41,6 +41,7 @@ from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import consent
 from moretta.run.foreign import ForeignGraph
+from moretta.run.intervals import judged
 from moretta.run.python_arguments import Made
 from moretta.run.raw_rows import Expanded, Prepared
 
@@ -143,20 +144,17 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
-        """Return how good the model is on labelled rows: `moretta.run.external_evaluation.judged`.
+        """Return how good the model is on labelled rows: `moretta.run.intervals.judged`.
 
         x: as `predict` takes it. y: the classes' numbers, or numbers as the targets were. groups: whom each row is
         about, where several rows are about one. Raises as `predict` does, and for targets that do not fit.
         """
-        from moretta.run.external_evaluation import judged  # which reads models itself
-
         outputs = self.outputs(self._rows(x), "x")
         targets = as_targets(np.asarray(y), "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
-        return judged(
-            outputs, targets, self, None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
-        )
+        whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
+        return judged(outputs, targets, self.task, self.loss, self.classes, whom)
 
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of rows as a silo has them, which may be lazy.
