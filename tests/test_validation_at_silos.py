@@ -32,7 +32,12 @@ PART = 0.25
 
 
 def validating(name: str, **settings: Any) -> Federation:
-    given = {"silos": silos(MORE), "validation_fraction": PART, "evaluate_every": 2, "engine": Engine(strict=True)}
+    given: dict[str, Any] = {
+        "silos": silos(MORE),
+        "validation_fraction": PART,
+        "evaluate_every": 2,
+        "engine": Engine(strict=True),
+    }
     return federation_of(name, **given | settings)
 
 
