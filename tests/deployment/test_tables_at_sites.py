@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,10 @@ def write(path: Path, values: Values, names: Sequence[str], separator: str = ","
 class Hospitals(Machines):
     """Three sites: one has semicolons and decimal commas, one Parquet, one Arrow, each another order of columns."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.rounds, self.names = folder, 3, list(NAMES)
+    def __init__(self, folder: Path, run: str = RUN, rounds: int = 3) -> None:
+        self.folder, self.rounds, self.names = folder, rounds, list(NAMES)
         (folder / "schema.toml").write_text(SCHEMA)
-        (folder / "many.toml").write_text(RUN)
+        (folder / "many.toml").write_text(run)
         write(folder / "test.csv", values_of(9), COLUMNS)
         orders = (COLUMNS, COLUMNS[::-1], (*COLUMNS[2:], *COLUMNS[:2]))
         files = ("rows.csv", "rows.parquet", "rows.arrow")
@@ -164,6 +165,58 @@ def test_three_sites_train_as_one_machine_does_whatever_their_files(hospitals: H
                 name: one.tobytes() for name, one in theirs.items()
             }
         assert (tmp_path / ending / "inputs.json").read_text() == (tmp_path / "many" / "inputs.json").read_text()
+
+
+VALIDATED = RUN.replace("rounds = 3\n", "rounds = 30\nearly-stopping = 4\nevaluate-every = 2\n").replace(
+    "batch-size = 8", "batch-size = 8\nvalidation-fraction = 0.25"
+)
+
+
+def test_sites_validate_on_whole_patients_and_the_run_ends_at_its_best_round(tmp_path: Path, one_process: None) -> None:
+    text = VALIDATED.replace('"pbpfl"', '"fedsgd"').replace("learning-rate = 0.1", "learning-rate = 1.5")
+    hospitals = Hospitals(tmp_path, text, 30)
+    hospitals.start()
+    try:
+        hospitals.serve(tmp_path / "many", least=3)
+    finally:
+        hospitals.stop()
+    run_file = hospitals.run_file
+    assert run_file.table is not None
+    silos = []
+    for number, name in enumerate(NAMES):
+        write(tmp_path / f"{name}.csv", values_of(number), COLUMNS)
+        rows = read_table(tmp_path / f"{name}.csv", run_file.table)
+        silos.append(Silo(name, rows.x, rows.y, groups=rows.groups))
+    federation = Federation(
+        catalogue.build("mlp", inputs=(6,), outputs=2, seed=SEED, hidden=[5]),
+        silos,
+        run_file.protocol,
+        batch_size=8,
+        standardise=True,
+        table=run_file.table,
+        insecure_secret_seed=3,
+        early_stopping=4,
+        evaluate_every=2,
+        validation_fraction=0.25,
+    )
+    for silo, whole in zip(federation.silos, silos, strict=True):  # each patient has two rows
+        assert silo.groups is not None
+        assert silo.validation is not None
+        assert len(silo.x) + len(silo.validation[0]) == len(whole.x)
+        assert set(np.unique(silo.groups, return_counts=True)[1]) == {2}
+    alone = federation.train(30, SEED)
+    lines = [json.loads(line) for line in (tmp_path / "many" / "history.jsonl").read_text().splitlines()]
+    figures = ("validation_rows", "validation_loss", "validation_accuracy")
+    ours, theirs = ([[line.get(key) for key in figures] for line in found] for found in (lines, alone.history))
+    assert ours == theirs
+    result = json.loads((tmp_path / "many" / "result.json").read_text())
+    assert result["facts"]["best_round"] == alone.record["facts"]["best_round"] < result["rounds"] < 30
+    released = read_model(tmp_path / "many", "released.safetensors")
+    assert alone.released is not None
+    module = {name: value.numpy() for name, value in alone.raw_model().network.state_dict().items()}
+    assert {name: one.tobytes() for name, one in released.items()} == {
+        name: one.tobytes() for name, one in module.items()
+    }
 
 
 def check_predictions(hospitals: Hospitals, folder: Path) -> None:
