@@ -58,7 +58,7 @@ REFUSALS = {
     ),
     "names like cells": Refusal(lines("ward,no\nno,yes\nward,no\n"), "--header", ("--header",)),
     "no name": Refusal(
-        lines(ROWS.replace("age", "")), "its own name", change=lambda table: b"age" + table
+        lines(ROWS.replace("ward", "")), "its own name", change=lambda table: table.replace(b"age,,", b"age,ward,")
     ),
     "a name twice": Refusal(
         lines(ROWS.replace("ward", "age")), "its own name", change=lambda table: table.replace(b"age,age", b"age,ward")

@@ -19,6 +19,7 @@ from moretta.data.tables.doubts import Hints
 from moretta.data.tables.files import Format, read_columns
 from moretta.data.tables.inference import Guess, as_toml, infer, propose
 from moretta.data.tables.rows import read_table
+from moretta.data.tables.schema import Drop
 from moretta.errors import ParameterError
 
 Random = np.random.Generator
@@ -81,6 +82,8 @@ OF_ALL_CELLS: dict[str, tuple[str, Cells]] = {  # a name, and cells of which eve
     "numéro de dossier": ("numéro_dossier", whole(0, 40)),
     "expediente": ("Expediente No", whole(0, 40)),
     "病历号": ("病历号", whole(0, 40)),
+    "sample": ("Sample code number", whole(0, 40)),
+    "index of pandas": ("__index_level_0__", whole(0, 40)),
     "leading zeros": ("x", written("{:05}", 100, 9999)),
     "thousands": ("x", written("{:,}", 1_000, 900_000)),
     "thousands apart": ("x", apart_by_blanks),
@@ -96,6 +99,13 @@ OF_ALL_CELLS: dict[str, tuple[str, Cells]] = {  # a name, and cells of which eve
 OF_SOME_CELLS: dict[str, tuple[str, Cells]] = {  # asked about wherever the cells in question are
     "999": ("x", apart(20, 90, "999")),
     "-9": ("x", apart(0, 5, "-9")),
+    "-1 below 1": ("x", apart(1, 4, "-1")),
+    "-1 below fractions": (
+        "x",
+        lambda random, rows: [f"{one:.2f}" if k % 3 else "-1" for k, one in enumerate(random.random(rows))],
+    ),
+    "-200": ("x", apart(-3, 40, "-200")),
+    "-999 below -3": ("x", apart(-3, 40, "-999")),
     "77 and 99": ("x", apart(1, 30, "77", "99")),
     "zero": ("x", apart(80, 190, "0")),
     "words among numbers": ("x", apart(20, 90, "N/A")),
@@ -122,6 +132,7 @@ TARGETS: dict[str, Cells] = {
 PLAIN: dict[str, Cells] = {
     "age": whole(20, 80),
     "crp": lambda random, rows: [f"{one:.1f}" for one in random.gamma(2.0, 8.0, rows)],
+    "breaths": whole(8, 60),
     "ratio": lambda random, rows: [f"{one:.3f}" for one in random.normal(size=rows)],
     "ward": picked("A", "AB", "B", "O"),
     "stage": picked("I", "II", "III", "IV"),
@@ -133,6 +144,8 @@ PLAIN: dict[str, Cells] = {
     "change": picked("-1", "0", "1"),
     "case": picked("0", "1"),
     "body_mass_index": whole(17, 40),
+    "months": lambda random, rows: ["60.667", *random.integers(40, 95, rows - 2).tolist(), "41.125"],
+    "ab0": picked("+", "-"),
     "grade": picked("1", "2", "3"),
 }
 
@@ -216,6 +229,93 @@ def test_plain_columns_are_not_asked_about(path: Path, seed: int, rows: int) -> 
     random = np.random.default_rng(seed)
     columns = {name: cells(random, rows) for name, cells in PLAIN.items()}
     assert asked(path, columns) == []
+
+
+def test_classes_that_are_signs_are_plain(path: Path) -> None:
+    columns: dict[str, Sequence[object]] = {"crp": [1.5, 2.5, 0.5, 1.25] * 9, "y": ["+", "-", "-"] * 12}
+    assert asked(path, columns) == []
+
+
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(80, 200))
+def test_a_column_that_tells_the_target_is_asked_about_whole_and_halved(path: Path, seed: int, rows: int) -> None:
+    random = np.random.default_rng(seed)
+    alive = random.random(rows) < 0.6
+    columns: dict[str, Sequence[object]] = {
+        "alive": ["ja" if one else "nein" for one in alive],
+        "status": [random.choice([1, 2] if one else [3, 4]) for one in alive],
+        "died on": ["" if one else f"2024-{random.integers(1, 13):02}-{random.integers(1, 28):02}" for one in alive],
+        "bed": ["" if one else f"zq{random.integers(0, 90)}" for one in alive],
+        "nearly": ["ja" if one else "nein" for one in (alive ^ (np.arange(rows) % 9 == 0))],
+        "crp": PLAIN["crp"](random, rows),
+        "outcome": ["no" if one else "yes" for one in alive],
+    }
+    for places in (range(rows), random.permutation(rows)[: rows // 2]):
+        found = guesses(path, part(columns, places))
+        told = {name: str(one.doubt) for name, one in found.items() if one.doubt is not None}
+        assert told.keys() == {"alive", "status", "died on", "bed"}
+        assert all("tells the target" in said for name, said in told.items() if name != "bed")
+        assert "zq" not in "".join(told.values())
+        assert all(found[name].column.kind == "drop" for name in told)
+
+
+def test_names_of_people_are_asked_about_however_few(path: Path) -> None:
+    names = [f"zq{k % 40}" for k in range(1200)]
+    columns: dict[str, Sequence[object]] = {
+        "Last_Name": names,
+        "clinic name": names,
+        "crp": list(range(1200)),
+        "y": ["no", "yes", "no"] * 400,
+    }
+    found = guesses(path, columns)
+    assert "names of people" in str(found["Last_Name"].doubt)
+    assert found["clinic name"].doubt is None
+    assert "zq" not in as_toml({"Last_Name": found["Last_Name"]})
+
+
+def test_the_first_reading_is_the_likelier_one(path: Path) -> None:
+    columns: dict[str, Sequence[object]] = {
+        "children": ["0", "1", "2", "3+"] * 30,
+        "refill": ["less", "more", "3", "less", "more"] * 24,
+        "income": ["12", "13", "9", "."] * 30,
+        "name": [f"zq{k}" for k in range(120)],
+        "ticket": [f"PC {k}" if k % 2 else str(k) for k in range(120)],
+        "y": ["no", "yes", "no"] * 40,
+    }
+    found = guesses(path, columns)
+    kinds = {"children": "category", "refill": "category", "income": "number", "name": "drop", "ticket": "drop"}
+    assert {name: found[name].column.kind for name in kinds} == kinds
+    for guess in found.values():  # each reading stands once, and says what it does
+        lines = [line for line in as_toml({"x": guess}).splitlines() if line.startswith("# - ")]
+        assert len(set(lines)) == len(lines)
+        assert not any(reading.column == Drop() and "leave" not in reading.what and "ids" not in reading.what
+                       for reading in (guess.doubt.readings if guess.doubt else ()))  # fmt: skip
+
+
+def test_what_says_id_column_is_an_id_column(path: Path) -> None:
+    columns: dict[str, Sequence[object]] = {
+        "store_id": [k % 7 for k in range(60)],
+        "visit_id": ["", *range(59)],
+        "y": ["no", "yes", "no"] * 20,
+    }
+    found = guesses(path, columns)
+    assert [found[name].column.kind for name in ("store_id", "visit_id")] == ["group", "drop"]
+    assert not any("id-column" in str(found[name].doubt) for name in ("store_id", "visit_id"))
+
+
+def test_row_numbers_without_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for head in (",", '"",'):  # as pandas and R write them
+        path.write_text(f"{head}age,ill\n" + "".join(f"{k},{k % 50},{'no' if k % 3 else 'yes'}\n" for k in range(90)))
+        found = propose(read_columns(path), Hints(), path.name, Format())
+        assert found["Unnamed: 0"].column.kind == "id"
+        assert found["Unnamed: 0"].doubt is not None
+    path.write_text("age ill\n" + "".join(f"{k} {k % 50} no\n" for k in range(9)))
+    with pytest.raises(ParameterError, match="each line has 3 cells, but the first 2; give the first column a name"):
+        read_columns(path, Format(separator=" "))
+    path.write_text(",age,ill\nAlfa,61,no\nBeta,70,yes\n")
+    with pytest.raises(ParameterError, match="the first line has no name for column 1"):
+        read_columns(path)
 
 
 def decided(text: str, choose: Callable[[int], int]) -> str:

@@ -23,6 +23,7 @@ from moretta.data.tables.evidence import (
     as_written,
     date_formats,
     is_name_of_ids,
+    is_name_of_people,
     lone_zero,
     spellings,
     stand_for_none,
@@ -114,6 +115,13 @@ class Cells:
         """Which rows have a value, bool[rows]."""
         return ~absent_in(self.column)
 
+    @cached_property
+    def places(self) -> NDArray[np.intp]:
+        """Each row's place among the cells that differ."""
+        return np.unique(
+            self.column.astype(str) if self.column.dtype.kind == "O" else self.column, return_inverse=True
+        )[1]
+
     @property
     def rows(self) -> int:
         """How many rows have a value."""
@@ -188,10 +196,10 @@ class Cells:
         """The column as numbers."""
         return Number(blanks=_BLANKS[self.wanted.missing] if self.absent else "refuse")
 
-    @property
-    def category(self) -> Category | Drop:
-        """The column as categories, or left out where they are too many."""
-        return Drop() if self.many or not self.words else self.categories(tuple(self.words))
+    def worded(self, what: str) -> tuple[Reading, ...]:
+        """Return how the column may be read as words. what: they are."""
+        few = self.words and not self.many
+        return (Reading(what, self.categories(tuple(self.words))),) if few else (LEFT_OUT, LISTED)
 
     def categories(self, words: tuple[str, ...], spelled: dict[str, str] | None = None) -> Category:
         """Return the column with these categories."""
@@ -219,6 +227,8 @@ def is_amount(cells: Cells) -> bool:
 
 
 LEFT_OUT = Reading("leave it out", Drop())
+LISTED = Reading('kind = "category", with a list of all its categories')
+MEND = Reading("mend them")
 OTHER_TARGET = "name another column as target (--target)"
 LIST_CLASSES = Reading('list all its classes, as classes = ["0", "1"]')
 AMOUNTS = Reading("amounts", Target(), 'task = "regression"')
@@ -228,6 +238,9 @@ def of_feature(cells: Cells) -> Iterator[Doubt]:
     """Ask about a column that is trained on."""
     if not cells.rows:
         yield Doubt("has no value at all", (LEFT_OUT, Reading("fill it in")))
+    if cells.numbers is None and cells.differing > FEW_ROWS and is_name_of_people(cells.name):
+        seen = f"looks like names of people, as its name says, and {cells.differing} differ {cells.within()}"
+        yield Doubt(seen, (LEFT_OUT, LISTED))
     yield from _of_marks(cells)
     yield from _of_mixture(cells)
     if (forms := cells.dates) is not None:
@@ -240,17 +253,17 @@ def of_feature(cells: Cells) -> Iterator[Doubt]:
     if cells.whole and (named or (each and cells.rows >= FEW_ROWS)) and not are_years(cells.name, cells.values):
         seen = f"{'all' if each else cells.differing} values differ {cells.within()}"
         ids = Drop() if cells.absent else Id() if each else Grouping()
-        words = cells.category if cells.rows >= LEAST_SHOWN * cells.differing else Drop()  # those of few rows are cells
-        other = Reading("words", words) if cells.numbers is None else Reading("numbers", cells.number)
-        yield Doubt(
-            f"looks like ids or row numbers{', as its name says' if named else ''}, and {seen}",
-            (Reading("ids, which no model should see", ids, "id-column"), other),
-        )
+        shown = cells.rows >= LEAST_SHOWN * cells.differing  # the words of few rows are cells
+        other = cells.worded("words")[-1] if shown else LISTED
+        if cells.numbers is not None:
+            other = Reading("numbers", cells.number)
+        said = f"looks like ids or row numbers{', as its name says' if named else ''}, and {seen}"
+        key = "id-column" if isinstance(ids, Id) else ""
+        yield Doubt(said, (Reading("ids, which no model should see", ids, key), other))
     yield from _of_codes(cells)
     if cells.numbers is None and cells.many:
-        listed = Reading('kind = "category", with a list of all its categories')
         seen = f"has {len(cells.words)} different words {cells.within()}, too many to be categories"
-        yield Doubt(seen, (LEFT_OUT, listed))
+        yield Doubt(seen, (LEFT_OUT, LISTED))
     yield from _of_spellings(cells)
     yield from _of_no_values(cells)
 
@@ -260,15 +273,15 @@ def _of_marks(cells: Cells) -> Iterator[Doubt]:
     decimal = cells.form.decimal
     if cells.column.dtype.kind == "O" and (number := as_written(cells.words, decimal)) is not None:
         mark, number = number.thousands, number.model_copy(update={"blanks": cells.number.blanks})
-        other = Reading("words", cells.category)
+        others = cells.worded("words")
         if mark in (decimal, ","):
-            other = Reading('fractions, for which say decimal = ","')
+            others = (Reading('fractions, for which say decimal = ","'),)
         if mark == decimal:
-            other = Reading("fractions", cells.number)
+            others = (Reading("fractions", cells.number),)
         odd = [word for word in cells.words if (mark or number.unit) in word]
         seen = "a comma or other mark before three digits" if mark else "a sign or unit behind numbers"
         read = Reading("marks between thousands" if mark else "numbers", number)
-        yield Doubt(f"has {seen} {cells.within(odd)}", (read, other))
+        yield Doubt(f"has {seen} {cells.within(odd)}", (read, *others))
 
 
 def _of_mixture(cells: Cells) -> Iterator[Doubt]:
@@ -279,13 +292,16 @@ def _of_mixture(cells: Cells) -> Iterator[Doubt]:
     if cells.numbers is not None or not any(kind.any() for kind in kinds):
         return
     odd, number = [str(word) for word in words[~kinds[0]]], cells.number
-    readings = (Reading("categories", cells.category), Reading("numbers, once the rest is mended"))
+    categories = cells.worded("categories")
+    readings = (*categories, Reading("numbers, once the rest is mended"))
     if odd and all(CENSORED.match(word) for word in odd):
         half, limit = (number.model_copy(update={"censored": how}) for how in ("half", "limit"))
         readings = (Reading("half of a limit", half), Reading("the limit", limit))
     elif 0 < len(odd) <= MOST_ODD and not kinds[1][~kinds[0]].any():
         none = number.model_copy(update={"absent": tuple(odd), "blanks": cells.filled})
-        readings = (Reading("numbers, and words for no value", none), readings[0])
+        numbers = Reading("numbers, and words for no value", none)
+        known = cells.many or all(word.lower() in _PLACEHOLDERS for word in odd)
+        readings = (numbers, *categories) if known or len(words) > MOST_NUMBERS else (*categories, numbers)
     seen = f"holds numbers, and {cells.within(odd)} something else"
     yield Doubt(f"{seen}; {not_numbers(words[~kinds[0]], decimal)}", readings)
 
@@ -293,7 +309,7 @@ def _of_mixture(cells: Cells) -> Iterator[Doubt]:
 def _of_codes(cells: Cells) -> Iterator[Doubt]:
     if cells.numbers is not None and (coded := with_leading_zero(cells.words)):
         seen = f"has numbers that begin with a zero {cells.within(coded)}"
-        yield Doubt(seen, (Reading("codes", cells.category), Reading("numbers", cells.number)))
+        yield Doubt(seen, (*cells.worded("codes"), Reading("numbers", cells.number)))
 
 
 def _of_spellings(cells: Cells) -> Iterator[Doubt]:
@@ -301,7 +317,7 @@ def _of_spellings(cells: Cells) -> Iterator[Doubt]:
         words = tuple(word for word in cells.words if word not in spelled)
         seen = f"has words {cells.within(spelled)} that differ from others by capitals alone or are short for them"
         alike = Reading("spellings", cells.categories(words, spelled))
-        yield Doubt(seen, (alike, Reading("other words", cells.category)))
+        yield Doubt(seen, (alike, *cells.worded("other words")))
 
 
 def _of_no_values(cells: Cells) -> Iterator[Doubt]:
@@ -313,6 +329,20 @@ def _of_no_values(cells: Cells) -> Iterator[Doubt]:
         none = cells.number.model_copy(update={"absent": tuple(codes or [0.0]), "blanks": cells.filled})
         seen = f"has numbers in {count} of {cells.rows} rows that lie apart from all others, as those for no value do"
         yield Doubt(seen, (Reading("no value", none), Reading("numbers", cells.number)))
+
+
+def of_leak(cells: Cells, outcome: Cells) -> str | None:
+    """Return what is seen where a column's values, or whether it has any, each go with one class alone."""
+    if not 1 < outcome.differing <= MOST_NUMBERS:
+        return None
+    few, classes = cells.differing <= MOST_NUMBERS, outcome.places[outcome.there]
+    told = (cells.places if few else cells.there)[outcome.there]
+    values, sizes = len(np.unique(told)), np.sort(np.bincount(classes))
+    chance = sizes[-2] < LEAST_SHOWN or values * LEAST_SHOWN > len(classes)
+    if chance or len(np.unique(told * len(sizes) + classes)) > values:
+        return None
+    what = f"each of its {values} values" if few else "whether it has a value"
+    return f"tells the target: {what} goes with one class alone in {len(classes)} of {len(classes)} rows"
 
 
 def of_target(cells: Cells) -> Iterator[Doubt]:
@@ -348,7 +378,10 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
         words, spelled = (getattr(doubt.readings[0].column, key) for key in ("categories", "spellings"))
         one = other if len(words) < 2 else Reading("spellings", Target(classes=words, spellings=spelled))
         yield Doubt(doubt.evidence, (one, classes))
-    if cells.numbers is None and (unknown := [word for word in cells.words if word.lower() in _PLACEHOLDERS]):
+    unknown = [
+        word for word in cells.words if word.lower() in _PLACEHOLDERS and (word != "-" or "+" not in cells.words)
+    ]
+    if cells.numbers is None and unknown:
         seen = f"has a word such as `unknown` {cells.within(unknown)}, which is no outcome"
         yield Doubt(seen, (classes, Reading("remove those rows")))
     yield from _of_many(cells)
@@ -357,7 +390,7 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
     rare = [word for word in cells.words if cells.counts[word] < RARE * cells.rows]
     if not is_amount(cells) and cells.rows >= FEW_ROWS and 0 < len(rare) <= cells.differing / 2 and cells.differing > 2:
         seen = f"has {len(rare)} of its {cells.differing} values {cells.within(rare)} only"
-        yield Doubt(seen, (classes, Reading("mend them") if cells.numbers is None else AMOUNTS))
+        yield Doubt(seen, (classes, MEND, *([] if cells.numbers is None else [AMOUNTS])))
 
 
 def _of_many(cells: Cells) -> Iterator[Doubt]:

@@ -22,7 +22,7 @@ FEW_ROWS = 10  # below, nothing is told from cells that all differ
 
 # Names of ids: those of rows, those that say it by themselves, and whose number it is, in some languages.
 _ROWS = re.compile(
-    r"^(index|idx|unnamed [0-9 ]+|level 0|row ?(names?|nums?|numbers?|id|no|nr|index)|zeilennummer|序号)$"
+    r"^(index|idx|unnamed [0-9 ]+|(index )?level [0-9]+|row ?(names?|nums?|numbers?|id|no|nr|index)|zeilennummer|序号)$"
 )
 _COUNTED = re.compile(
     r"^(row|rn|nr|no|num|number|lfd( ?nr)?|obs|s ?no|sr ?no|sl ?no|serial( no| number)?|seq|sequence|line|zeile|riga"
@@ -31,6 +31,7 @@ _COUNTED = re.compile(
 _ALONE = re.compile(
     r"(^| )(ids?|uid|uuid|guid|mrn|ssn|pid|nhs|nhc|ipp|nip|dni|nif|cpf|bsn|pesel|cpr|rut|patid|patnr|patientid|subjid"
     r"|usubjid|personnummer|fodselsnummer|henkilotunnus|codice fiscale|identifi(er|ant|cativo|cador|kator|cacion)"
+    r"|code (no|nr|num|number)|(sample|specimen|proben?|muestra|campione) (no|nr|num|number|code|nummer|numero)"
     r"|kennung|kennzeichen|aktenzeichen|matricol[ae]|matricule|nosologico|historia clinica|prontuario)( [0-9]+)?$"
     r"|^id( |$)|(patient|fall|akten?|proband|person|kranken|versicherten|aufnahme|kunde)\w*(nummer|nr|kennung|id)$"
     r"|(編號|编号|病历号|住院号|門診號|환자번호|患者番号)$"
@@ -45,6 +46,11 @@ _OF_WHOM = re.compile(
     rf"(^| )({_WHOSE}( de| di| del| du| della)? {_NUMBER_OF}|{_NUMBER_OF}( de| di| del| du| della| d)? {_WHOSE})$"
 )
 _WHOM = re.compile(r"(^| )(patients?|subject|case|paziente|paciente|patientin|proband|pacjent|potilas|soggetto|sujet)$")
+_PEOPLE = re.compile(
+    r"^names?$|(^| )(first|last|given|family|middle|maiden|full|sur|fore|patient|customer|person|doctor) ?names?$"
+    r"|^((vor|nach|familien)namen?|apellidos?|nombres?|nome|cognome|nom|prenoms?|fornavn|etternavn|efternamn|imie"
+    r"|nazwisko|voornaam|achternaam|e ?mail|(tele)?phone( number)?|telefono?|address|adresse|street)$"
+)
 
 _DAYS = (
     *("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
@@ -112,6 +118,11 @@ def is_name_of_ids(name: str, values: int, rows: int) -> bool:
     return values > 2 and (known or (values == rows and _COUNTED.search(plain) is not None))
 
 
+def is_name_of_people(name: str) -> bool:
+    """Whether a column's name says that it holds names of people, or where they are reached."""
+    return _PEOPLE.search(plain_name(name)) is not None
+
+
 def are_years(name: str, distinct: NDArray[np.float64]) -> bool:
     """Whether whole numbers are years, as a name says."""
     return bool(len(distinct) and 1800 <= distinct[0] <= distinct[-1] <= 2200) and bool(_YEAR.search(plain_name(name)))
@@ -159,8 +170,7 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
         rest = [word for word in words if not grouped.match(word)]
         if not found or not all(small.match(word) for word in rest):
             continue
-        # 1.234 is a fraction too: then some numbers below a thousand have no mark, or most are round.
-        if mark != decimal or rest or 2 * sum(word.endswith("0") for word in found) >= len(found):
+        if mark != decimal or _are_grouped(found, rest, mark):
             return Number(thousands=mark)
     matches = (_WITH_UNIT.match(_with_point(word, decimal)) for word in words)
     units = {match[3] for match in matches if match}
@@ -169,6 +179,16 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
     (unit,) = units
     bare = np.array([word.removesuffix(unit).rstrip() for word in words], object)
     return Number(unit=unit) if are_numbers(bare, decimal).all() else None
+
+
+def _are_grouped(found: list[str], rest: list[str], mark: str) -> bool:
+    """Whether 1.234 is no fraction: it lies not among the rest, these come near a thousand, or most are round."""
+    if not rest:
+        return 2 * sum(word.endswith("0") for word in found) >= len(found)
+    sizes = [size for word in rest if (size := abs(float(word)))] or [0.0]
+    fractions = [abs(float(word.replace(mark, "."))) for word in found if word.count(mark) == 1]
+    among = any(min(sizes) <= one <= max(sizes) for one in fractions)
+    return len(fractions) < len(found) or max(sizes) >= 100 or not among
 
 
 def _with_point(word: str, decimal: str) -> str:
@@ -207,10 +227,14 @@ def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
     if len(rest) < 2:
         return []
     low, high = float(rest[0]), float(rest[-1])
+    step = low == 0 and high < 5 and (rest == np.round(rest)).all()  # -1, 0 and 1 are steps
     found = list[float]()
+    if len(rest) > FEW_ROWS and np.round(low) == low <= -10 and 2 * (rest[1] - low) >= high - rest[1]:
+        found, low = [low], float(rest[1])  # as -200
     for code in map(float, codes):
-        share = 1.0 if code < 10 else 0.5 if code < 100 else 0.25
-        if (code < 0 <= low and (code < -1 or high >= 10)) or (code > high and code - high >= share * (high - low)):
+        share = 1.0 if abs(code) < 10 else 0.5 if abs(code) < 100 else 0.25
+        far = low - code >= max(20, share * (high - low)) or (low >= 0 and (code < -1 or not step))
+        if (code < min(low, 0) and far) or (code > high and code - high >= share * (high - low)):
             found.append(code)
     return found if any(code < 0 or code >= 9 for code in found) else []
 

@@ -42,6 +42,7 @@ from moretta.errors import MissingExtra, ParameterError
 ABSENT = ("", "NA", "NaN", "nan", "?")
 ENDINGS = (".csv", ".csv.gz", ".parquet", ".arrow", ".feather")
 LINES_TRIED = 20
+UNNAMED = "Unnamed: 0"  # what pandas calls a first column of row numbers that has no name
 CELL_BYTES = 72  # of a word in memory: Python's object and what names it
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _NUMBER = f"^{NUMBER}$"
@@ -92,7 +93,10 @@ def read_columns(path: Path, form: Format | None = None, leave_out: Collection[s
 
 def _columns(path: Path, form: Format, leave_out: Collection[str]) -> dict[str, Column]:
     if not is_table(path.name):
-        raise ParameterError(f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}")
+        raise ParameterError(
+            f"{path.name}: expected a table, a file that ends in {', '.join(ENDINGS)}; save it as CSV, or where its "
+            "lines are cells that commas, blanks or the like keep apart, give its name the ending .csv"
+        )
     content, is_csv = read_bytes(path), path.name.endswith((".csv", ".csv.gz"))
     table = _csv(content, path, form, leave_out) if is_csv else _arrow(content, path)
     if not table.num_rows:
@@ -222,7 +226,7 @@ def check_names(names: list[str], file: str) -> None:
     if any(re.match(_NUMBER, name) or DATE_LIKE.match(name) for name in names):
         raise ParameterError(
             f"{file}: the first line holds numbers where names of columns are expected; is there a header line? Add "
-            "one, or give columns names that are no numbers"
+            f"one, with {len(names)} names, or give columns names that are no numbers"
         )
     first = {name: place for place, name in reversed(list(enumerate(names, 1)))}
     twice = [place for place, name in enumerate(names, 1) if name and first[name] < place]
@@ -275,6 +279,11 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
         raise ParameterError(f"{name} is not readable as CSV; save it again, as a table in UTF-8") from error
     if short:
         number, cells = short[0]
+        if not table.num_rows and {count for _, count in short} == {len(header) + 1}:
+            raise ParameterError(
+                f"{name}: each line has {cells} cells, but the first {len(header)}; give the first column a name too, "
+                'such as "row"'
+            )
         raise ParameterError(
             f"{name} line {number} has {cells} cells, but the header has {len(header)}; mend the line (a cell that "
             "contains the separator needs quotes)"
@@ -318,13 +327,13 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
 
 def _header(text: str, name: str, said: str | None) -> tuple[list[str], str]:
     """Return the names of the first line, and what stands between them."""
-    first = next(iter(text.splitlines()), "")
+    lines = text.splitlines()[:LINES_TRIED]
+    first = next(iter(lines), "")
     if not first:
         raise ParameterError(f"{name} has no rows; expected column names and at least one row")
     separator = said or max(",;\t", key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
     header = [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])]
     if said is None and len(header) == 1:  # of one column nothing is learnt
-        lines = text.splitlines()[:LINES_TRIED]
         for other in "| ":
             counts = {len(line.split(None if other == " " else other)) for line in lines}
             if len(counts) == 1 and counts != {1}:
@@ -332,6 +341,8 @@ def _header(text: str, name: str, said: str | None) -> tuple[list[str], str]:
                     f'{name}: the first line is one cell; is "{other}" between the cells, and is it a header line? Say '
                     f'separator = "{other}" ([data] of a run file) or --separator "{other}"'
                 )
+    if not header[0] and all(re.match(rf'"?[0-9]+"?{re.escape(separator)}', line) for line in lines[1:]):
+        header[0] = UNNAMED
     return header, separator
 
 

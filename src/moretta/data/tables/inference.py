@@ -20,6 +20,7 @@ from moretta.data.tables.doubts import (
     absent_in,
     is_amount,
     of_feature,
+    of_leak,
     of_target,
     plain_form,
     toml_lines,
@@ -32,6 +33,7 @@ from moretta.data.tables.schema import (
     ColumnKind,
     Date,
     Drop,
+    Feature,
     File,
     Grouping,
     Id,
@@ -104,7 +106,13 @@ def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[s
     cells = {name: Cells(name, column, wanted, form) for name, column in columns.items()}
     if not wanted.header and not wanted.known:
         _check_header(cells, where)
-    return _once({name: _guess(one, name == target) for name, one in cells.items()}, wanted)
+    guesses = {name: _guess(one, name == target) for name, one in cells.items()}
+    for name, guess in guesses.items() if not wanted.known else ():
+        seen = of_leak(cells[name], cells[target]) if name != target and isinstance(guess.column, Feature) else None
+        if seen is not None:
+            known = Reading("known before it", guess.column)
+            guesses[name] = Guess(Drop(), Doubt(seen, (Reading("known with it: leave it out", Drop()), known)))
+    return _once(guesses, wanted)
 
 
 def _check_header(cells: Mapping[str, Cells], where: str) -> None:
@@ -131,7 +139,7 @@ def _once(guesses: dict[str, Guess], wanted: Hints) -> dict[str, Guess]:
         if kind in taken and doubt is not None:
             ids, other = doubt.readings
             left = Reading(ids.what, Drop())
-            readings = (left, other) if is_name_of_ids(name, 3, 3) else (other, left)
+            readings = (left, other) if is_name_of_ids(name, 3, 3) or other.column is None else (other, left)
             guesses[name] = Guess(readings[0].column or Drop(), Doubt(doubt.evidence, readings))
         taken.add(kind)
     return guesses
