@@ -17,6 +17,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from one_site import aim, answering, free_port, make
 from proxies import filtered, proxy, silent
@@ -79,7 +80,7 @@ def serve(host: str, *more: object) -> Called:
 
 PROXY = "http://127.0.0.1:PORT"
 HOST = "fl.example"
-CHOSEN = [
+CHOSEN: list[tuple[dict[str, str], str]] = [
     ({}, HOST),
     *(({name: PROXY}, HOST) for name in (*transport.PROXIES, *transport.UNREAD)),
     ({"grpc_proxy": PROXY, "https_proxy": "http://127.0.0.1:9"}, HOST),
@@ -315,6 +316,7 @@ def dated(here: Path, kit: str, begins: datetime, ends: datetime) -> Path:
     for each in old.extensions:
         made = made.add_extension(each.value, each.critical)
     key = load_pem_private_key((here / "signed/authority/root.key").read_bytes(), None)
+    assert isinstance(key, RSAPrivateKey)
     files.certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
     return here / "signed" / kit
 
