@@ -117,6 +117,40 @@ def figures(result: Result, name: str) -> list[float | None]:
     return [line.get(name) for line in result.history]
 
 
+def in_thousands(name: str, scale: Callable[[np.ndarray], np.ndarray] = lambda y: y) -> list[Silo]:
+    """Silos of a case, with two targets of one deviation: costs of about 50,000, and what they leave of 200,000."""
+    made = []
+    for one in silos():
+        costs = 50_000 + 9_000 * one.x[:, :1]
+        made.append(Silo(one.name, one.x, scale(np.concatenate([costs, 200_000 - costs], axis=1, dtype=np.float32))))
+    return EACH[name].silos(made)
+
+
+@pytest.mark.parametrize("name", [*CASES, "cgd-joint", "cgd-independent"])
+def test_targets_that_the_run_scales_train_as_those_scaled_by_hand(name: str) -> None:
+    pooled = np.concatenate([one.y for one in in_thousands(CASES[0])]).astype(np.float64)
+    mean, deviation = pooled.mean(axis=0), pooled.std(axis=0)
+
+    def by_hand(y: np.ndarray) -> np.ndarray:
+        return np.asarray((y.astype(np.float64) - mean) / deviation).astype(np.float32)
+
+    x, protocol = silos()[0].x, EACH[name].protocol.model_copy(update={"loss": "mse"})
+    y = in_thousands(CASES[0])[0].y
+    given: dict[str, Any] = {"protocol": protocol, "batch_size": 8, "standardise": True, "insecure_secret_seed": 5}
+    model = perceptron(4, 6, 2, between=nn.ReLU)
+    scaled = Federation(model, in_thousands(name), test=(x, y), standardise_targets=True, **given).train(3, 2)
+    plain = Federation(model, in_thousands(name, by_hand), test=(x, by_hand(y)), **given).train(3, 2)
+    near: dict[str, Any] = {"rtol": 0, "atol": 2e-5}
+    for (one, first), other in zip(weights(scaled).items(), weights(plain).values(), strict=True):
+        np.testing.assert_allclose(*(np.frombuffer(w, np.float32) for w in (first, other)), **near, err_msg=one)
+    assert scaled.test["mse"] == pytest.approx(
+        plain.test["mse"] * deviation[0] ** 2, rel=1e-4
+    )  # of confined models too
+    assert set(figures(scaled, "loss")) == {None}
+    for ours, theirs in zip(figures(scaled, "scaled_loss"), figures(plain, "loss"), strict=True):
+        assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-4))
+
+
 # -- silos that misbehave ----------------------------------------------------------------------------------------------
 
 Fault = Callable[[Client, Message], object]

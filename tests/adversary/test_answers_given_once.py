@@ -62,6 +62,10 @@ def of_targets(made: Enrolment, now: Stamp) -> Exchange[Any]:
     return (yield from statistics.moments(made.aggregation, now, 1, what="targets"))
 
 
+def of_each_target(made: Enrolment, now: Stamp) -> Exchange[Any]:
+    return (yield from statistics.moments(made.aggregation, now, 1, what="target columns"))
+
+
 def all_inputs(made: Enrolment, now: Stamp) -> Exchange[Any]:
     return (yield from statistics.moments(made.aggregation, now, 1, what="inputs"))
 
@@ -80,7 +84,9 @@ def a_histogram(made: Enrolment, now: Stamp) -> Exchange[Any]:
 
 
 Ask = Callable[[Enrolment, Stamp], Exchange[Any]]
-QUESTIONS: tuple[Ask, ...] = (one_column, of_targets, all_inputs, number_of_rows, of_classes, a_histogram)
+QUESTIONS: tuple[Ask, ...] = (
+    one_column, of_targets, of_each_target, all_inputs, number_of_rows, of_classes, a_histogram,
+)  # fmt: skip
 
 
 class Enough(Exception):

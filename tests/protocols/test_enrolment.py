@@ -69,12 +69,14 @@ class House:
     def __init__(
         self, xs: Sequence[np.ndarray], scheme: str = "none", bits: int = 64, *, columns: int | ColumnRules = 0,
         batch_size: int = 4, scales: bool = False, ys: Sequence[np.ndarray] | None = None,
-        model: nn.Module | None = None,
+        model: nn.Module | None = None, targets: int = 0,
     ) -> None:  # fmt: skip
         self.model = model or nn.Linear(3, 1)
         rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
-        self.enrolment = Enrolment(aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales)
+        self.enrolment = Enrolment(
+            aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales, targets=targets
+        )
         self.silos = {
             f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, self.enrolment.statistics)
             for number, (x, y) in enumerate(zip(xs, ys, strict=True))
@@ -221,6 +223,56 @@ def test_scales_of_inputs_and_targets_are_those_of_all_rows(scheme: str, bits: i
     standard = House([x[:, 0, 0] for x in xs], scheme, bits, scales=True, columns=3, ys=ys)
     standard.setup()
     assert standard.enrolment.input_scale == (0.0, 1.0)  # columns of mean 0 and deviation 1 each
+
+
+@pytest.mark.parametrize(("scheme", "bits"), SCHEMES)
+def test_scaled_targets_are_numpys_of_the_pooled_rows_and_are_asked_for_once(scheme: str, bits: int) -> None:
+    generator = np.random.default_rng(1)
+    xs = [generator.normal(3, 2, (rows, 3)) for rows in (4, 9, 5)]
+    ys = [generator.normal([5e4, -1e-3], [9e3, 1e-5], (rows, 2)) for rows in (4, 9, 5)]
+    house = House(xs, scheme, bits, scales=True, columns=3, ys=ys, targets=2)
+    assert house.setup() is None
+    assert house.setup(1, ["silo-0", "silo-2"]) is None
+    assert house.tags().count("secure-aggregation/ask-moments") == 4  # of columns, and of targets
+    assert house.enrolment.target_scale == 1.0
+    pooled = np.concatenate(ys)
+    preparation = house.enrolment.preparation
+    np.testing.assert_allclose(preparation.target_mean, pooled.mean(axis=0), rtol=1e-14)
+    np.testing.assert_allclose(preparation.target_deviation, pooled.std(axis=0), rtol=1e-12)
+    for y, silo in zip(ys, house.silos.values(), strict=True):
+        expected = (y - pooled.mean(axis=0)) / pooled.std(axis=0)
+        np.testing.assert_allclose(silo.rows.y.numpy(), expected, rtol=0, atol=1e-10)
+        np.testing.assert_array_equal(silo.rows.of.take(np.arange(len(y)), np.float64)[1], silo.rows.y.numpy())
+    again = House(xs, scheme, bits, scales=True, columns=3, ys=ys, targets=2)
+    again.enrolment.restore(house.enrolment.state())
+    assert again.setup() is None
+    assert "secure-aggregation/ask-moments" not in again.tags()
+    np.testing.assert_array_equal(again.silos["silo-0"].rows.y.numpy(), house.silos["silo-0"].rows.y.numpy())
+
+
+@pytest.mark.parametrize(("agreed", "sent"), [(0, 1), (1, 0), (1, 2), (2, 1)])
+def test_a_silo_scales_targets_only_as_its_settings_say(agreed: int, sent: int) -> None:
+    """A server that scales them as it likes makes of gradients what it likes, also where sums are blind."""
+    house = House([np.ones((3, 3))], targets=agreed, ys=[np.arange(6.0).reshape(3, 2)[:, : agreed or 1]])
+    prepared = Preparation.nothing()
+    prepared = prepared.scaling(np.zeros(sent), np.full(sent, 1e-9)) if sent else prepared
+    silo = house.silos["silo-0"]
+    before = silo.rows.y.clone()
+    with pytest.raises(PeerError, match=f"expected the scale of {agreed} targets, as the run's settings have it"):
+        silo.answer(silo_rows.Begin.of(Stamp("run", 1, 0), modules.schema(house.model), "", prepared))
+    assert torch.equal(silo.rows.y, before)
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation"), [([0.0], [0.0]), ([0.0], [-1.0]), ([], []), ([0.0], [1.0, 1.0]), ([[0.0]], [[1.0]])]
+)
+def test_a_scale_that_is_none_is_refused(mean: Any, deviation: Any) -> None:
+    plain = Preparation.nothing().figures
+    with pytest.raises(PeerError, match="enrolment/begin-scaled: expected"):
+        silo_rows.BeginScaled(
+            stamp=Stamp("run", 1, 0), schema="", table="", **plain,
+            target_mean=np.array(mean), target_deviation=np.array(deviation),
+        )  # fmt: skip
 
 
 def test_targets_that_are_all_zero_have_the_scale_1() -> None:

@@ -118,6 +118,20 @@ KEYS_MISSING = SettingRule(
     "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where each "
     "one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
 )
+# Whether targets are classes, a run file on one machine does not say (`moretta.run.checks.check_training`).
+SCALED_CLASSES = SettingRule(
+    lambda s: (
+        s.data.standardise_targets
+        and (
+            getattr(s, "task", "") == "classification"
+            or s.protocol.loss == "cross-entropy"
+            or s.data.classes
+            or (s.table is not None and s.table.classes)
+        )
+    ),
+    '{data.standardise_targets} is for targets that are numbers, with {protocol.loss:="mse"}, and not for classes; '
+    "remove it",
+)
 _NAMES_FILES = " names in a column of files; remove it"
 RULES: tuple[SettingRule, ...] = (
     # Who plays, and where.
@@ -220,6 +234,7 @@ RULES: tuple[SettingRule, ...] = (
         ),
         '{data.missing:=} needs a schema here, which says of which columns; give one, or {data.missing:="mean"}',
     ),
+    SCALED_CLASSES,
     # What is summed, and over how many silos.
     SettingRule(
         lambda s: s.data.partition == "same-rows" and s.protocol.privacy is not None,

@@ -66,8 +66,8 @@ class Data(Section):
     source: a built-in name, a file ending in .csv or .npz, or "module:function"; or "files": each silo's rows are in a
         table of its own, which `files` names; or "sites": each silo's rows are on a
         machine of its own, which alone knows where (`moretta.config.silo_file`). Then only these keys apply: `silos`,
-        `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `augment`, and the last ones, which
-        say what the rows are like.
+        `partition`, `grid`, `columns`, `label_holder`, `batch_size`, `standardise`, `standardise_targets`, `augment`,
+        and the last ones, which say what the rows are like.
     files: a table for each silo by its name: a path, of a file that is written as `separator` and so on say, or a
         section of its own. All are read by `schema`. In a grid they stand row part by row part.
     silos: how many silos the rows are dealt out to; 3 unless given, or with `grid` and `columns` what those say.
@@ -120,6 +120,8 @@ class Data(Section):
     standardise: whether each column is brought to mean 0 and deviation 1. None is true for tables and false for images
         and for module:function. Where samples have several arrays, true is those of numbers in one axis that are no
         mask of 0 and 1, and a list names others.
+    standardise_targets: whether targets that are numbers are brought to mean 0 and deviation 1 for training, by
+        statistics over all silos' rows; predictions, exports and scores are in the targets' own units. None is false.
     augment: vary training images each time they are used: "none"; random crops and mirror images, "crop-flip", with
         zeros at their edges, or "reflect-crop-flip", with mirrored pixels; or "turn": turns by any angle, shifts and
         scales by up to a tenth, contrast and brightness by up to a fifth (`moretta.protocols.common.augmentation`).
@@ -172,6 +174,7 @@ class Data(Section):
     channel_mean: tuple[float, ...] | None = None
     channel_deviation: tuple[Positive, ...] | None = None
     standardise: bool | tuple[Words, ...] | None = None
+    standardise_targets: bool | None = None
     augment: Literal["none", "crop-flip", "reflect-crop-flip", "turn"] = "none"
     inputs: tuple[PositiveInt, ...] | dict[str, tuple[PositiveInt, ...]] | None = None
     tokens: bool | tuple[Words, ...] = False

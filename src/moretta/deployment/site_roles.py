@@ -70,7 +70,12 @@ class EdgeRole:
         )
         uses_all = not spec.protocol.lot(spec.data.batch_size)
         statistics = Statistics.of(
-            setting.columns, setting.layout, classes=setting.classes, counts_rows=uses_all, scales=False
+            setting.columns,
+            setting.layout,
+            classes=setting.classes,
+            counts_rows=uses_all,
+            scales=False,
+            targets=setting.scaled_targets,
         )
         self._setup = setting.setup(self._silo, hello.tensors, statistics, setting.bound(hello.tensors))
         engine = self._file.edge_engine(spec.engine)

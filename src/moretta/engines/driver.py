@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Exchange, Missing, Outcome, Reason, Replies, Report, Server
+from moretta.contract.wording import LARGE_TARGETS
 from moretta.engines.delivery import Delivery
 from moretta.engines.takes import AskedTakes, OpenedSum, RoundTakes, can_play, opened_by
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
@@ -277,7 +278,7 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
             return ParameterError(f"round {number}: {silo}: {why.detail}{like}")
         return RunFailed(
             f"round {number}: {silo}: {why.detail}{like}; earlier rounds went well, so the run has probably diverged: "
-            "a lower learning rate helps"
+            f"a lower learning rate helps, or {LARGE_TARGETS}"
         )
     reasons = "; ".join(f"{silo}: {why.detail}" for silo, why in missing.items()) or "nobody is missing"
     return RunFailed(

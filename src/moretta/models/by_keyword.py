@@ -87,9 +87,16 @@ def is_standardised(model: nn.Module) -> bool:
     return any(isinstance(hook, _Standardise) for hook in model._forward_pre_hooks.values())
 
 
+def is_unscaled(model: nn.Module) -> bool:
+    """Whether a module gives outputs in the targets' own units, as `standardises` has it."""
+    return any(isinstance(hook, _Unscale) for hook in model._forward_hooks.values())
+
+
 def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
-    """Let a module that takes arrays by keyword take them as the silos have them, and return it."""
+    """Let a module that takes arrays by keyword take them, and give outputs, as the silos have both; return it."""
     model.register_forward_pre_hook(_Standardise(layout, preparation), with_kwargs=True)
+    if preparation.scales_targets:
+        model.register_forward_hook(_Unscale(preparation))
     return model
 
 
@@ -120,6 +127,17 @@ class _Standardise:
         x = x.float().double()  # as silos pack and prepare it
         mean, deviation = (figures.to(x.device) for figures in self._scales[name])
         return ((x - mean) / deviation).to(dtype)
+
+
+class _Unscale:
+    """A hook behind a module's forward: `Preparation.unscaled`."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        self._figures = torch.tensor(preparation.target_mean), torch.tensor(preparation.target_deviation)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], outputs: Tensor) -> Tensor:
+        mean, deviation = (one.to(outputs.device) for one in self._figures)
+        return (outputs.double() * deviation + mean).to(outputs.dtype)
 
 
 def with_one_argument(model: nn.Module) -> nn.Module:

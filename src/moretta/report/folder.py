@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from moretta.engines.files import read_file
 from moretta.errors import ParameterError
@@ -159,7 +159,7 @@ class RoundRecord(_Part):
 
     round: int
     attempt: int = 0
-    loss: float | None = None
+    loss: float | None = Field(default=None, validation_alias=AliasChoices("loss", "scaled_loss"))
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_mse: float | None = None

@@ -220,7 +220,7 @@ def _age(folder: Path) -> float:
 
 
 def _is_figure(key: str) -> bool:
-    return (key in ("loss", "epsilon") or key.startswith(("test_", "validation_"))) and len(key) <= 80
+    return (key in ("loss", "scaled_loss", "epsilon") or key.startswith(("test_", "validation_"))) and len(key) <= 80
 
 
 def _is_privacy(key: str) -> bool:

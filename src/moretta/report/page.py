@@ -186,9 +186,13 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
         "seconds": plots.seconds_bars(records, "seconds"),
         "bytes": plots.bytes_bars(records, "bytes"),
         "window": plots.smoothing(records),
-        "several_losses": len({str(record.setting("protocol", "loss")) for record in records}) > 1,
+        "several_losses": len(set(map(_loss_of, records))) > 1,
         "score_title": plots.score_of(records)[1],
     }
+
+
+def _loss_of(record: RunRecord) -> tuple[str, bool]:
+    return str(record.setting("protocol", "loss")), bool(record.setting("data", "standardise-targets"))
 
 
 def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:

@@ -73,7 +73,9 @@ _SVG = (
 
 def loss_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
     """Training loss over rounds, every run; None if no run recorded one. key: the prefix of the SVG's ids."""
-    return _curves(records, key, "loss", "Training loss", least=1, window=smoothing(records))
+    scaled = any(record.setting("data", "standardise-targets") for record in records)
+    title = "Training loss" + (", of scaled targets" if scaled else "")
+    return _curves(records, key, "loss", title, least=1, window=smoothing(records))
 
 
 def score_curves(records: Sequence[RunRecord], key: str) -> Markup | None:

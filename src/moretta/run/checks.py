@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config.rules import KEYS_MISSING
+from moretta.config.rules import KEYS_MISSING, SCALED_CLASSES
 from moretta.contract.rules import check as check_rules
-from moretta.contract.rules import in_python
+from moretta.contract.rules import in_file, in_python
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
 from moretta.data.silo import Silo, row_shape
@@ -121,6 +121,7 @@ def check_training(
     spec: Specification, silos: Sequence[Silo], outputs: int, dtype: torch.dtype, *, validated: bool
 ) -> None:
     """Check the settings of training against model, rows and machine. validated: there are rows for early stopping."""
+    check_rules((SCALED_CLASSES,), spec, in_file if spec.text else in_python)
     metrics.check(spec.metrics, outputs, spec.task, dtype)
     if (own := spec.protocol.own_loss) is not None:
         gradients = not entry_of(spec.protocol).forward_only

@@ -16,6 +16,7 @@ from torch import nn
 
 from moretta.contract.messages import Tensors
 from moretta.data.silo import Silo
+from moretta.data.tables.preparation import Preparation
 from moretta.models.checks import dtype_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
@@ -76,7 +77,7 @@ class Evaluator:
             tables[name] = scores[name].pop("classes", None)
             if self._judged_by == "worst" and cuts:
                 cut = cuts[number]
-                parts.append(evaluate(self._module, inputs[cut], rows[1][cut], self._loss, self._task, metrics=False))
+                parts.append(self._evaluated(inputs[cut], rows[1][cut], metrics=False))
         summary, shown = mean_of(list(scores.values())), tables[name] if len(scores) == 1 else None
         if self._judged_by == "worst":
             worst = worst_of(scores)
@@ -128,6 +129,9 @@ class Evaluator:
             }
         return scores
 
+    def _evaluated(self, inputs: Inputs, y: NDArray[np.generic], **wanted: Any) -> dict[str, Any]:
+        return evaluate(self._module, inputs, y, self._loss, self._task, self._fitted.preparation, **wanted)
+
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
         return inputs_of(x, self._fitted.preparation, dtype_of(self._module))
 
@@ -136,9 +140,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         modules.load(self._module, tensors)
         chosen = self._own if own else ()
-        found = evaluate(
-            self._module, inputs, y, self._loss, self._task, metrics=metrics, own=chosen, names=self._names
-        )
+        found = self._evaluated(inputs, y, metrics=metrics, own=chosen, names=self._names)
         for name in map(name_of, chosen if metrics else ()):
             if math.isnan(found["metrics"][name]) and name not in self._undefined:
                 self._undefined.add(name)
@@ -187,6 +189,7 @@ def evaluate(
     y: NDArray[np.generic],
     loss: str,
     task: str,
+    preparation: Preparation | None = None,
     *,
     metrics: bool = True,
     own: Sequence[Metric] = (),
@@ -194,12 +197,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return `rows`, `loss`, then `accuracy` for classes (and `mse` under that loss) or `mse` for numbers, `metrics`.
 
-    inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them.
+    inputs: [rows, ...], prepared as in training; y: classes or targets as the run's data has them, in whose units all
+    figures are. preparation: how targets were scaled in training, if they were.
     loss is plain, without label smoothing and class weights; mse is that of `torch.nn.MSELoss`, the mean over rows and
     outputs. metrics: false leaves them out, where many models are measured. own: further ones. Of classes there are
     tables too, `classes` (`moretta.run.metrics.tables_of_counts`). names: of the classes, for the tables.
     """
     outputs = outputs_of(model, inputs).cpu()
+    if preparation is not None:
+        outputs = torch.from_numpy(preparation.unscaled(outputs.numpy()))
     wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
     figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, wanted))}
     classes = None

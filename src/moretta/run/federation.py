@@ -77,9 +77,11 @@ class Federation:
     on which the server measures, (x, y) or a Dataset, each as a `Silo` takes them. batch_size:
     rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
     that come through the secure sum; of samples of several arrays (`Silo`) those of numbers in one axis that are no
-    mask of 0 and 1, or those that are named. missing: "error", or "mean": NaN is an absent value, which becomes the
-    column's mean over all silos' training rows. table: what the columns mean, of rows that were read by a schema
-    (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task: None takes
+    mask of 0 and 1, or those that are named. standardise_targets: train on targets, numbers, of mean 0 and deviation 1,
+    likewise; predictions and scores are in the targets' own units. missing: "error", or "mean": NaN is an absent value,
+    which becomes the column's mean over all silos' training rows. table: what the columns mean, of rows that were read
+    by a schema (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task:
+    None takes
     whole numbers and one-hot rows for classes, and soft labels too under cross-entropy. validation: inputs and targets
     for early stopping: after `early_stopping` rounds that have not lowered the loss on them, the run stops and returns
     to its best round; patience is counted in rounds and judged at evaluations. participation: the part of the silos
@@ -112,6 +114,7 @@ class Federation:
         out: str | Path | None = None,
         batch_size: int = 32,
         standardise: bool | Sequence[str] = False,
+        standardise_targets: bool = False,
         missing: str = "error",
         dtype: str = "float32",
         device: str = "cpu",
@@ -163,6 +166,7 @@ class Federation:
             batch_size=batch_size,
             missing=missing,
             standardise=python_arguments.standardised(standardise),
+            standardise_targets=None if standardise_targets is False else standardise_targets,
             augment=("crop-flip" if augment else "none") if isinstance(augment, bool) else augment or "none",
             least_rows=least_rows,
             score_at_silos=score_at_silos,
@@ -231,7 +235,7 @@ class Federation:
         checks.check_silos(silos, spec.protocol, row_checks)
         checks.check_names(spec.engine, silos)
         dtype = modules.DTYPES[spec.run.dtype]
-        inputs.refuse_scaled_twice(model, data.standardise or False)
+        inputs.refuse_scaled_twice(model, data.standardise or False, targets=bool(data.standardise_targets))
         self.model = takes_packed(copied(model).to(dtype), self.layout)
         gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)

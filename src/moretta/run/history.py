@@ -20,6 +20,8 @@ from moretta.secure_aggregation import agreement, statistics, unmasking
 
 PHASES = ("perturbation", "preparation", "local_forward", "local_backward", "aggregation", "update", "delivery")
 
+SCALED = "scaled_loss"  # in the place of "loss" where it is of targets brought to scale
+
 Line = dict[str, Any]
 """What is kept of one round: a line of ``history.jsonl``."""
 
@@ -152,7 +154,8 @@ class StopTraining(Exception):  # no error: a callback raises it to end a run
 class FinishedRound:
     """What the server knows of a round that has ended; nothing in it can be changed.
 
-    number: from 1 to `rounds`. loss: the mean over rows before the round's step, None where nobody is told it.
+    number: from 1 to `rounds`. loss: the mean over rows before the round's step, None where nobody is told it; where
+    targets are standardised, of those.
     metrics: scores on test and validation rows by their names in the history, such as ``test_accuracy``; empty in
     rounds in which the model is not evaluated. missing: silos that missed an answer, each with the reason. bytes: up
     and down per silo, keys and shares in all. seconds: of the whole round. epsilon: spent so far, where silos add
@@ -178,7 +181,7 @@ def round_of(line: Mapping[str, Any], rounds: int) -> FinishedRound:
     return FinishedRound(
         number=line["round"],
         rounds=rounds,
-        loss=line.get("loss"),
+        loss=line.get("loss", line.get(SCALED)),
         metrics=MappingProxyType({name: value for name, value in line.items() if name.startswith(TESTED)}),
         missing=tuple(DroppedSilo(**gone) for gone in line["dropped"]),
         bytes=MappingProxyType(dict(line["bytes"])),

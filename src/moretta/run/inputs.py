@@ -18,7 +18,7 @@ from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
-from moretta.models.by_keyword import is_standardised
+from moretta.models.by_keyword import is_standardised, is_unscaled
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.specification import Specification
@@ -88,8 +88,17 @@ class RowChecks:
             )
 
 
-def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str]) -> None:
-    """Raise `moretta.errors.ParameterError` where columns would be scaled for a model that scales them itself."""
+def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, targets: bool = False) -> None:
+    """Raise `moretta.errors.ParameterError` where columns would be scaled for a model that scales them itself.
+
+    targets: whether targets are to be scaled, of which the same holds.
+    """
+    own = (one.unscale is not None if isinstance(one, Prepared) else is_unscaled(one) for one in model.modules())
+    if targets and any(own):
+        raise ParameterError(
+            "standardise_targets = True, and this model came out of a run and gives outputs in the targets' own units; "
+            "to go on from it, give its network, result.raw_model().network, with the settings of that run"
+        )
     if standardise and any(isinstance(one, Prepared) or is_standardised(one) for one in model.modules()):
         raise ParameterError(
             "standardise = True, and this model came out of a run and scales its rows itself, so that they would be "

@@ -30,7 +30,7 @@ from moretta.run.checkpoints import BestRound, restore_states, states_of
 from moretta.run.checks import doubts
 from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
-from moretta.run.history import Line, OnRound, StopTraining, line_of, round_of
+from moretta.run.history import SCALED, Line, OnRound, StopTraining, line_of, round_of
 from moretta.run.inputs import Trainable
 from moretta.run.metrics import metrics_of_counts, tables_of_counts
 from moretta.run.preview import told_of_sums
@@ -181,6 +181,7 @@ class Session:
 
     def _lines(self, driver: Driver) -> Iterator[Line]:
         """Yield each round's line; where a round fails for good, save what the last good one came to."""
+        scaled = self._of.spec.data.standardise_targets
         private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
         try:
@@ -189,7 +190,7 @@ class Session:
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)
                 spent = {} if self._players.epsilon is None else {"epsilon": self._players.epsilon()}
-                yield line | spent
+                yield {SCALED if scaled and key == "loss" else key: one for key, one in line.items()} | spent
                 began = time.perf_counter()
         except (RunFailed, ParameterError):
             if self._files is not None and self._history:
@@ -307,7 +308,8 @@ class Session:
         """Return a model that takes rows as the silos have them, several arrays by keyword."""
         module, preparation = copy.deepcopy(self._of.model), self._players.fitted.preparation
         modules.load(module, tensors)
-        if preparation.changes_nothing and not self._of.column_rules.may_lack:
+        plain = preparation.changes_nothing and not preparation.scales_targets
+        if plain and not self._of.column_rules.may_lack:
             return takes_arrays(module).eval()
         if self._of.layout is not None:
             return standardises(takes_arrays(module), self._of.layout, preparation).eval()

@@ -39,8 +39,8 @@ def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
     """Return what a line says of how good the model is, and of epsilon, by names for people."""
-    names = {"loss": "loss", "test_accuracy": "test accuracy", "test_mse": "test mse"}
-    names |= {"validation_loss": "validation loss", "epsilon": "epsilon"}
+    names = {"loss": "loss", "scaled_loss": "loss of scaled targets", "test_accuracy": "test accuracy"}
+    names |= {"test_mse": "test mse", "validation_loss": "validation loss", "epsilon": "epsilon"}
     if "test_accuracy" in line:
         del names["test_mse"]
     return {said: line[name] for name, said in names.items() if isinstance(line.get(name), float)}

@@ -1,4 +1,4 @@
-"""Models that take rows as the data has them: they fill in what is absent, scale, and then compute."""
+"""Models that take rows as the data has them: they fill in what is absent, scale, compute, and undo targets' scale."""
 
 from __future__ import annotations
 
@@ -58,23 +58,46 @@ class Prepared(_Uncast):
         self.whole: Tensor
         self.register_buffer("whole", torch.tensor(~may_lack))
         self.expand = None if expansion is None else Expanded(expansion)
+        self.unscale = Unscaled(preparation) if preparation.scales_targets else None
         self.like: Tensor  # of the model's dtype, with which it is cast; a scripted forward asks no parameters
         self.register_buffer("like", torch.zeros((), dtype=dtype_of(model)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
         if not x.is_floating_point():
-            outputs: Tensor = self.model(x)
-            return outputs
+            return self._outputs(x)
         wide = x.double()
         if self.expand is not None:
             wide = self.expand(wide)
         absent = torch.isnan(wide)
         wrong = ((absent & self.whole) | torch.isinf(wide)).flatten(1).any(1, keepdim=True)
         filled = torch.where(absent, self.fill, wide)
-        found: Tensor = self.model(((filled - self.mean) / self.deviation).to(self.like.dtype))
+        found = self._outputs(((filled - self.mean) / self.deviation).to(self.like.dtype))
         # Of the outputs, as a NaN among the inputs may be lost on the way: onnxruntime's ReLU makes it 0.
         return torch.where(wrong, torch.nan, found)
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        found: Tensor = self.model(x)
+        if self.unscale is not None:
+            found = self.unscale(found)
+        return found
+
+
+class Unscaled(_Uncast):
+    """`Preparation.unscaled` as a module."""
+
+    exact = ("mean", "deviation")
+
+    def __init__(self, preparation: Preparation) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.tensor(preparation.target_mean, dtype=torch.float64))
+        self.register_buffer("deviation", torch.tensor(preparation.target_deviation, dtype=torch.float64))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return outputs, [rows, outputs], in the targets' own units."""
+        return (outputs.double() * self.deviation + self.mean).to(outputs.dtype)
 
 
 class Expanded(_Uncast):

@@ -54,8 +54,9 @@ class TrainedModel(nn.Module):
     """A network behind all that its run agreed on: what is filled in, scales, and the encoders of a table.
 
     As a module it takes a tensor of rows as the silos have them, nothing scaled or filled in, NaN where a value is
-    absent, and returns outputs, [rows, outputs]; a row that cannot be has NaN. Of a table it takes coded rows too
-    (`read_table(..).coded`); where a sample has several arrays it takes them by keyword. It is in eval mode.
+    absent, and returns outputs, [rows, outputs], in the targets' own units; a row that cannot be has NaN. Of a table it
+    takes coded rows too (`read_table(..).coded`); where a sample has several arrays it takes them by keyword. It is in
+    eval mode.
 
     `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with
     their words. task: "classification" or "regression". classes: their names, if known. columns: of the inputs.
@@ -170,6 +171,7 @@ class TrainedModel(nn.Module):
             # should depend on who else is in the file, not in its last digit either.
             run = self.network.outputs if isinstance(self.network, ForeignGraph) else partial(outputs_of, self.network)
             found = run(inputs, 1) if x.ndim == 2 else run(inputs)
+            return self.preparation.unscaled(np.asarray(found.cpu().numpy()))
         except MorettaError:
             raise
         except Exception as error:  # whatever somebody's model does with rows that it cannot take
@@ -178,7 +180,6 @@ class TrainedModel(nn.Module):
                 f"{where}: the model cannot take these rows of {x.dtype} ({said}); save numbers as floats, and "
                 "tokens as the integers that it was trained on"
             ) from error
-        return np.asarray(found.cpu().numpy())
 
     def _checked(self, x: Array, where: str) -> Array:
         """Return rows in the network's shape; where columns were dealt out, samples are flat."""

@@ -145,8 +145,8 @@ class Ring:
             if largest_magnitude(name, part) >= most:
                 error = RangeError(
                     f"`{name}`: a value is outside the range of the secure sum, +-{most:.6g}; nothing was sent "
-                    "(bring inputs to scale by standardise, and targets by larger units, as thousands; a higher "
-                    "`limit` widens the range and coarsens its step)"
+                    "(bring inputs to scale by standardise, and targets that are numbers by standardise-targets; a "
+                    "higher `limit` widens the range and coarsens its step)"
                 )
                 error.add_note(f"the largest magnitude is {largest_magnitude(name, flat):.6g}")
                 raise error

@@ -37,8 +37,11 @@ from moretta.protocols.common.specification import Specification
 
 M = TypeVar("M", bound=Message)
 
-PUBLIC = ("batch-size", "standardise", "augment")  # of [data]
-AGREED = ("input_mean", "input_deviation", "scales", "has_statistics")  # once, in a run's first set-up
+PUBLIC = ("batch-size", "standardise", "standardise-targets", "augment")  # of [data]
+AGREED = (
+    *("input_fill", "input_mean", "input_deviation", "input_target_mean", "input_target_deviation"),
+    *("scales", "has_statistics"),
+)  # once, in a run's first set-up
 UNTOLD = ("warm-start",)  # of [protocol]: a path
 UNTOLD_SECURE = ("roster", "identity")
 
@@ -236,7 +239,8 @@ class Truth:
         """Return rows as the model and the loss take them."""
         of = self.federation
         made = prepared(x, self._preparation, self.dtype).numpy()
-        return PartyRows(made, targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy())
+        wanted = targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy()
+        return PartyRows(made, self._preparation.scaled(wanted))
 
     @lru_cache(maxsize=256)  # noqa: B019
     def rows(self, silo: str) -> PartyRows:

@@ -1,4 +1,4 @@
-"""How input columns are made ready for a model: absent values filled in, columns brought to a common scale.
+"""How rows are made ready for a model: absent inputs filled in, columns and targets brought to a common scale.
 
     ColumnRules    what is to be done with each column; agreed before any value is known
     Expansion      how categories and marks of absence become columns; follows from the schema
@@ -11,7 +11,7 @@ hand, so that a prediction does not depend on who else is in a file. Needs numpy
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -127,12 +127,15 @@ class Expansion:
 class Preparation:
     """What was fitted, and how it is applied: (x, or fill where x is absent, - mean) / deviation.
 
-    fill, mean, deviation: float64[columns], or [1] for all columns alike.
+    fill, mean, deviation: float64[columns], or [1] for all columns alike. target_mean, target_deviation:
+    float64[outputs]: silos train on (y - target_mean) / target_deviation; empty where targets are left as they are.
     """
 
     fill: NDArray[np.float64]
     mean: NDArray[np.float64]
     deviation: NDArray[np.float64]
+    target_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    target_deviation: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @classmethod
     def nothing(cls, columns: int = 1) -> Preparation:
@@ -141,8 +144,19 @@ class Preparation:
 
     @classmethod
     def loads(cls, figures: Mapping[str, Any]) -> Preparation:
-        """Return what ``inputs.json`` says of it: lists of numbers under "fill", "mean" and "deviation"."""
-        return cls(*(np.array(figures[name], np.float64) for name in ("fill", "mean", "deviation")))
+        """Return what ``inputs.json`` says of it: lists of numbers under the names of its `figures`."""
+        targets = {name: np.array(figures.get(name, ()), np.float64) for name in ("target_mean", "target_deviation")}
+        return cls(*(np.array(figures[name], np.float64) for name in ("fill", "mean", "deviation")), **targets)
+
+    @property
+    def figures(self) -> dict[str, NDArray[np.float64]]:
+        """All figures by name; those of targets only where targets are scaled."""
+        return {name: value for name, value in vars(self).items() if value.size}
+
+    @property
+    def scales_targets(self) -> bool:
+        """Whether targets are brought to mean 0 and deviation 1."""
+        return bool(self.target_mean.size)
 
     @property
     def changes_nothing(self) -> bool:
@@ -159,14 +173,39 @@ class Preparation:
         filled = np.where(absent, self.fill, x.astype(np.float64))
         return ((filled - self.mean) / self.deviation).astype(dtype)
 
+    def scaled(self, y: NDArray[Any]) -> NDArray[Any]:
+        """Return targets, as the loss wants them, as silos train on them, in their dtype."""
+        if not self.scales_targets:
+            return y
+        return ((y.astype(np.float64) - self.target_mean) / self.target_deviation).astype(y.dtype)
+
+    def unscaled(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """Return a network's outputs, [rows, outputs], in the targets' own units, in their dtype."""
+        if not self.scales_targets:
+            return outputs
+        return (outputs.astype(np.float64) * self.target_deviation + self.target_mean).astype(outputs.dtype)
+
+    def scaling(self, mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> Preparation:
+        """Return the same with targets scaled. Raises `moretta.errors.ParameterError` for targets that do not vary."""
+        flat = np.flatnonzero(deviation < SMALLEST_DEVIATION)
+        if flat.size:
+            which = f"target {flat[0]} (counted from 0)" if len(deviation) > 1 else "the target"
+            raise ParameterError(
+                f"[data] standardise-targets: {which} is the same number in all rows of all silos, so that there is "
+                "nothing to learn; look at the rows, or remove it"
+            )
+        return replace(self, target_mean=mean, target_deviation=deviation)
+
     def joined(self, columns: Sequence[int], part: Preparation) -> Preparation:
-        """Return this with the given columns' figures replaced by those of `part`."""
+        """Return this with the given columns' figures replaced by those of `part`, and its targets' if it has such."""
         arrays = []
         for whole, own in zip(self._arrays, part._arrays, strict=True):
             mine = whole.copy()
             mine[list(columns)] = own
             arrays.append(mine)
-        return Preparation(*arrays)
+        targets = part if part.scales_targets else self
+        fill, mean, deviation = arrays
+        return replace(targets, fill=fill, mean=mean, deviation=deviation)
 
     @property
     def _arrays(self) -> tuple[NDArray[np.float64], ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.contract.wording import LARGE_TARGETS
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import batch_statistics
 from moretta.protocols.baffle.params import BAFFLE
@@ -85,7 +86,7 @@ class Server:
         if not np.isfinite(at).all():
             raise ParameterError(
                 f"the parameters are no longer finite before round {now.round}: training has diverged; lower "
-                "learning-rate or give clip-norm"
+                f"learning-rate or give clip-norm, or begin {LARGE_TARGETS}"
             )
         k = self._recipe.most if self._recipe.blocks else self._params.k_of(now.round, self._rounds)
         shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}

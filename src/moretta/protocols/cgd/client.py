@@ -52,7 +52,7 @@ from moretta.protocols.common.overlap import AskApart
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.silo_setup import SiloSetup
-from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
@@ -208,11 +208,13 @@ class Client:
             case messages.CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
-                self._agreed[group] = message_digest(message)
+                self._agreed[group], given = message_digest(message), self._statistics.get(group)
                 if self._reads_inputs(group):
-                    return self._rows.answer(message, self._contributor(group), self._template)
+                    return self._rows.answer(message, self._contributor(group), self._template, given)
                 if message.schema != modules.schema(self._template):
                     raise PeerError("the model here has other tensors than the others'; expected the same")
+                self._rows.of.prepare(message, given or NOTHING, inputs=False)
+                self._rows.take_up()
                 return Ready(stamp=message.stamp)
         reply = self._group_keys.answer(message) if group not in self._contributors else None
         if reply is not None:

@@ -69,11 +69,22 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     first = "" if layers is None else layers.weight
     groups = groups_of(grid, shapes, first, joint=joint)
     enrolments = {
-        name: common.enrolment_of(setting, secure.scheme, group.members, _columns_of(setting, grid, group, first))
+        name: common.enrolment_of(
+            setting,
+            secure.scheme,
+            group.members,
+            _columns_of(setting, grid, group, first),
+            labelled=group.tells_loss,
+        )
         for name, group in groups.items()
         if len(group.members) > 1
     }
     clients, alone = dict[str, Client](), dict[str, Preparation]()
+    one_labelled = bool(setting.scaled_targets) and not any(one.statistics.targets for one in enrolments.values())
+    if one_labelled and not split:
+        raise ParameterError(
+            "[data] standardise-targets: participants of cgd scale by a sum, and here one has all rows; remove it"
+        )
     if joint and not protocol.align:
         check_order(setting.silos)
     schema, membership = modules.schema(model), Membership.of(grid, groups, joint=joint)
@@ -87,7 +98,9 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
             )
         setup = setting.setup(silo if holds else replace(silo, y=silo.y[:0]), schema, NOTHING, b"")
         by_itself = split and any(list(members) == [name] for members in grid.column_groups.values())
-        rows_in = partial(_rows_in, protocol, setting, setup, silo, row, alone if by_itself else None)
+        rows_in = partial(
+            _rows_in, protocol, setting, setup, silo, row, alone if by_itself else None, targets=one_labelled
+        )
         mine = {group: one for group, one in groups.items() if name in one.members}
         holders, head = (tuple(grid.rows[row]), grid.heads[row]) if joint else ((name,), None)
         position = GridPosition(name, holders, head, silo.columns, mine)
@@ -160,15 +173,20 @@ def _rows_in(
     row: str,
     alone: dict[str, Preparation] | None,
     order: NDArray[np.int64] | None,
+    *,
+    targets: bool,
 ) -> SiloRows:
-    """Return a participant's rows in an order. row: of the grid. alone: takes how columns are that nobody else has."""
+    """Return a participant's rows in an order. row: of the grid. alone: takes how columns are that nobody else has.
+
+    targets: whether it brings targets to scale by itself, if it has them.
+    """
     own, y = in_order(silo, order), setup.y if order is None or not len(setup.y) else setup.y[order]
     in_given_order = protocol.batches == "in-order"
     # Of a row's holders the same, as are all batches.
     batches = Batches(len(own.x), setup.batch_size, setup.seed, row, setup.run, in_order=in_given_order)
     rows = common.rows_of(setting, replace(setup, x=own.x, y=y, subjects=own.subjects), batches)
     if alone is not None:
-        alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns))
+        alone[silo.name] = rows.prepare_alone(setting.columns.of(silo.columns), targets=targets and len(y) > 0)
     return rows
 
 
@@ -235,13 +253,13 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = common.whole_rows(setting)
     x = loaded(x).reshape(len(x), -1)
-    found = fitted_alone(x, setting.columns)
+    found = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
     ring = Ring(secure.ring_bits)
     simulation = Simulation(
         protocol,
         setting.model,
         grid,
-        GridRows(prepared(x, found, setting.dtype), torch.from_numpy(y), counts),
+        GridRows(prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts),
         Adding("exact-ring" if setting.spec.engine.name == "exact-ring" else "fused", ring, secure.largest),
         setting.spec.run.insecure_secret_seed,
         setting.spec.run.rounds,

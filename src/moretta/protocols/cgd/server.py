@@ -10,6 +10,7 @@ import numpy as np
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
+from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import RunFailed
 from moretta.protocols.cgd import messages, row_order
@@ -131,7 +132,7 @@ class Server:
         why += f", and likewise {len(others)} others" if others else ""
         diverged = now.round > 1 and any(missing.reason is Reason.BAD_INPUT for missing in self._why.values())
         way_out = (
-            "the run has probably diverged: a lower learning rate or a decaying schedule helps"
+            f"the run has probably diverged: a lower learning rate or a decaying schedule helps, or {LARGE_TARGETS}"
             if diverged
             else "mend the others"
         )

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
 from moretta.protocols.cgd.layers import Layers, joined, summed
@@ -153,7 +154,7 @@ class Simulation:
             raise RunFailed(
                 f"round {now.round}: expected finite gradients within the ring's range, got others, so the run has "
                 f"probably diverged; round {now.round - 1} is kept: go on from it with --resume, a lower learning rate "
-                "or a decaying schedule"
+                f"or a decaying schedule, or {LARGE_TARGETS}"
             )
         if self._params.weight_decay:
             starts = self._mean_start(tuple(counts))

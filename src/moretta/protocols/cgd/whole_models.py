@@ -78,4 +78,6 @@ class WholeModels:
                 own = self._enrolments[group].preparation
             if own is not None:
                 found = found.joined(self._grid.parts[members[0]].columns, own)
-        return found
+        # The group of the layers above has the targets.
+        sharing = next((one.preparation for one in self._enrolments.values() if one.preparation.scales_targets), None)
+        return found if sharing is None else found.joined((), sharing)

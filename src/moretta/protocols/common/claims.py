@@ -218,6 +218,9 @@ is_noised = Condition("noise is added (`dp-noise`)", _is_noised)
 is_standardised = Condition(
     "inputs are standardised (the default of tables)", lambda run: setting(run, "data", "standardise") is not False
 )
+scales_targets = Condition(
+    "targets are standardised (`standardise-targets`)", lambda run: bool(setting(run, "data", "standardise-targets"))
+)
 fills_absent = Condition(
     "values may be absent, which all silos' statistics fill in",
     lambda run: setting(run, "data", "missing") not in (None, "error") or _fills(run, "mean", "median", "indicator"),
@@ -584,6 +587,16 @@ ABSENT_VALUES = (
         "receives what is filled in where a value is absent: each such column’s mean or median, over all silos"
     ),
 )
+SCALED_TARGETS = (
+    server("statistics", (scales_targets,)).says("learns the mean and standard deviation of each target, {by_whom}"),
+    silo("statistics", (scales_targets,)).says(
+        "receives, if it has targets, the mean and standard deviation of each target, over all silos"
+    ),
+    silo("statistics", (has_few_in_statistics, scales_targets)).says(
+        "can work out the mean and deviation of the other’s targets, up to the ratio of their rows: statistics are of "
+        "fewer than three silos, and its own part can be taken off"
+    ),
+)
 TEST_ROWS = (
     server("ids", (has_test_rows,)).says(
         "learns of each silo, where its test rows have ids or groups, whether any training row is about the same, and "
@@ -642,7 +655,7 @@ NOTES = (
     ),
 )
 
-OF_ALL_RUNS = (COUNTED_FIRST, *ABSENT_VALUES, *TEST_ROWS, *LISTENERS, *NOTES)
+OF_ALL_RUNS = (COUNTED_FIRST, *ABSENT_VALUES, *SCALED_TARGETS, *TEST_ROWS, *LISTENERS, *NOTES)
 """What holds under every protocol alike."""
 
 SHARED = (

@@ -9,11 +9,11 @@
                                              <--    Ready, or a refusal that says what differs
 
 Who learns what: where inputs are standardised, every silo and the server learn the mean and standard deviation over all
-silos of each input column, and where values are absent what is filled in; the server also learns how many values of a
-column are there, and of a column whose median is filled in the numbers of rows in 64 equal parts of its range. Under
-PBPFL the server also learns those of all inputs together and of the targets, and their numbers. Where rounds use all
-rows, it learns their number, once a run: silos that were not counted cannot join. No silo's own figures are seen in
-these sums.
+silos of each input column, where targets are standardised of each target, and where values are absent what is filled
+in; the server also learns how many values of a column are there, and of a column whose median is filled in the numbers
+of rows in 64 equal parts of its range. Under PBPFL the server also learns those of all inputs together and of the
+targets, and their numbers. Where rounds use all rows, it learns their number, once a run: silos that were not counted
+cannot join. No silo's own figures are seen in these sums.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
-from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.statistics import TARGETS, Statistics
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.statistics import (
     ALL,
@@ -83,11 +83,16 @@ def inputs_of(x: NDArray[np.generic], preparation: Preparation, dtype: torch.dty
     return prepared(x, preparation, dtype).to(device)
 
 
-def fitted_alone(x: NDArray[np.generic], rules: ColumnRules) -> Preparation:
+def fitted_alone(x: NDArray[np.generic], rules: ColumnRules, y: NDArray[np.generic] | None = None) -> Preparation:
     """Return the preparation, as `Enrolment` finds it over silos, of rows that one party holds alone.
 
-    Raises `moretta.errors.ParameterError` for a column without any value.
+    y: targets that are to be scaled, [rows, outputs]; None leaves them.
+    Raises `moretta.errors.ParameterError` for a column without any value, and targets that do not vary.
     """
+    if y is not None:
+        wide = y.astype(np.float64)
+        mean, deviation = wide.mean(axis=0), wide.std(axis=0)
+        return fitted_alone(x, rules).scaling(mean, np.where(deviation > FLAT * np.abs(mean), deviation, 0.0))
     if not rules.fitted:
         return Preparation.nothing()
     columns = x.astype(np.float64).reshape(-1, x.shape[-1])
@@ -126,16 +131,21 @@ class SiloRows:
 
     def __init__(self, of: TrainingRows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "") -> None:
         self.of, self.dtype, self.device, self.augment = of, dtype, device, augment
-        self.answers, self.batches, self.y = of.answers, of.batches, torch.from_numpy(of.y).to(device)
-        self.x, self.agreed = self._prepared(of.x), of.agreed
+        self.answers, self.batches = of.answers, of.batches
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Prepare rows as `of` has agreed to."""
+        self.x, self.y = self._prepared(self.of.x), torch.from_numpy(self.of.prepared.scaled(self.of.y)).to(self.device)
+        self.agreed = self.of.agreed
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
         return inputs_of(x, self.of.prepared, self.dtype, self.device)
 
-    def prepare_alone(self, rules: ColumnRules) -> Preparation:
-        """Prepare by one's own columns, which nobody else has; return how."""
-        self.of.prepared = fitted_alone(self.of.x, rules)
-        self.x = self._prepared(self.of.x)
+    def prepare_alone(self, rules: ColumnRules, *, targets: bool = False) -> Preparation:
+        """Prepare by one's own columns, and targets, which nobody else has; return how."""
+        self.of.prepared = fitted_alone(self.of.x, rules, self.of.y if targets else None)
+        self.take_up()
         return self.of.prepared
 
     def batch(self, number: int, take: int = 0) -> tuple[Tensor, Tensor]:
@@ -163,7 +173,7 @@ class SiloRows:
             return self.score(message, contributor, model)
         reply = self.of.answer(message, contributor, statistics)
         if isinstance(reply, Ready):
-            self.x, self.agreed = self._prepared(self.of.x), self.of.agreed
+            self.take_up()
         return reply
 
     def score(
@@ -182,6 +192,7 @@ class SiloRows:
         """
         held = self.of.scored(ask)
         outputs = modules.outputs_of(model, self._prepared(held.x)).cpu().numpy()
+        outputs = self.of.prepared.unscaled(outputs)
         agreed = self.agreed if agreed is None else agreed
         return held.upload(ask, contributor, outputs, agreed, blind, own)
 
@@ -215,7 +226,8 @@ class Enrolment:
     is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. validates: in which
     rounds models are scored on the way, none where `validated` names no figures. table: the digest of
     the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
-    those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model.
+    those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model. targets: how
+    many targets are brought to scale, all or 0.
     statistics: the closed list of those that it asks for, and its silos give. most_weight: of the cohort, an upper
     bound of the rows that a round uses.
     """
@@ -235,8 +247,9 @@ class Enrolment:
         outputs: int = 1,
         validated: Sequence[str] = (),
         evaluates: Callable[[int], bool] = bool,
+        targets: int = 0,
     ) -> None:
-        self._outputs, self._validated, self._evaluates = outputs, validated, evaluates
+        self._outputs, self._targets, self._validated, self._evaluates = outputs, targets, validated, evaluates
         self._validators = tuple[str, ...]()  # the silos over which all validations of a run are
         self.counted: Counted | None = None
         self._classes = classes
@@ -244,7 +257,9 @@ class Enrolment:
         self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
         self._layout, self._has_statistics = layout, False
         self._centers = dict[str, NDArray[np.float64]]()  # of squares, by matrix: a silo answers for one
-        self.statistics = Statistics.of(columns, layout, classes=classes, counts_rows=not batch_size, scales=ask_scales)
+        self.statistics = Statistics.of(
+            columns, layout, classes=classes, counts_rows=not batch_size, scales=ask_scales, targets=targets
+        )
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -370,9 +385,14 @@ class Enrolment:
                 return fitted
         numbers = ALL if self._layout is None else self._layout.numbers
         has_scale = not self._rules.fitted and (self._layout is None or numbers.size > 0)
-        wanted = {"inputs": numbers} if has_scale else {}
+        if self._targets:
+            scale = yield from moments(self.aggregation, now, self._targets, what=TARGETS, centers=self._centers)
+            if isinstance(scale, Aborted):
+                return scale
+            self.preparation = self.preparation.scaling(scale.mean, scale.deviation)
+        wanted = ({"inputs": numbers} if has_scale else {}) | ({} if self._targets else {"targets": ALL})
         found: dict[str, Moments] = {}
-        for what, of in (wanted | {"targets": ALL}).items() if self._ask_scales else ():
+        for what, of in wanted.items() if self._ask_scales else ():
             result = yield from moments(self.aggregation, now, 1, what=what, of=of, centers=self._centers)
             if isinstance(result, Aborted):
                 return result
@@ -422,7 +442,7 @@ class Enrolment:
     def state(self) -> State:
         """Return what was agreed once and for all; keys are agreed afresh."""
         return {
-            **{f"input_{name}": value for name, value in vars(self.preparation).items()},
+            **{f"input_{name}": value for name, value in self.preparation.figures.items()},
             "scales": np.array([*self.input_scale, self.target_scale]),
             "has_statistics": int(self._has_statistics),
             "rows": self._rows,
@@ -437,7 +457,7 @@ class Enrolment:
         self.counted = restored(state)
         self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
         self._validators = tuple(filter(None, state.get("validators", "").split("\n")))
-        self.preparation = Preparation(*(np.asarray(state[f"input_{name}"]) for name in ("fill", "mean", "deviation")))
+        self.preparation = Preparation.loads(modules.under("input_", state))
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
         self.input_scale = (mean, deviation)
 

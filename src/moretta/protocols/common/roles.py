@@ -128,10 +128,11 @@ def enrolment_of(
     batch_size: int | None = None,
     *,
     ask_scales: bool = False,
+    labelled: bool = True,
 ) -> Enrolment:
     """Return the server's half of the enrolment of some silos. columns, batch_size, ask_scales: see `Enrolment`.
 
-    members: None for all silos. batch_size: None is the setting's.
+    members: None for all silos. batch_size: None is the setting's. labelled: whether they have the targets.
     """
     rules = setting.rules(scheme, members)
     if scheme == "pairwise":
@@ -155,6 +156,7 @@ def enrolment_of(
         setting.outputs,
         setting.validated,
         setting.spec.run.evaluates,
+        setting.scaled_targets if labelled else 0,
     )
 
 

@@ -171,6 +171,11 @@ class Setting:
         return counted_classes(self.spec.task, self.outputs) if self.spec.data.look else 0
 
     @property
+    def scaled_targets(self) -> int:
+        """How many targets of a row are brought to scale, 0 where they are left as they are."""
+        return self.outputs if self.spec.data.standardise_targets else 0
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the model and the silos compute in."""
         from moretta.protocols.common.modules import DTYPES  # torch, which a silo's own site may lack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -51,13 +52,33 @@ class Begin(Message):
 
     @classmethod
     def of(cls, stamp: Stamp, schema: str, table: str, prepared: Preparation) -> Begin:
-        """Return the message that says how inputs are prepared."""
-        return cls(stamp=stamp, schema=schema, table=table, **vars(prepared))
+        """Return the message that says how rows are prepared."""
+        kind = BeginScaled if prepared.scales_targets else cls
+        return kind(stamp=stamp, schema=schema, table=table, **prepared.figures)
 
     @property
     def preparation(self) -> Preparation:
-        """How inputs are prepared."""
-        return Preparation(self.fill, self.mean, self.deviation)
+        """How rows are prepared."""
+        return Preparation.loads(vars(self))
+
+
+@message("enrolment/begin-scaled")
+class BeginScaled(Begin):
+    """The same where targets are scaled too: target_mean, target_deviation, float64[outputs]."""
+
+    target_mean: Array
+    target_deviation: Array
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` where the figures do not fit each other."""
+        Begin.check(self)
+        mean, deviation = self.target_mean, self.target_deviation
+        if any(one.ndim != 1 or one.dtype != np.float64 or not one.size for one in (mean, deviation)):
+            raise PeerError("enrolment/begin-scaled: expected a float64 mean and deviation of each target")
+        if mean.shape != deviation.shape or not (deviation >= SMALLEST_DEVIATION).all():
+            raise PeerError(
+                f"enrolment/begin-scaled: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean"
+            )
 
 
 @message("enrolment/ready")
@@ -65,7 +86,7 @@ class Ready(Message):
     """The silo trains this model."""
 
 
-MESSAGES = (Begin, Ready)
+MESSAGES = (Begin, BeginScaled, Ready)
 
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
@@ -79,7 +100,7 @@ def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
 
     Never sent: who knows all rows but one could find that one by it.
     """
-    return digest_of({"rows": np.frombuffer(own, np.uint8), **vars(prepared)})
+    return digest_of({"rows": np.frombuffer(own, np.uint8), **prepared.figures})
 
 
 class TrainingRows:
@@ -123,7 +144,7 @@ class TrainingRows:
 
     def take(self, index: NDArray[np.int64], dtype: DTypeLike) -> tuple[Array, Array]:
         """Return prepared inputs and targets of some rows."""
-        return self.prepared.apply(self.x[index], dtype), self.y[index]
+        return self.prepared.apply(self.x[index], dtype), self.prepared.scaled(self.y[index])
 
     def answer(self, message: Message, contributor: Contributor, statistics: Statistics | None = None) -> Message:
         """Answer a message of the set-up. Raises `moretta.errors.MisuseError` for any other.
@@ -152,7 +173,7 @@ class TrainingRows:
                     raise RowsError(
                         f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
                     )
-                self.prepared = message.preparation
+                self.prepare(message, given)
                 self.agreed = (message_digest(message),)
                 return Ready(stamp=message.stamp)
         reply = contributor.answer(message)
@@ -167,6 +188,20 @@ class TrainingRows:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
         return found
 
+    def prepare(self, begin: Begin, given: Statistics, *, inputs: bool = True) -> None:
+        """Take up how inputs are prepared, and targets where the statistics that are given say that they are scaled.
+
+        inputs: false for a group that shares targets alone. Raises `moretta.errors.PeerError` for other targets.
+        """
+        found = begin.preparation
+        if len(found.target_mean) != given.targets:
+            raise PeerError(
+                f"expected the scale of {given.targets} targets, as the run's settings have it; got that of "
+                f"{len(found.target_mean)}"
+            )
+        targets, rest = (found if given.targets else self.prepared), (found if inputs else self.prepared)
+        self.prepared = replace(rest, target_mean=targets.target_mean, target_deviation=targets.target_deviation)
+
     def compared(self, ask: AskApart) -> Message:
         """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""
         return compared(ask, self._subjects, self.answers)
@@ -176,8 +211,8 @@ class TrainingRows:
         match ask.what:
             case "rows":
                 return np.zeros((len(self.x), 0))
-            case "targets":
-                return self.y.astype(np.float64).reshape(-1, 1)
+            case "targets" | "target columns":
+                return self.y.astype(np.float64).reshape(-1, len(ask.center))
             case "classes":
                 return class_columns(self.y, len(ask.center))
         inputs = ask.of(self.x) if self.x.dtype.kind == "f" else np.zeros((len(self.x), 1))  # tokens have no scale

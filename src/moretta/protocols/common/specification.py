@@ -59,6 +59,7 @@ class Specification:
             "data": {
                 **{"batch-size": data.batch_size, "standardise": data.standardise, "augment": data.augment},
                 "missing": data.missing,
+                **({"standardise-targets": True} if data.standardise_targets else {}),
                 **({"score-at-silos": data.score_at_silos} if data.score_at_silos else {}),
                 **({"validation-fraction": data.validation_fraction} if data.silos_validate else {}),
             },

@@ -6,8 +6,9 @@
     input columns      0       of the inputs                   values may be absent
     input columns      1, 2    of the inputs                   inputs are standardised, or values may be absent
     histogram          -       those with a median             a median is filled in, within the schema's range
+    target columns     1, 2    of the targets                  targets are standardised
     inputs             1, 2    one: all inputs together        the protocol scales by it (pbpfl)
-    targets            1, 2    one                             the protocol scales by it (pbpfl)
+    targets            1, 2    one                             the same, and targets are not standardised
 
 A silo gives each to one question a run. The server chooses the center of order 2, and sums of squares around many
 centers round differently, which tells single values. That question is answered again, by the same numbers, whenever it
@@ -28,6 +29,7 @@ from moretta.protocols.common.row_counts import CLASSES
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments
 
+TARGETS = "target columns"  # the matrix whose columns are what the model's outputs are to be
 Entry = tuple[str, int, int, tuple[int, ...]]  # the matrix, the order, how many columns, and their indices, () for all
 Asked = AskMoments | AskHistogram
 
@@ -46,7 +48,14 @@ class Statistics:
 
     @classmethod
     def of(
-        cls, rules: ColumnRules, layout: SampleLayout | None, *, classes: int, counts_rows: bool, scales: bool
+        cls,
+        rules: ColumnRules,
+        layout: SampleLayout | None,
+        *,
+        classes: int,
+        counts_rows: bool,
+        scales: bool,
+        targets: int = 0,
     ) -> Statistics:
         """Return the list of a run's settings; `moretta.protocols.common.enrolment.Enrolment` asks for no more.
 
@@ -56,6 +65,7 @@ class Statistics:
             classes: how many a look before training counts; 0 for no look.
             counts_rows: whether rounds use all rows.
             scales: whether the scales of all inputs together and of the targets are wanted.
+            targets: how many targets a row has, where they are standardised, else 0.
         """
         listed: list[Entry] = [("rows", 1, 0, ())] if counts_rows else []
         listed += [(CLASSES, 1, classes, ())] if classes else []
@@ -63,10 +73,11 @@ class Statistics:
             some = () if layout is None else tuple(layout.standardised.tolist())
             columns = rules.columns if layout is None else len(some)
             listed += [(MAY_LACK, order, columns, some) for order in (0, 1, 2) if order or rules.may_lack]
+        listed += [(TARGETS, order, targets, ()) for order in (1, 2) if targets]
         if scales:
             numbers = () if layout is None else tuple(layout.numbers.tolist())
-            one = [("targets", ())] if rules.fitted or not (layout is None or numbers) else []
-            one = one or [("inputs", numbers), ("targets", ())]
+            one = [] if rules.fitted or not (layout is None or numbers) else [("inputs", numbers)]
+            one += [] if targets else [("targets", ())]
             listed += [(what, order, 1, of) for what, of in one for order in (1, 2)]
         return cls(tuple(listed), rules.median_ranges)
 
@@ -79,6 +90,11 @@ class Statistics:
     def names(self) -> list[str]:
         """Return the names under which they are recorded as answered."""
         return [*(_name(what, order) for what, order, _, _ in self.moments), *([_HISTOGRAM] if self.medians else [])]
+
+    @property
+    def targets(self) -> int:
+        """How many targets of a row are brought to scale; 0 where they are left as they are."""
+        return next((columns for what, _, columns, _ in self.moments if what == TARGETS), 0)
 
     def check(self, ask: Asked, answers: Answers) -> None:
         """Record that a question is about to be answered.
@@ -122,6 +138,7 @@ def without_noise(names: Collection[str]) -> str:
     """
     words = {
         _name(MAY_LACK, 1): "means and deviations of the input columns, summed without noise",
+        _name(TARGETS, 1): "means and deviations of the targets, summed without noise",
         _name(MAY_LACK, 0): "how many values of each column are there",
         _HISTOGRAM: "histograms of the columns with a median",
         _name("rows", 1): "the number of rows of all silos together",

@@ -2,7 +2,7 @@
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
-const NAMES = { loss: "training loss", epsilon: "epsilon" };
+const NAMES = { loss: "training loss", scaled_loss: "training loss, of scaled targets", epsilon: "epsilon" };
 const PHASES = {
   perturbation: "Perturbation", preparation: "Preparation", local_forward: "Forward, at silos",
   local_backward: "Backward, at silos", aggregation: "Aggregation", update: "Update", delivery: "Delivery",
@@ -71,6 +71,7 @@ function table(into, caption, head, rows) {
 // -- Curves -----------------------------------------------------------------------------------------------------------
 
 function groupOf(key) {
+  if (key === "scaled_loss") return "Loss, of scaled targets";
   if (key.endsWith("loss")) return "Loss";
   if (/accuracy|top5|auc/.test(key)) return "Accuracy";
   if (key === "epsilon") return "Epsilon spent";
@@ -168,7 +169,7 @@ function drawCurves() {
 }
 
 function drawNumbers(keys) {
-  const tested = run.rounds.filter((one) => keys.some((key) => key !== "loss" && key in one.figures));
+  const tested = run.rounds.filter((one) => keys.some((key) => key !== "loss" && key !== "scaled_loss" && key in one.figures));
   const wanted = tested.length > 1 ? tested : run.rounds, rows = thinned(wanted, MOST_ROWS).reverse();
   const kept = rows.length < run.rounds.length ? `${rows.length} of ${run.rounds.length} rounds, the last first.` : "The last first.";
   table(at("rounds"), kept, [{ name: "Round", numbers: false }, ...keys.map((key) => ({ name: named(key), numbers: true }))],
@@ -204,7 +205,9 @@ function drawFigures(number, planned) {
     const value = scores[key] ?? latest(`test_${key}`);
     if (value !== undefined) shown.push([`Test ${named(key).replace("training ", "")}`, figure(value)]);
   }
-  if (!shown.length && latest("loss") !== undefined) shown.push(["Training loss", figure(latest("loss"))]);
+  for (const key of shown.length ? [] : ["loss", "scaled_loss"]) {
+    if (latest(key) !== undefined) shown.push([named(key)[0].toUpperCase() + named(key).slice(1), figure(latest(key))]);
+  }
   shown.push(["Time of rounds", seconds(sum(rounds.map((one) => one.total)))]);
   if (totals.length) shown.push(["A round, median", seconds(median(totals))]);
   if (state.state === "running" && planned && totals.length) {

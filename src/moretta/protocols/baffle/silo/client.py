@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
+from moretta.contract.wording import LARGE_TARGETS
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.baffle.silo import messages
 from moretta.protocols.baffle.silo.blocks import Differences, MovesBlocks
@@ -265,7 +266,7 @@ class Client:
         if not np.isfinite(at).all():
             raise RowsError(
                 f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
-                "or give clip-norm"
+                f"or give clip-norm, or begin {LARGE_TARGETS}"
             )
         mean_loss = total / counted
         upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
@@ -285,7 +286,8 @@ class Client:
         for start in range(0, len(held_out.x), step):
             chunk = rows.prepared.apply(held_out.x[start : start + step], layout.dtype)
             found.append(forward.outputs(at, chunk)[0])
-        return held_out.upload(ask, self._contributor, np.concatenate(found), rows.agreed)
+        outputs = rows.prepared.unscaled(np.concatenate(found))
+        return held_out.upload(ask, self._contributor, outputs, rows.agreed)
 
     def state(self) -> State:
         """Return the root of contributions, lots and noise, commitments answered, releases, and Adam's moments."""
