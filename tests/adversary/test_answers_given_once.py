@@ -223,10 +223,11 @@ def test_what_epsilon_leaves_out_stands_at_each_silo(tmp_path: Path) -> None:
 
 
 def test_what_epsilon_leaves_out_names_histograms_and_counts() -> None:
-    """Of columns with a median, and of columns whose values may be absent."""
+    """Of columns with a median, of columns whose values may be absent, and of targets that are standardised."""
     rules = ColumnRules(np.array([True]), np.array([2], np.int8), np.array([0.0]), np.array([9.0]))
-    listed = Statistics.of(rules, None, classes=0, counts_rows=False, scales=False)
+    listed = Statistics.of(rules, None, classes=0, counts_rows=False, scales=False, targets=1)
     said = without_noise(listed.names)
+    assert "means and deviations of the targets, summed without noise" in said
     assert "histograms of the columns with a median" in said
     assert "how many values of each column are there" in said
     answers = Answers()

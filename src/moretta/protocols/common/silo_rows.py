@@ -73,11 +73,11 @@ class BeginScaled(Begin):
         """Raise `moretta.errors.PeerError` where the figures do not fit each other."""
         Begin.check(self)
         mean, deviation = self.target_mean, self.target_deviation
-        if any(one.ndim != 1 or one.dtype != np.float64 or not one.size for one in (mean, deviation)):
-            raise PeerError("enrolment/begin-scaled: expected a float64 mean and deviation of each target")
-        if mean.shape != deviation.shape or not (deviation >= SMALLEST_DEVIATION).all():
+        are_vectors = mean.ndim == 1 and mean.dtype == deviation.dtype == np.float64 and mean.shape == deviation.shape
+        if not are_vectors or not mean.size or not (deviation >= SMALLEST_DEVIATION).all():
             raise PeerError(
-                f"enrolment/begin-scaled: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean"
+                f"enrolment/begin-scaled: expected float64 means of targets, and a deviation of at least "
+                f"{SMALLEST_DEVIATION:.0e} for each"
             )
 
 
