@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
-from collections.abc import Callable
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_cli import call
 
 from moretta.data.tables import files
+from moretta.engines.run_folder import RunFolder
 
 ROWS = "age,ward,ill\n50,north,no\n61,south,yes\n70,north,no\n48,south,yes\n50,north,no\n61,south,yes\n"
 
@@ -204,6 +212,31 @@ def test_training_asks_before_round_one_and_goes_on_once_it_is_answered(here: Pa
     assert call("train", "run.toml", "--out", "other", "--set", 'data.id-column="index"').code == 0
 
 
+def test_a_run_without_a_test_part_trains_and_says_nothing_of_how_good_it_is(here: Path) -> None:
+    (here / "t.csv").write_text(ROWS)
+    (here / "schema.toml").write_text(SCHEMA)
+    (here / "run.toml").write_text(RUN)
+    done = call("train", "run.toml", "--out", "mine", "--set", "data.test-fraction=0", "--json")
+    assert done.code == 0, done.err
+    record = json.loads(done.out)
+    assert set(record["test"]) == {"per_silo"}  # what the silos' own training rows come to
+    assert "no test rows were given, so nothing says how good the model is" in record["warnings"]
+    history = (here / "mine" / "history.jsonl").read_text()
+    assert "test_" not in history
+    for command in (("report", "mine", "--out", "page.html"), ("predict", "mine", "--data", "t.csv", "--out", "p.csv")):
+        assert call(*command).code == 0
+    assert "There were no test rows" in (here / "page.html").read_text()
+    done = call("look", "run.toml", "--set", "data.test-fraction=0", "--json", "--withhold", "0")
+    assert json.loads(done.out)["rows"] == {"training": 6}
+    done = call("compare", "run.toml", "--protocols", "fedsgd,local", "--set", "data.test-fraction=0", "--out", "c")
+    assert done.code == 0, done.err
+    files.np.savez("parts.npz", x_train=[[1.0], [2]] * 3, y_train=[0, 1] * 3, x_test=files.np.ones((0, 1)), y_test=[])
+    (here / "run.toml").write_text(RUN.replace('schema = "schema.toml"\n', "").replace("t.csv", "parts.npz"))
+    done = call("train", "run.toml", "--out", "empty")
+    assert "parts.npz: the test part has no rows; bring some, or set test-fraction = 0" in " ".join(done.err.split())
+    assert call("train", "run.toml", "--out", "empty", "--set", "data.test-fraction=0").code == 0
+
+
 def test_test_rows_may_be_a_table_of_their_own(here: Path) -> None:
     (here / "t.csv").write_text(ROWS + "".join(ROWS.splitlines(True)[1:]) * 4)
     (here / "test.csv").write_text("ward,ill,age\nnorth,no,50\nsouth,yes,61\nsouth,yes,48\n")
@@ -222,3 +255,122 @@ def test_test_rows_may_be_a_table_of_their_own(here: Path) -> None:
     (here / "test.csv").write_text("ward,ill,age\neast,no,50\n")
     done = call("train", "run.toml", "--set", 'data.test="test.csv"', "--out", "x")
     assert "[data] test: test.csv: column 'ward' has a word" in " ".join(done.err.split())
+
+
+@contextmanager
+def held_to_permissions() -> Iterator[None]:
+    """Have permissions hold for root too: without the right to override them (CAP_DAC_OVERRIDE)."""
+    libc, header, rights = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, rights) == 0
+    before, rights[0] = rights[0], rights[0] & ~2
+    assert libc.capset(header, rights) == 0
+    try:
+        yield
+    finally:
+        rights[0] = before
+        assert libc.capset(header, rights) == 0
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, its schema and a run that has a checkpoint."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "t.csv").write_text(ROWS + "".join(ROWS.splitlines(True)[1:]) * 4)
+    (folder / "schema.toml").write_text(SCHEMA)
+    (folder / "run.toml").write_text(RUN.replace("rounds = 2", "rounds = 2\ncheckpoint-every = 1"))
+    assert call("train", folder / "run.toml", "--out", folder / "mine").code == 0
+    return folder
+
+
+WRITERS: dict[str, tuple[str, ...]] = {
+    "a proposal": ("schema", "init", "t.csv", "--out", "shut/s.toml"),
+    "a look": ("look", "run.toml", "--out", "shut/look.html"),
+    "a run": ("train", "run.toml", "--out", "shut/runs/mine"),
+    "a run in it": ("train", "run.toml", "--out", "shut"),
+    "predictions": ("predict", "mine", "--data", "t.csv", "--out", "shut/p.csv"),
+    "a graph": ("export", "mine", "--out", "shut/m.safetensors"),
+    "a report": ("report", "mine", "--out", "shut/r.html"),
+    "a comparison": ("compare", "run.toml", "--protocols", "fedsgd,local", "--out", "shut/c"),
+    "a project": ("new", "shut/project"),
+    "keys": ("keys", "new", "--out", "shut/keys"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs what Linux calls capabilities")
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_place_that_may_not_be_written_to_is_named_and_another_works(
+    kind: str, finished: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, here, dirs_exist_ok=True)
+    (here / "shut").mkdir(0o500)
+    with held_to_permissions():
+        done = call(*WRITERS[kind])
+    assert done.code == 2, done.err
+    place = WRITERS[kind][-1]
+    said = done.err.splitlines()[-1]
+    assert place in said
+    assert "name another" in said
+    assert "partial" not in said
+    assert not list((here / "shut").iterdir())
+    monkeypatch.setattr(os, "mkdir", on_a_read_only_disk(os.mkdir))
+    monkeypatch.setattr(os, "open", on_a_read_only_disk(os.open))
+    done = call(*WRITERS[kind])
+    assert done.code == 2, done.err
+    assert place in done.err.splitlines()[-1]
+    assert "name another" in done.err.splitlines()[-1]
+    with held_to_permissions():
+        assert call(*(word.replace("shut", "open") for word in prepared(WRITERS[kind]))).code == 0
+
+
+def prepared(words: tuple[str, ...]) -> tuple[str, ...]:
+    Path("open").mkdir()
+    return words
+
+
+def on_a_read_only_disk(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse what would write below `shut`, as a disk that is mounted for reading does."""
+
+    def called(path: Any, *given: Any, **more: Any) -> Any:
+        writes = call is os_mkdir or (given and given[0] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if writes and "shut" in Path(os.fsdecode(path)).parts:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return call(path, *given, **more)
+
+    return called
+
+
+os_mkdir = os.mkdir
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs what Linux calls capabilities")
+def test_a_run_folder_that_may_not_be_written_to_is_gone_on_with_once_it_may(finished: Path, here: Path) -> None:
+    shutil.copytree(finished, here, dirs_exist_ok=True)
+    words = ("train", "run.toml", "--out", "mine", "--resume", "--set", "run.rounds=3")
+    (here / "mine").chmod(0o500)
+    with held_to_permissions():
+        for command, remedy in ((words, "change its permissions"), (("report", "mine"), "name another file by --out")):
+            done = call(*command)
+            assert done.code == 2, done.err
+            assert remedy in done.err.splitlines()[-1]
+        (here / "mine").chmod(0o700)
+        assert call(*words).code == 0
+
+
+def test_a_disk_that_becomes_read_only_while_training_is_one_sentence(
+    here: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, here, dirs_exist_ok=True)
+    append, lines = RunFolder.append, list[Any]()
+
+    def shut(self: RunFolder, line: Any) -> None:
+        lines.append(line)
+        if len(lines) == 2:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x")
+        append(self, line)
+
+    monkeypatch.setattr(RunFolder, "append", shut)
+    words = ("train", "run.toml", "--out", "other", "--set", "run.rounds=3")
+    done = call(*words)
+    assert done.code == 1
+    assert "other: Read-only file system; have the disk writable again; the last checkpoint" in done.err
+    assert call(*words, "--resume").code == 0

@@ -9,6 +9,7 @@ from test_without_torch import without
 
 EXTRAS = (
     *("torch", "sklearn", "scipy", "matplotlib", "jinja2", "markupsafe", "pyarrow", "PIL", "pydicom", "nvflare"),
+    "nibabel",
     *("onnx", "onnxscript", "onnxruntime", "dp_accounting", "tensorboard", "pandas"),
 )
 SILO = '[silo]\nname = "north"\n[data]\nsource = "patients.csv"\n'

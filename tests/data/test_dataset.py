@@ -46,7 +46,7 @@ def test_a_good_one() -> None:
         ),
         ({"x_train": X.astype(np.float64)}, "expected x as float32 or int64"),
         ({"x_train": X[:3]}, "has 3 samples but 6 targets"),
-        ({"x_test": X[:0], "y_test": Y[:0]}, "the test part has no rows"),
+        ({"x_train": X[:0], "y_train": Y[:0]}, "the training part has no rows"),
         ({"x_test": X[:2, :1]}, r"samples of shape \(1,\)"),
         ({"y_test": np.array([0, 3])}, "test part: label 3 does not fit 3 outputs; expected labels 0 to 2"),
         ({"y_train": Y - 1}, "label -1 does not fit"),

@@ -310,8 +310,8 @@ def prepare(folder: Path) -> None:
         ("a.png", "names the same file as labels.csv row 1; keep one of them", {}),
         ("./a.png", "names the same file as labels.csv row 1", {}),
         ("inner.png", "names the same file as labels.csv row 1", {}),
-        ("text.png", "is no PNG, JPEG, TIFF or DICOM image that can be read; save it anew or remove it", {}),
-        ("half.png", "is no PNG, JPEG, TIFF or DICOM image that can be read", {}),
+        ("text.png", "is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it", {}),
+        ("half.png", "is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read", {}),
         ("pages.tif", "has several pages; save each that is to be a sample as a file", {}),
         ("turned.tif", "is a TIFF that is marked as turned; save it turned, without the mark", {}),
         ("deep.png", "has 16 bits a colour, of which 8 would be read; save it with 8, or grey with 16", {}),
@@ -325,7 +325,11 @@ def prepare(folder: Path) -> None:
         ("large.png", r"has 9 x 9 pixels, and without image-size .*\(the first has 6 x 6\); give image-size", {}),
         ("wide.png", "has 9 x 3 pixels, and without image-size all images must be squares of one size", {}),
         ("none.dcm", "has no pixels; take it out of the table of labels", {}),
-        ("b.png", "is no DICOM file, and window and spacing are for these; remove them", {"window": (1, 2)}),
+        (
+            "b.png",
+            "is no DICOM or NIfTI file, and window, spacing and plane are for these; remove them",
+            {"window": (1, 2)},
+        ),
     ],
 )
 def test_a_bad_second_row_is_named_and_nothing_more(
@@ -352,7 +356,7 @@ def test_a_bad_second_row_is_named_and_nothing_more(
             r"row 1 does not say how far its pixels are apart \(PixelSpacing\), and spacing = 2 needs that",
         ),
         ("far.dcm", "row 1 would have 2 x 150000 pixels 2 mm apart; correct spacing"),
-        ("a.png", "row 1 is no DICOM file, and window and spacing are for these"),
+        ("a.png", "row 1 is no DICOM or NIfTI file, and window, spacing and plane"),
     ],
 )
 def test_spacing_that_cannot_be_made(tmp_path: Path, name: str, sentence: str) -> None:
@@ -420,9 +424,16 @@ def test_settings_that_lack_something(tmp_path: Path, settings: dict[str, Any], 
         load("image-folder", base=tmp_path, **settings)
 
 
-@pytest.mark.parametrize("key", ["labels", "group_column", "channels", "window", "spacing"])
+@pytest.mark.parametrize("key", ["labels", "group_column", "channels", "window", "spacing", "plane"])
 def test_keys_of_image_folders_are_for_them_alone(tmp_path: Path, key: str) -> None:
-    value = {"labels": "a.csv", "group_column": "who", "channels": 1, "window": (1.0, 2.0), "spacing": 1.0}[key]
+    value = {
+        "labels": "a.csv",
+        "group_column": "who",
+        "channels": 1,
+        "window": (1.0, 2.0),
+        "spacing": 1.0,
+        "plane": "axial",
+    }[key]
     with pytest.raises(ParameterError, match=f"{key.replace('_', '-')} is for image-folder"):
         load("mnist", path=tmp_path, **{key: value})  # type: ignore[arg-type]
 

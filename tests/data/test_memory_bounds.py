@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import struct
 import subprocess
@@ -36,7 +37,7 @@ from moretta.errors import ParameterError
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 path = Path(sys.argv[1])
 try:
-    if path.suffix in (".png", ".dcm"):
+    if path.suffix in (".png", ".dcm") or path.name.endswith(".nii.gz"):
         read_image(path.read_bytes(), str(path), ImageForm())
     else:
         load(Data(source=path.name, target=None if path.suffix == ".npz" else "y"), seed=0, base=path.parent)
@@ -122,6 +123,15 @@ def deflated_dicom(path: Path) -> None:
     path.write_bytes(bytes(128) + b"DICM" + struct.pack("<HH2sHI", 2, 0, b"UL", 4, len(meta)) + meta + body)
 
 
+def compressed_volume(path: Path) -> None:
+    """A volume in a .nii.gz file of 3 GiB of zeros."""
+    packed = zlib.compressobj(9, zlib.DEFLATED, 31)
+    head = struct.pack("<i", 348) + bytes(340) + b"n+1\0" + bytes(4)
+    body = packed.compress(head) + packed.flush(zlib.Z_FULL_FLUSH)
+    zeros = packed.compress(bytes(1 << 24)) + packed.flush(zlib.Z_FULL_FLUSH)
+    path.write_bytes(body + (3 * GIB >> 24) * zeros)
+
+
 BOMBS: dict[str, tuple[str, int, Callable[[Path], None]]] = {
     "a long word in a dictionary of Parquet": ("bomb.parquet", 1 << 20, repeated_words),
     "run lengths of Parquet": ("bomb.parquet", 1 << 20, run_lengths),
@@ -133,6 +143,8 @@ BOMBS: dict[str, tuple[str, int, Callable[[Path], None]]] = {
     "pixels": ("bomb.png", 1 << 20, many_pixels),
     "a deflated DICOM file": ("bomb.dcm", 4 << 20, deflated_dicom),
 }
+if importlib.util.find_spec("nibabel") is not None:
+    BOMBS["a compressed volume"] = ("bomb.nii.gz", 4 << 20, compressed_volume)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a bound on memory")

@@ -139,6 +139,36 @@ def test_no_test_row_is_of_whom_a_silo_trains_on(here: Path) -> None:
     assert not (here / "mine").exists()
 
 
+OWN = 'north = {source = "north.csv", test = "held.csv"}\nsouth = {source = "south.csv", test = "other.csv"}'
+
+
+def test_each_silo_may_have_test_rows_of_its_own(here: Path) -> None:
+    rows, names = people(), ("person", "age", "ward", "claims", "outcome")
+    for name, own in (("north", rows[:25]), ("south", rows[25:50]), ("held", rows[50:57]), ("other", rows[57:])):
+        write(here / f"{name}.csv", own, *names)
+    done = call("train", run("", FEDSGD, OWN), "--out", "mine", "--json")
+    assert done.code == 0, done.err
+    federation = federation_of(run_files.load("mine/run.toml"), None)
+    assert [len(silo.x) for silo in federation.silos] == [25, 25]
+    assert federation.test is not None
+    assert len(federation.test[0]) == 10
+    write(here / "other.csv", rows[30:], *names)
+    with pytest.raises(ParameterError, match="silo `south`: id: 20 of 30 test rows have one that training rows have"):
+        federation_of(run_files.load("run.toml"), None)
+    write(here / "other.csv", rows[:5], *names)  # ids are a hospital's own; its neighbour's may be the same words
+    assert federation_of(run_files.load("run.toml"), None).test is not None
+    (here / "schema.toml").write_text(SCHEMA.replace('"id"', '"group"'))
+    with pytest.raises(ParameterError, match="group: 5 of 12 test rows have one that training rows have"):
+        federation_of(run_files.load("run.toml"), None)
+
+
+def test_nobody_is_in_a_silos_file_and_in_the_table_of_test_rows(here: Path) -> None:
+    path = run('test = "whole.csv"', FEDSGD, 'a = "a.csv"\nb = "whole.csv"')
+    write(here / "a.csv", people(), "person", "age", "ward", "claims", "outcome")
+    with pytest.raises(ParameterError, match="silo `b`: id: 60 of 60 test rows"):
+        federation_of(run_files.load(path), None)
+
+
 @pytest.fixture
 def trained(here: Path) -> Path:
     """What comes of rows that `[protocol] align = true` puts in order."""
@@ -198,6 +228,10 @@ def test_partners_with_nobody_in_common(here: Path) -> None:
         ("", "north = 3", "[data.files] north: expected a path in quotes, got 3"),
         ("", 'north = {source = "a.csv", seperator = ";"}', "seperator is not known; did you mean separator?"),
         ("", 'a = "clinic.csv"\nb = {source = "b.csv", alignment = "b.json"}', "[data.files.b] alignment is for silos"),
+        (COLUMNS, OWN, "[data.files.north] test is for silos of whole rows that all have one"),
+        ('test = "whole.csv"', OWN, "give all test rows in one table, [data] test, and remove it here"),
+        ("", OWN.replace('{source = "south.csv", test = "other.csv"}', '"south.csv"'), "give each silo its own, or"),
+        ("test-fraction = 0.2", OWN, "[data] test names the test rows, and test-fraction 0.2 would hold others back"),
         ("", "", "a section [data.files] belong together, which names a table for each silo"),
         ("", BOTH, "silo `clinic`: clinic.csv: expected a column 'claims', as the schema has it"),
     ],

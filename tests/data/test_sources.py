@@ -191,7 +191,6 @@ def test_module_function_beside_the_run_file(tmp_path: Path) -> None:
     ("source", "arguments", "message"),
     [
         ("wdcb", {}, 'source = "wdcb" is neither .* did you mean "wdbc"'),
-        ("wdbc", {"test_fraction": 0.0}, "test-fraction between 0 and 1, got 0.0"),
         ("wdbc", {"validation_fraction": 0.9}, "fractions of 0 or more that leave rows for training, got 0.2, 0.9"),
         ("wdbc", {"test_fraction": 1e-6}, "569 rows cannot be split by fractions 1e-06, 0.0"),
         ("wdbc", {"target": "y"}, 'target is for a table without a schema, but source = "wdbc" is none; remove target'),

@@ -14,7 +14,7 @@ from loopback import COLUMNS, Machines
 from moretta.config import silo_file
 from moretta.deployment import shared_settings as told
 from moretta.engines.flare.site_worker import UNFIT
-from moretta.errors import ParameterError, RunFailed
+from moretta.errors import ParameterError, RowsError, RunFailed
 
 pytestmark = pytest.mark.usefixtures("one_process")
 PROTOCOLS = {
@@ -30,7 +30,7 @@ def give(path: Path, **more: Any) -> None:
     """Add arrays to an .npz file."""
     with np.load(path) as file:
         arrays = dict(file)
-    np.savez(path, **arrays, **more)
+    np.savez(path, **arrays | more)
 
 
 def rows_of(path: Path) -> int:
@@ -96,6 +96,26 @@ def test_rows_and_classes_of_all_sites_are_counted_where_the_run_says_so(protoco
     assert told["rows"] == {"training": sum(map(len, labels))}
     assert [cell["rows"] for cell in told["target"]["cells"]] == np.bincount(np.concatenate(labels)).tolist()
     assert "rows to train on at all silos together, by class" in (tmp_path / "out" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("key", ["group", "id"])
+def test_a_site_may_have_test_rows_of_its_own(key: str, tmp_path: Path) -> None:
+    many = Machines(tmp_path)
+    rows, held = tmp_path / "silo-1" / "rows.npz", tmp_path / "silo-1" / "held.npz"
+    held.write_bytes(rows.read_bytes())
+    give(rows, **{key: [f"patient {row}" for row in range(rows_of(rows))]})
+    settings = tmp_path / "silo-1" / "silo.toml"
+    settings.write_text(settings.read_text() + 'test = "held.npz"\n')
+    give(held, **{key: [f"other {row}" for row in range(rows_of(rows))]})
+    (mine,) = (silo for silo in told.silos_at(many.run_file, silo_file.load(settings))[0] if not silo.remote)
+    assert mine.held_out is not None
+    assert len(mine.x) == rows_of(rows) == len(mine.held_out[0]) == len(mine.held_out[1])
+    give(held, **{key: [f"patient {row - 3}" for row in range(rows_of(rows))]})
+    with pytest.raises(RowsError, match=f"test: {key}: {rows_of(rows) - 3} of {rows_of(rows)} test rows"):
+        told.silos_at(many.run_file, silo_file.load(settings))
+    settings.write_text(settings.read_text() + "test-fraction = 0.3\n")
+    with pytest.raises(ParameterError, match="test-fraction would hold others back; give one"):
+        silo_file.load(settings)
 
 
 @pytest.mark.parametrize("key", ["group", "id"])

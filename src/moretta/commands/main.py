@@ -7,6 +7,7 @@ codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out. A failure is one
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import logging
@@ -78,6 +79,7 @@ _OF_PATHS: dict[type[OSError], str] = {
     IsADirectoryError: "is a folder, and expected is a file; name one",
     PermissionError: "may not be read or written by you; name another, or change its permissions",
 }
+_READ_ONLY = "is on a disk that may only be read; name another, or have the disk writable"
 INTERRUPTED = 130  # what typer returns for a ctrl-c that no command has made a sentence of
 app = typer.Typer(
     no_args_is_help=True,
@@ -103,7 +105,8 @@ def main() -> None:
         _fail(error, 1)
     except OSError as error:  # of a path that was given, or of the disk
         where = "" if error.filename is None else f"{error.filename}: "
-        _fail(f"{where}{_OF_PATHS.get(type(error), error.strerror or error)}", 2 if type(error) in _OF_PATHS else 1)
+        said = _READ_ONLY if error.errno == errno.EROFS else _OF_PATHS.get(type(error))
+        _fail(f"{where}{said or error.strerror or error}", 1 if said is None else 2)
     except MemoryError:
         _fail("the memory of this machine is used up; use smaller files or batches, or a machine with more memory", 1)
     except Exception as error:  # a mistake of ours, whose traceback follows

@@ -115,6 +115,34 @@ def check(
     say(told, show)
 
 
+@schema.command("convert")
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="SCHEMA", help="A schema.toml, or a Table Schema: a .json file.")],
+    out: Annotated[Path, typer.Option(help="The other, .json or .toml; an existing file is not overwritten.")],
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict, which a Table Schema need not say.")
+    ] = None,
+) -> None:
+    """Write a schema as Table Schema (Frictionless), or the other way round; say what cannot be kept."""
+    from moretta.data.tables import schema as schemas
+    from moretta.data.tables.doubts import plain_form
+    from moretta.data.tables.inference import Guess, as_toml
+    from moretta.data.tables.table_schema import written
+    from moretta.engines.files import check_ending, write_atomically
+
+    check_ending(out, ".json", ".toml")
+    if out.exists():
+        raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
+    if target is not None and file.suffix != ".json":
+        raise ParameterError(f"--target is for a Table Schema, a .json file, and {file} says its own; remove it")
+    found, unkept = schemas.read(file, target)
+    as_json = out.suffix == ".json"
+    forms = {name: plain_form(column) for name, column in found.columns.items()}
+    text = written(forms) if as_json else as_toml({name: Guess(column) for name, column in found.columns.items()})
+    write_atomically(out, text.encode())
+    say({"schema": str(out), "not_kept": unkept}, lambda: print(*(f"not kept: {one}" for one in unkept), out, sep="\n"))
+
+
 MOST_WITHHELD = 1_000_000
 
 

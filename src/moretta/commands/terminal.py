@@ -5,6 +5,7 @@ So that a command's help comes at once, files of commands import what computes i
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -55,7 +56,13 @@ def _print_object(told: Mapping[str, Any]) -> None:
 
 
 def begin() -> None:
-    """Begin a command: what an earlier one of this process said and hushed is over."""
+    """Begin a command: what an earlier one of this process said and hushed is over.
+
+    A sign that a terminal's encoding lacks is written as one that it has.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     unhush()
     _printed.clear()
     _stdout[:] = [sys.stdout]

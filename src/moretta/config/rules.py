@@ -202,6 +202,7 @@ RULES: tuple[SettingRule, ...] = (
     ),
     SettingRule(_shown_as_image("window"), "{data.window} is for images, which a schema" + _NAMES_FILES),
     SettingRule(_shown_as_image("spacing"), "{data.spacing} is for images, which a schema" + _NAMES_FILES),
+    SettingRule(_shown_as_image("plane"), "{data.plane} is for images, which a schema" + _NAMES_FILES),
     SettingRule(_shown_as_image("channel_mean"), "{data.channel_mean} is for images, which a schema" + _NAMES_FILES),
     SettingRule(
         lambda s: (

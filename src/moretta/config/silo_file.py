@@ -15,7 +15,8 @@ separator = ";"               # how a .csv file is written, where it is not foun
 decimal = ","                 # file-encoding = "latin-1", absent = ["n/a"]
 alignment = "alignment.json"  # where partners hold other columns of these rows: a file of `moretta align`; or
 rows-in-order = false         # true: this site's word that its rows are in the partners' order
-test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them
+test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them;
+                              # or test = "test.csv", rows of their own (of images, a table as labels is)
 
 [limits]
 message-mib = 1024            # the most of a message from the server
@@ -108,7 +109,8 @@ class RowsSection(Section):
     decimal: of .csv files, what stands before a fraction.
     file_encoding: of .csv files, any that Python knows, such as "latin-1".
     absent: of .csv files, words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
-    test_fraction: of them, to be held back, the same in every run, which may have models scored on them.
+    test_fraction: of them, to be held back, the same in every run, which may have models scored on them. test: a source
+    of such rows in its place, written alike; of "image-folder" a table that names further files in `path`.
     alignment: a file of `moretta align`, by which rows that partners share are put in their order. rows_in_order: the
     site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
     """
@@ -121,6 +123,7 @@ class RowsSection(Section):
     file_encoding: Words = "utf-8"
     absent: tuple[Words, ...] = ()
     test_fraction: Fraction = 0.0
+    test: Words | None = None
     alignment: Path | None = None
     rows_in_order: bool = False
 
@@ -128,6 +131,8 @@ class RowsSection(Section):
     def _in_one_order(self) -> Self:
         if self.alignment is not None and self.rows_in_order:
             raise ParameterError("[data] alignment puts rows in order, and rows-in-order says that they are; give one")
+        if self.test is not None and self.test_fraction:
+            raise ParameterError("[data] test names rows held back, and test-fraction would hold others back; give one")
         return self
 
     @property

@@ -78,11 +78,12 @@ class _Wish:
         test, validation = (0.1, 0.1) if name == "bank-marketing" else (0.2, 0.0)
         test = test if data.test_fraction is None else data.test_fraction
         validation = validation if data.validation_fraction is None else data.validation_fraction
-        if data.test is not None:
-            return cls(name, data.task, 0.0, validation, data.missing, seed, Source(data.test, data.form, base=base))
-        if not 0 < test < 1:
-            raise ParameterError(f"expected a test-fraction between 0 and 1, got {test}")
-        return cls(name, data.task, test, validation, data.missing, seed)
+        rows = None if data.test is None else Source(data.test, data.form, base=base)
+        return cls(name, data.task, test, validation, data.missing, seed, rows)
+
+    def test_by(self, table: Schema) -> Rows | None:
+        """Return the test rows that have a table of their own."""
+        return self.test_rows and read(self.test_rows, ExpectedRows.of_table(table), "[data] test")
 
 
 _Make = Callable[[Rows, Rows, Rows], Split]  # of training, test and validation rows
@@ -99,9 +100,7 @@ def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path =
     source, wish = data.source, _Wish.of(data, data.source, seed, base)
     _refuse_idle(data, table)
     place, form = None if data.path is None else base / data.path, data.form
-    image = ImageForm(
-        data.image_size, data.channels, data.window, data.spacing, data.channel_mean, data.channel_deviation
-    )
+    image = ImageForm(data.image_size, data.channels, *data.of_images)
     hints = Hints(data.target, data.task, data.id_column, data.encoding or "one-hot", data.missing)
     if source == "bank-marketing":
         return _bank(place, data.target, data.encoding or "one-hot", wish)
@@ -150,6 +149,7 @@ def _refuse_idle(data: Data, schema: Schema | None) -> None:
         ("channels", data.channels, folder, "image-folder, images with a table of labels"),
         ("window", data.window, folder, "image-folder, images with a table of labels"),
         ("spacing", data.spacing, folder, "image-folder, images with a table of labels"),
+        ("plane", data.plane, folder, "image-folder, images with a table of labels"),
     ):
         if value is not None and not used:
             raise ParameterError(f'{key} is for {kind}, but source = "{source}" is none; remove {key}')
@@ -160,10 +160,10 @@ def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: 
         columns = read_columns(path, form, () if schema is None else schema.dropped)
         found = schema or infer(columns, hints, path.name, form)
         rows = encode(columns, found, path.name, form)
-        return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), found, wish)
+        return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), found, wish, wish.test_by(found))
 
 
-def _from_table(rows: Rows, table: Schema, wish: _Wish) -> Split:
+def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None) -> Split:
     """Split a table that was read by its schema; rows that have domains in proportion of these too."""
     (y, task, classes), strata, expansion = _targets_of(rows.y, table, wish), None, expansion_of(table)
     if rows.domain is not None:
@@ -179,7 +179,6 @@ def _from_table(rows: Rows, table: Schema, wish: _Wish) -> Split:
         column_rules=rules_of(table),
         table=table,
     )
-    test = wish.test_rows and read(wish.test_rows, ExpectedRows.of_table(table), "[data] test")
     if test is not None:
         test = replace(test, y=_targets_of(test.y, table, wish)[0])
     return _parts(make, replace(rows, y=y), wish, test=test, strata=strata)
@@ -319,7 +318,8 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
     if parted and (ys[0].shape[1:] != ys[1].shape[1:] or ys[0].ndim == 0):
         raise ParameterError(f"{wish.name}: y_train {list(ys[0].shape)} and y_test {list(ys[1].shape)} do not match")
     # The task is decided on all targets together, so that both parts have the same.
-    y, task, classes = as_targets(np.concatenate(ys) if parted else ys[0], wish.name, wish.task)
+    given = [one for one in ys if np.size(one)] or ys  # an empty list would be floats
+    y, task, classes = as_targets(np.concatenate(given), wish.name, wish.task)
     count = len(ys[0])
     if len(xs[0]) != count or not count:
         raise ParameterError(
@@ -357,6 +357,8 @@ def _parts(
     check_about(rows, wish.name)
     if test is not None:
         check_apart(rows, test, wish.name)
+        if not len(test) and wish.test:
+            raise ParameterError(f"{wish.name}: the test part has no rows; bring some, or set test-fraction = 0")
     fractions = (wish.test, wish.validation) if test is None else (wish.validation,)
     *held, train = split(rows.y if strata is None else strata, fractions, wish.seed, wish.name, rows.groups)
     kept = rows if len(train) == len(rows) else rows.of(train)  # then nothing is copied: image sets are large
@@ -391,35 +393,36 @@ def _is_table(x: Array, name: str) -> bool:
 # Rows of several silos on one machine, each silo's in a file of its own, all read by one schema.
 
 
-def sources_of(data: Data, base: Path) -> dict[str, tuple[Source, Path | None]]:
-    """Return each silo's file, and the file of `moretta align` that puts its rows in order."""
-    return {
-        name: (Source(file, data.form, base=base), None)
-        if isinstance(file, str)
-        else (Source(file.source, file.form, base=base), file.alignment and base / file.alignment)
-        for name, file in data.files.items()
-    }
-
-
 def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
     """Return the rows of silos of which each has whole rows; their domains are the silos' names.
 
     Test rows are drawn from all files, from each in proportion and by class; a group that is in several files is on one
-    side in all. Ids tell a file's own rows apart and are not compared between files; groups are.
+    side in all. Or they have files of their own. Ids tell a file's own rows apart and are not compared between silos'
+    files, but with those of test rows; groups are.
     Raises `moretta.errors.ParameterError`, naming the silo, the file and the column.
     """
     if table.target is None:
         raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
-    expected = ExpectedRows.of_table(table)
-    found = [read(source, expected, f"silo `{name}`") for name, (source, _) in sources_of(data, base).items()]
-    groups = [rows.groups for rows in found if rows.groups is not None]
-    whole = Rows(
-        np.concatenate([rows.x for rows in found]),
-        np.concatenate([rows.y for rows in found]),
+    expected, wish = ExpectedRows.of_table(table), _Wish.of(data, "the silos' files", seed, base)
+    found, tests, test = dict[str, Rows](), dict[str, Rows](), wish.test_by(table)
+    for name, file in data.of_silos.items():
+        found[name] = read(Source(file.source, file.form, base=base), expected, f"silo `{name}`")
+        if file.test is not None:
+            tests[name] = read(Source(file.test, file.form, base=base), expected, f"silo `{name}`: test")
+        if (held := tests.get(name, test)) is not None:
+            check_apart(found[name], held, f"silo `{name}`")
+    return _from_table(_joined(found), table, wish, _joined(tests) if tests else test)
+
+
+def _joined(found: Mapping[str, Rows]) -> Rows:
+    rows = list(found.values())
+    groups = [one.groups for one in rows if one.groups is not None]
+    return Rows(
+        np.concatenate([one.x for one in rows]),
+        np.concatenate([one.y for one in rows]),
         groups=np.concatenate(groups) if groups else None,
-        domain=np.repeat(list(data.files), [len(rows) for rows in found]),
+        domain=np.repeat(list(found), [len(one) for one in rows]),
     )
-    return _from_table(whole, table, _Wish.of(data, "the silos' files", seed, base))
 
 
 def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple[list[Silo], Rows | None]:
@@ -431,15 +434,16 @@ def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple
     """
     count = data.grid[1] if data.grid is not None else len(data.columns or ()) or 1
     parts, silos = table_parts(table, data.columns, count), list[Silo]()
-    for number, (name, (source, alignment)) in enumerate(sources_of(data, base).items()):
+    for number, (name, file) in enumerate(data.of_silos.items()):
         row, part = divmod(number, count)
         holder = data.label_holder[row] if isinstance(data.label_holder, tuple) else data.label_holder or 1
         labelled = not joint or holder == part + 1
         own = table_of_part(table, parts[part], labelled=labelled)
+        source = Source(file.source, file.form, base=base)
         rows = read(source, ExpectedRows.of_table(own, labelled=labelled), f"silo `{name}`")
         y = rows.y if table.classes else rows.y.astype(np.float32)
         silo = Silo(name, rows.x, y, f"row-{row + 1}", parts[part], rows.ids, groups=rows.groups)
-        silos.append(silo if alignment is None else aligned(silo, Alignment.load(alignment)))
+        silos.append(silo if file.alignment is None else aligned(silo, Alignment.load(base / file.alignment)))
     if data.test is None:
         return silos, None
     test = read(Source(data.test, data.form, base=base), ExpectedRows.of_table(table), "[data] test")

@@ -39,8 +39,8 @@ HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 class Distributed:
     """A source over its silos: what a run trains and is measured on.
 
-    The validation part is None if the source has none. All have the columns `feature_names`; in a grid the silos have
-    their own of these (`Silo.columns`), and all samples are flat.
+    The test part is empty, and the validation part None, if the source has none. All have the columns `feature_names`;
+    in a grid the silos have their own of these (`Silo.columns`), and all samples are flat.
     """
 
     silos: tuple[Silo, ...]

@@ -26,7 +26,7 @@ from moretta.contract.lazy_rows import LazyRows, as_array, taken
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import ColumnRules
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 
 if TYPE_CHECKING:  # rows need no pydantic
     from moretta.data.tables.doubts import Task
@@ -68,7 +68,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The rows of one source in three parts, of which validation may be empty; validated on construction.
+    """The rows of one source in three parts, of which only training is never empty; validated on construction.
 
     `classes` is None for regression. `feature_names` has one name per column of a two-dimensional x, and is empty
     otherwise; `origins` has, for each, the column of the source that it was encoded from, and is empty where each is
@@ -97,7 +97,7 @@ class Split:
         train = self.train.x
         for part, rows in self.parts().items():
             where = f"{self.name}: the {part} part"
-            if part != "validation" and not len(rows):
+            if part == "training" and not len(rows):
                 raise ParameterError(f"{where} has no rows; expected at least one")
             check_pair(rows.x, rows.y, where)
             if rows.x.shape[1:] != train.shape[1:] or rows.x.dtype != train.dtype:
@@ -302,7 +302,7 @@ def check_apart(train: Rows, test: Rows, where: str) -> None:
             )
         shared = 0 if own is None or held is None else int(np.isin(held.astype(np.str_), own.astype(np.str_)).sum())
         if shared:
-            raise ParameterError(
+            raise RowsError(
                 f"{where}: {what}: {shared} of {len(test)} test rows have one that training rows have too, so the test "
                 "part would not tell how the model does on new ones; put all rows of each in one part"
             )

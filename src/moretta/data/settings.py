@@ -18,6 +18,7 @@ from moretta.data.tables.files import Format, Separator, is_table
 from moretta.errors import ParameterError
 
 ROWS = Unit("rows")
+Pair = tuple[float, float]
 PYTHON = "python"  # the source of rows that a program gives itself: no run file has it
 
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
@@ -30,7 +31,7 @@ OF_ROWS_HERE = (
 OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
 NOT_OF_FILES = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
-    "labels", "group_column", "channels", "window", "spacing", "channel_mean", "channel_deviation",
+    "labels", "group_column", "channels", "window", "spacing", "plane", "channel_mean", "channel_deviation",
     *(name for name in OF_SITES if name != "test"),
 )  # fmt: skip
 
@@ -45,6 +46,7 @@ class FileOfRows(Section):
     file_encoding: how the text is encoded: any name that Python knows, such as "latin-1".
     absent: words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
     alignment: a file of `moretta align`, where another silo holds other columns of these rows.
+    test: a file of test rows of this silo's, written alike, in the place of a fraction; then each silo has one.
     """
 
     source: Words
@@ -53,6 +55,7 @@ class FileOfRows(Section):
     file_encoding: Words = "utf-8"
     absent: tuple[Words, ...] = ()
     alignment: Path | None = None
+    test: Words | None = None
 
     @property
     def form(self) -> Format:
@@ -89,8 +92,8 @@ class Data(Section):
     path: where a built-in source finds its files.
     target: the column to predict; None is the last one.
     task: what targets are: classes, or numbers; None lets their type decide.
-    test_fraction: which part of the rows is held back to test by, where the source does not split them itself; None is
-        0.2, or the source's own default (bank-marketing: 0.1).
+    test_fraction: which part of the rows is held back to test by, where the source does not split them itself; 0: none,
+        and nothing says how good the model is; None is 0.2, or the source's own default (bank-marketing: 0.1).
     validation_fraction: which part of the rows is held back for early stopping; with source = "sites" of each site's
         own, which scores the model of each evaluated round on it. None is 0, or the source's own default
         (bank-marketing: 0.1).
@@ -111,9 +114,11 @@ class Data(Section):
     labels: the .csv file of "image-folder": it names files below `path` in its column "file", and their targets.
     group_column: the column of `labels` that says whom an image is about, for "image-folder".
     channels: 1 for grey images and 3 for coloured ones, for "image-folder"; None: as all of them are.
-    window: center and width of the values of DICOM images that become 0 to 1; None: as each file says.
-    spacing: how many mm there are from pixel to pixel once DICOM images are resampled; None: as they are. Rows at sites
+    window: center and width of the values of DICOM and NIfTI images that become 0 to 1; None: as each file says.
+    spacing: how many mm there are from pixel to pixel once such images are resampled; None: as they are. Rows at sites
         have it too, as they have `window` and the shape in `inputs`.
+    plane: which plane of NIfTI volumes a sample is: the one in their middle that is "axial", "coronal" or "sagittal";
+        None: of volumes of a single slice that.
     channel_mean: what is taken from each channel of pixels in [0, 1], for image sources and images at sites: public
         constants of the run, never computed from its rows.
     channel_deviation: what each channel is divided by after `channel_mean` is taken from it.
@@ -171,6 +176,7 @@ class Data(Section):
     channels: Literal[1, 3] | None = None
     window: tuple[float, float] | None = None
     spacing: Annotated[Positive | None, Unit("mm")] = None
+    plane: Literal["axial", "coronal", "sagittal"] | None = None
     channel_mean: tuple[float, ...] | None = None
     channel_deviation: tuple[Positive, ...] | None = None
     standardise: bool | tuple[Words, ...] | None = None
@@ -209,6 +215,22 @@ class Data(Section):
     def in_files(self) -> bool:
         """Whether each silo's rows are in a file of their own here."""
         return self.source == "files"
+
+    @property
+    def of_images(
+        self,
+    ) -> tuple[Pair | None, float | None, tuple[float, ...] | None, tuple[float, ...] | None, str | None]:
+        """What images become, as `moretta.data.images.pixels.ImageForm` takes it behind their size and channels."""
+        return self.window, self.spacing, self.channel_mean, self.channel_deviation, self.plane
+
+    @property
+    def of_silos(self) -> dict[str, FileOfRows]:
+        """`files`, where a path alone is that of a file written as `form` says."""
+        form = {key: getattr(self, key) for key in ("separator", "decimal", "file_encoding", "absent")}
+        return {
+            name: FileOfRows(source=file, **form) if isinstance(file, str) else file
+            for name, file in self.files.items()
+        }
 
     @property
     def layout(self) -> SampleLayout | None:
@@ -294,7 +316,8 @@ class Data(Section):
                 "channel-deviation"
             )
         self._check_place()
-        if self.test is not None and self.test_fraction:
+        own = any(file.test is not None for file in self.of_silos.values())
+        if (self.test is not None or own) and self.test_fraction:
             raise ParameterError(
                 f"[data] test names the test rows, and test-fraction {self.test_fraction:g} would hold others back; "
                 "set test-fraction = 0"
@@ -381,9 +404,13 @@ class Data(Section):
         for name in changed:
             if name in wrong:
                 raise ParameterError(f"[data] {kebab(name)} {wrong[name]}; remove it")
-        aligned = [
-            name for name, file in self.files.items() if not isinstance(file, str) and file.alignment is not None
-        ]
+        aligned = [name for name, file in self.of_silos.items() if file.alignment is not None]
+        tested = [name for name, file in self.of_silos.items() if file.test is not None]
+        if tested and (in_grid or self.test is not None or len(tested) < len(self.files)):
+            raise ParameterError(
+                f"[data.files.{tested[0]}] test is for silos of whole rows that all have one, in the place of one for "
+                "all; give each silo its own, or give all test rows in one table, [data] test, and remove it here"
+            )
         if aligned and not in_grid:
             raise ParameterError(
                 f"[data.files.{aligned[0]}] alignment is for silos that hold different columns of the same rows; "

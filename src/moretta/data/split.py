@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.data.rows import class_of
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RowsError
 
 log = logging.getLogger("moretta")
 
@@ -103,7 +103,7 @@ def split(
     parts.append(units.rows(left))
     if not len(left) or any(f > 0 and not len(part) for f, part in zip(fractions, parts, strict=False)):
         what = f"{len(y)} rows" if groups is None else f"{len(y)} rows of {len(units.sizes)} groups"
-        raise ParameterError(
+        raise RowsError(
             f"{where}: {what} cannot be split by fractions {said}; "
             f"every part needs a {'row' if groups is None else 'group'}: bring more rows or other fractions"
         )

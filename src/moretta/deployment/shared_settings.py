@@ -26,7 +26,7 @@ from moretta.data.datasets import table_of_part, table_parts
 from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
-from moretta.data.rows import Subjects
+from moretta.data.rows import Rows, Subjects, check_apart
 from moretta.data.silo import Silo, aligned, holding_back
 from moretta.data.split import cut
 from moretta.deployment import site_policy
@@ -105,9 +105,11 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
         wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
     of = site.data
-    rows = read(Source(of.source, of.form, of.path, of.labels, site.base), wanted, f"silo `{name}`")
+    source = Source(of.source, of.form, of.path, of.labels, site.base)
+    rows = read(source, wanted, f"silo `{name}`")
     mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False)
-    silos[name] = holding_back(_in_order(mine, site), site.data.test_fraction, "test-fraction")
+    mine = holding_back(_in_order(mine, site), of.test_fraction, "test-fraction")
+    silos[name] = mine if of.test is None else _tested_on(mine, of.test, source, wanted)
     return list(silos.values()), rows.names
 
 
@@ -119,6 +121,19 @@ def _in_order(silo: Silo, site: SiloFile) -> Silo:
     if site.data.alignment is None:
         return replace(silo, aligned=site.data.rows_in_order)
     return aligned(silo, Alignment.load(site.base / site.data.alignment))
+
+
+def _tested_on(silo: Silo, test: str, source: Source, wanted: ExpectedRows) -> Silo:
+    """Return a silo that has rows of its own to score models on. source: of those that it trains on."""
+    where = f"silo `{silo.name}`: [data] test"
+    if silo.columns:
+        raise ParameterError(
+            f"{where} would hold back other rows than the other holders of its row of the grid do; remove it"
+        )
+    own = source._replace(source=test) if source.labels is None else source._replace(labels=Path(test))
+    rows = read(own, wanted, where)
+    check_apart(Rows(silo.x, silo.y, silo.ids, silo.groups), rows, where)
+    return replace(silo, held_out=(rows.x, rows.y))
 
 
 def model_digest(federation: Federation, run_file: RunFile) -> str:
@@ -171,7 +186,7 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
         if data.inputs is None:
             return ExpectedRows.of_table(table)
         shape = data.shape  # of images, as `RunFile` has seen to
-        image = ImageForm(shape[1], shape[0], data.window, data.spacing, data.channel_mean, data.channel_deviation)
+        image = ImageForm(shape[1], shape[0], *data.of_images)
         return replace(ExpectedRows.of_table(table, image=image), inputs=shape)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")

@@ -201,7 +201,7 @@ def _is_of_rows(error: BaseException) -> bool:
 
 def log_to(path: Path) -> None:
     """Send what Moretta has to say in this process to a file, a line each."""
-    handler = logging.FileHandler(path)
+    handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,6 +158,16 @@ def check_replaced(out: Path, what: str, is_one: Callable[[Path], bool]) -> None
         raise ParameterError(f"{out} is there already, and only {what} may be replaced; name another file")
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an error of the system name this path, which somebody asked for, and not what is made beside it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
 def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o644) -> None:
     """Write a file so that a reader, or a crash, sees all of it or none.
 
@@ -166,14 +176,15 @@ def write_atomically(path: Path, data: bytes | Sequence[bytes | memoryview], mod
     if not path.parent.is_dir():
         raise ParameterError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another")
     partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)  # left by a crash, with permissions of its own
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.writelines([data] if isinstance(data, bytes) else data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        rename(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        partial.unlink(missing_ok=True)  # left by a crash, with permissions of its own
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.writelines([data] if isinstance(data, bytes) else data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            rename(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise

@@ -120,7 +120,7 @@ class RunFolder:
         """
         path = self.path / "log.txt"
         resumed = path.exists() and path.stat().st_size > 0
-        logger, handler = logging.getLogger("moretta"), _Log(path)
+        logger, handler = logging.getLogger("moretta"), _Log(path, encoding="utf-8", errors="replace")
         level, before = logger.level, logger.getEffectiveLevel()
         others = [*logger.handlers, *logging.getLogger().handlers]
 
@@ -139,8 +139,9 @@ class RunFolder:
             yield
         except BaseException as error:
             _note(handler, logging.ERROR, f"{FAILED}{why(error)}")
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise RunFailed(f"{self.path}: {error.strerror}; make room there") from error
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                remedy = "have the disk writable again" if error.errno == errno.EROFS else "make room there"
+                raise RunFailed(f"{self.path}: {error.strerror}; {remedy}") from error
             raise
         finally:
             logger.removeHandler(handler)

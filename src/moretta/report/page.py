@@ -89,7 +89,8 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, written.encode("utf-8", "replace"), mode)  # a folder's name need not be UTF-8
     except OSError as error:
-        raise ParameterError(f"The report cannot be written to {out}: {error.strerror}.") from error
+        said = f"the report cannot be written to {out}: {error.strerror}; name another file by --out"
+        raise ParameterError(said) from error
 
 
 def page(

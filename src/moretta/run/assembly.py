@@ -38,7 +38,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     in_columns = run_file.data.in_files and run_file.data.partition in GRIDS
     found = _of_columns(run_file) if in_columns else _of_rows(run_file)
     # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
-    one_hot = found.rows.test is not None and found.rows.test[1].ndim > 1
+    one_hot = found.rows.silos[0].y.ndim > 1
     single = run_file.protocol.loss == "mse" and found.classes == 2 and not one_hot
     model = catalogue.build(
         run_file.model.source,
@@ -67,7 +67,7 @@ def _of_rows(run_file: RunFile) -> _Found:
     ]
     rows = RunRows(
         silos,
-        (dealt.test.x, dealt.test.y),
+        (dealt.test.x, dealt.test.y) if len(dealt.test) else None,
         None if dealt.validation is None else (dealt.validation.x, dealt.validation.y),
         dealt.feature_names,
         dataset.class_names,

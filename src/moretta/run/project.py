@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moretta.engines.files import rename
+from moretta.engines.files import naming, rename
 from moretta.errors import ParameterError
 
 ROWS = {"north": 160, "south": 120, "east": 80}
@@ -148,7 +148,8 @@ def create(folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ParameterError(f"{folder} is there already, and not empty; name a new folder, or empty this one")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.absolute().parent))
+    with naming(folder):
+        made = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.absolute().parent))
     try:
         _write(made, name)
         made.chmod(0o755)

@@ -342,7 +342,7 @@ def _graph(folder: Path, tensors: Tensors, trusted: bool) -> nn.Module:
 
 def _tables(run_file: RunFile) -> list[Path]:
     data = run_file.data
-    files = [one if isinstance(one, str) else one.source for one in data.files.values()]
+    files = [one for file in data.of_silos.values() for one in (file.source, file.test)]
     return [run_file.resolve(one) for one in (data.source, data.test, data.labels, data.path, *files) if one]
 
 
@@ -351,7 +351,7 @@ def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...
     if run_file is None or (run_file.data.source not in ("image-folder", *SETS) and (table is None or table.features)):
         return None
     data = run_file.data
-    return ImageForm(shape[1], shape[0], data.window, data.spacing, data.channel_mean, data.channel_deviation)
+    return ImageForm(shape[1], shape[0], *data.of_images)
 
 
 def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | None:

@@ -17,6 +17,7 @@ import math
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -107,16 +108,20 @@ def read_dicom(
 def _check_inflated(content: bytes, where: str) -> None:
     """Raise ParameterError for a deflated file that takes more memory than is free, which pydicom inflates at once."""
     (length,) = struct.unpack_from("<I", content.ljust(144, b"\0"), 140)  # of the header, behind (0002,0000) UL
-    body, size, most = 144 + length, 0, free_memory() // 2
-    if DEFLATED not in content[:body]:
-        return
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    data = content[body:]
+    body = 144 + length
     with suppress(zlib.error):  # refused by pydicom
-        while data and not inflater.eof:
-            size += len(inflater.decompress(data, 1 << 20))
-            data = inflater.unconsumed_tail
-            check_memory(2 * size if size > most else 0, f"{where} takes")
+        for _ in inflated(content[body:], -zlib.MAX_WBITS, where) if DEFLATED in content[:body] else ():
+            pass
+
+
+def inflated(data: bytes, bits: int, where: str) -> Iterator[bytes]:
+    """Inflate in parts. Raises ParameterError where the whole would take more memory than is free, and zlib.error."""
+    inflater, size, most = zlib.decompressobj(bits), 0, free_memory() // 2
+    while data and not inflater.eof:
+        part = inflater.decompress(data, 1 << 20)
+        yield part
+        size, data = size + len(part), inflater.unconsumed_tail
+        check_memory(2 * size if size > most else 0, f"{where} takes")
 
 
 def _refuse(found: Any, where: str) -> None:

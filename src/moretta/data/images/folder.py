@@ -33,7 +33,16 @@ from moretta.errors import ParameterError, UnreadableRow
 
 FOLDER = "image-folder"  # the source's name
 FILE = "file"  # the column of paths, where no schema names another
-ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm")  # of images in a folder that comes without a table
+ENDINGS = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".tif",
+    ".tiff",
+    ".dcm",
+    ".nii",
+    ".nii.gz",
+)  # of images in a folder that comes without a table
 IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
 
 
@@ -83,7 +92,7 @@ def read_unlabelled(
             )
         paths, said = _paths(columns[name], table.name)
     else:
-        found = (path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.name.lower().endswith(ENDINGS))
         paths = sorted(path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts))
         said = paths
     if not paths:

@@ -1,4 +1,4 @@
-"""One image file as pixels in [0, 1]: PNG, JPEG and TIFF by Pillow, DICOM by pydicom (`dicom`).
+"""One image file as pixels in [0, 1]: PNG, JPEG and TIFF by Pillow, DICOM (`dicom`), planes of NIfTI volumes (`nifti`).
 
 Whatever else a file holds, such as EXIF tags (their orientation too), text and thumbnails, is not read. A TIFF that is
 marked as turned is refused, as Pillow would turn it.
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
+from moretta.contract.wording import check_choice
 from moretta.data.images.dicom import MOST_PIXELS, GreyWindow, is_dicom, read_dicom
+from moretta.data.images.nifti import PLANES, is_nifti, read_nifti
 from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
@@ -33,8 +35,9 @@ class ImageForm:
     """What images become.
 
     size: pixels a side; None takes square images of one size as they are. channels: 1 or 3; None takes images that are
-    all grey or all coloured. window: center and width, of DICOM images. spacing: mm from pixel to pixel, of DICOM
-    images: they are resampled to it, then cut or filled with 0 about their middle; None squeezes images to a square.
+    all grey or all coloured. window: center and width, of DICOM and NIfTI images. spacing: mm from pixel to pixel, of
+    these: they are resampled to it, then cut or filled with 0 about their middle; None squeezes images to a square.
+    plane: of NIfTI volumes, that in the middle is taken (`moretta.data.images.nifti.PLANES`).
     channel_mean, channel_deviation: of each channel: pixels in [0, 1] become (pixel - mean) / deviation; None: as are.
     """
 
@@ -44,8 +47,11 @@ class ImageForm:
     spacing: float | None = None
     channel_mean: tuple[float, ...] | None = None
     channel_deviation: tuple[float, ...] | None = None
+    plane: str | None = None
 
     def __post_init__(self) -> None:
+        if self.plane is not None:
+            check_choice("plane", self.plane, PLANES)
         if self.size is not None and self.size < 1:
             raise ParameterError(f"image-size: expected 1 or more pixels, got {self.size}")
         if self.channels not in (None, 1, 3):
@@ -95,8 +101,12 @@ def read_image(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tup
 def _read(content: bytes, where: str, form: ImageForm) -> tuple[Pixels, tuple[float, float] | None]:
     if is_dicom(content):
         return read_dicom(content, where, form.window)
-    if form.window is not None or form.spacing is not None:
-        raise ParameterError(f"{where} is no DICOM file, and window and spacing are for these; remove them")
+    if is_nifti(content):
+        return read_nifti(content, where, form.window, form.plane)
+    if form.window is not None or form.spacing is not None or form.plane is not None:
+        raise ParameterError(
+            f"{where} is no DICOM or NIfTI file, and window, spacing and plane are for these; remove them"
+        )
     return _by_pillow(content, where), None
 
 
@@ -150,7 +160,7 @@ def _by_pillow(content: bytes, where: str) -> Pixels:
             raise
         except Exception:  # noqa: BLE001  # a broken file raises anything
             raise ParameterError(
-                f"{where} is no PNG, JPEG, TIFF or DICOM image that can be read; save it anew or remove it"
+                f"{where} is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it"
             ) from None
 
 

@@ -35,12 +35,14 @@ kind = "target"
 classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
 
 The order of the columns here is that of the model's inputs, whatever the order in a file. Ids and groups are no inputs.
+A file that ends in .json says the same as a Table Schema (`moretta.data.tables.table_schema`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -52,7 +54,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moretta.contract.settings import Section, Words
 from moretta.contract.wording import did_you_mean, shown
+from moretta.data.tables import table_schema
 from moretta.errors import ParameterError
+
+log = logging.getLogger("moretta")
 
 Blanks = Literal["refuse", "mean", "median", "indicator"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -224,7 +229,7 @@ class Schema(Section):
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
-        """Read a schema from a TOML file; see `load`."""
+        """Read a schema from a file; see `load`."""
         return load(Path(path))
 
     @property
@@ -273,16 +278,32 @@ class Schema(Section):
 
 
 def load(path: Path) -> Schema:
-    """Read a schema. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
+    """Read a schema. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it.
+
+    What a Table Schema says and a schema cannot keep is warned of.
+    """
+    found, unkept = read(path)
+    if unkept:
+        log.warning("%s: of this Table Schema, not kept: %s", path, "; ".join(unkept))
+    return found
+
+
+def read(path: Path, target: str | None = None) -> tuple[Schema, list[str]]:
+    """Read a schema as `load` does, and what it cannot keep. target: of a Table Schema, which need not say it."""
+    form = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
+        tables = tomllib.loads(text) if form == "TOML" else {}
     except FileNotFoundError:
         raise ParameterError(
-            f"there is no schema {path}; propose one by: moretta schema init FILE --out {path.name}"
+            f"there is no schema {path}; propose one by: moretta schema init FILE --out {path.stem}.toml"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ParameterError(f"{path}: this is not TOML: {str(error).splitlines()[0]:.120}") from None
-    return of(tables, str(path))
+        raise ParameterError(f"{path}: this is not {form}: {str(error).splitlines()[0]:.120}") from None
+    if form == "TOML":
+        return of(tables, str(path)), []
+    columns, unkept = table_schema.read(text, str(path), target)
+    return of({"columns": columns}, str(path)), unkept
 
 
 def of(tables: Mapping[str, Any], where: str = "schema") -> Schema:

@@ -94,7 +94,8 @@ def _check_scores(silos: Sequence[Silo]) -> None:
         if silo.held_out is None:
             raise ParameterError(
                 f"silo `{silo.name}` holds no rows back, on which the run wants models scored ({key}); give "
-                "test-fraction in [data] of its silo.toml, for example 0.2 (from Python: Silo held_out)"
+                "test-fraction in [data] of its silo.toml, for example 0.2, or a file as test (from Python: Silo "
+                "held_out)"
             )
         if silo.held_out[0].dtype != silo.x.dtype:
             raise RowsError(

@@ -69,7 +69,8 @@ def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = 
         write_atomically(files.data, data)
         write_atomically(files.page, page)
     except OSError as error:
-        raise ParameterError(f"The dossier cannot be written to {files.page}: {error.strerror}.") from error
+        said = f"the dossier cannot be written to {files.page}: {error.strerror}; name another file by --out"
+        raise ParameterError(said) from error
     return Written(files, told)
 
 
