@@ -48,7 +48,8 @@ def read_nifti(
         data = b"".join(inflated(content, _GZIPPED, where)) if content[:2] == _GZIP else content
         image = (nibabel.Nifti2Image if data[4:8] == _SECOND else nibabel.Nifti1Image).from_bytes(data)
         _refuse(image, where)
-        return _plane(image, nibabel.io_orientation(image.affine), where, window, plane)
+        orientation: Any = nibabel.io_orientation  # which has no types
+        return _plane(image, orientation(image.affine), where, window, plane)
     except (ParameterError, MemoryError):
         raise
     except Exception:  # noqa: BLE001  # nibabel's own words may quote the file
