@@ -15,7 +15,7 @@ from moretta.contract.messages import Stamp, Tensors
 from moretta.contract.roles import Aborted
 from moretta.run.assembly import federation_of
 from moretta.secure_aggregation.encoding import Ring, encode
-from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
+from moretta.secure_aggregation.keyed_sums import KeyedAggregator, KeyedContributor
 from moretta.secure_aggregation.sums import Sum, Wanted, stamp_of
 
 RING = Ring(64)
@@ -30,7 +30,7 @@ class Ledger:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.put: dict[tuple[Stamp, frozenset[str]], dict[str, tuple[int, dict[str, Any]]]] = {}
         self.sums, self.short = 0, 0
-        upload, add_up = PairwiseContributor.upload, PairwiseAggregator.sum
+        upload, add_up = KeyedContributor.upload, KeyedAggregator.sum
 
         def watched_upload(
             silo: Any, stamp: Stamp, tensors: Tensors, weight: int, encoding: Mapping[str, int], **about: Any
@@ -49,8 +49,8 @@ class Ledger:
                 self.short += len(found.silos) < len(server.cohort)
             return found
 
-        monkeypatch.setattr(PairwiseContributor, "upload", watched_upload)
-        monkeypatch.setattr(PairwiseAggregator, "sum", watched_sum)
+        monkeypatch.setattr(KeyedContributor, "upload", watched_upload)
+        monkeypatch.setattr(KeyedAggregator, "sum", watched_sum)
 
     def verify(self, put: Mapping[str, tuple[int, Mapping[str, Any]]], found: Sum, wanted: Wanted) -> None:
         """The plain sum of the survivors' integers, read and divided as the server does, is the sum bit for bit."""

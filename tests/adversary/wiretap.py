@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Message, Stamp
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.pbpfl.messages import Predictions
-from moretta.secure_aggregation import additive, pairwise, shamir, unmasking
+from moretta.secure_aggregation import additive, keyed_sums, pairwise, shamir, unmasking
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.unmasking import SelfMaskShares
@@ -159,10 +159,10 @@ class Wiretap:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Listen until the patch is undone."""
+        patch.setattr(keyed_sums, "encode", self._on_encode(keyed_sums.encode))
+        patch.setattr(keyed_sums, "blind_key", self._on_key(keyed_sums.blind_key, lambda *_: set(self._members())))
         for scheme in (pairwise, additive):
-            patch.setattr(scheme, "encode", self._on_encode(scheme.encode))
             patch.setattr(scheme, "add_masks", self._on_masks(scheme.add_masks))
-            patch.setattr(scheme, "blind_key", self._on_key(scheme.blind_key, lambda *_: set(self._members())))
         patch.setattr(pairwise, "pair_key", self._on_key(pairwise.pair_key, lambda *parts: set(parts[-2:])))
         patch.setattr(unmasking, "self_key", self._on_self_key(unmasking.self_key))
         patch.setattr(shamir, "share", self._on_share(shamir.share))

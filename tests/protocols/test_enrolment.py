@@ -23,9 +23,9 @@ from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.statistics import Statistics
+from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.statistics import AskHistogram
-from moretta.secure_aggregation.sums import Contributor
 
 SCHEMES = [("none", 64), ("pairwise", 64), ("pairwise", 32)]
 

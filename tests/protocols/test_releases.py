@@ -131,15 +131,15 @@ def test_a_kill_between_asking_for_shares_and_the_next_checkpoint_forgets_nothin
 
 def test_a_round_that_is_repeated_after_shares_may_have_left_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of additive shares a lost sum begins again among the rest, and the first may have been opened."""
-    add, failed = additive.AdditiveContributor._add, list[Stamp]()
+    add, failed = additive.SplitSum.answer, list[Stamp]()
 
     def fails_once(silo: Any, asked: AddShares) -> Any:
-        if asked.stamp.round == 2 and not failed and silo._name == "silo-3":
+        if asked.stamp.round == 2 and not failed and silo._of.agreement.me == "silo-3":
             failed.append(asked.stamp)
             raise PeerError("is gone")
         return add(silo, asked)
 
-    monkeypatch.setattr(additive.AdditiveContributor, "_add", fails_once)
+    monkeypatch.setattr(additive.SplitSum, "answer", fails_once)
     secure = SecureAggregation(scheme="additive-shares")
     result = made(aggregation=secure).train(3)
     assert len(failed) == 1

@@ -23,8 +23,7 @@ from moretta.protocols.common.claims import opened_sums
 from moretta.report.folder import RunRecord, read_run
 from moretta.report.statements import privacy_statements, summary, verdicts
 from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS, all_sums
-from moretta.secure_aggregation.additive import AdditiveAggregator
-from moretta.secure_aggregation.pairwise import PairwiseAggregator
+from moretta.secure_aggregation.keyed_sums import KeyedAggregator
 from moretta.secure_aggregation.plain import PlainAggregator
 
 FEW = "fewer than three expose each other"
@@ -75,10 +74,7 @@ def truth(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[str, ..
 
         monkeypatch.setattr(kind, name, watched)
 
-    for kind, name in (
-        (PairwiseAggregator, "sum"), (AdditiveAggregator, "sum"), (PlainAggregator, "sum"),
-        (PairwiseAggregator, "relay"), (AdditiveAggregator, "relay"),
-    ):  # fmt: skip
+    for kind, name in ((KeyedAggregator, "sum"), (PlainAggregator, "sum"), (KeyedAggregator, "relay")):
         watch(kind, name)
     return known  # type: ignore[return-value]  # its keys, in their order
 

@@ -16,12 +16,13 @@ from moretta.errors import MorettaError, SumSpent
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, label_of
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import MESSAGES, RULES, aggregator, contributor
-from moretta.secure_aggregation.sums import Aggregator, Query, Sum, Wanted
+from moretta.secure_aggregation.sums import Query, Sum, Wanted
 from moretta.secure_aggregation.sums import query_of as about_of
 from moretta.secure_aggregation.unmasking import DIGEST_BYTES, SEALED_BYTES, Confirmed, Unmask, pieces
 

@@ -31,8 +31,9 @@ from moretta.secure_aggregation import pairwise
 from moretta.secure_aggregation.additive import AddedShares
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.pairwise import MaskedUpload, summed
-from moretta.secure_aggregation.sums import Aggregator, Sum
+from moretta.secure_aggregation.sums import Sum
 from moretta.secure_aggregation.unmasking import SelfMaskShares, Survivors, put_together, recovered_masks
 
 NAMES = tuple("abcdef")

@@ -20,10 +20,11 @@ from moretta.contract.roles import Aborted
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.keystream import SecretRoot, derive
 from moretta.secure_aggregation.masks import blind_key, label_of, read
 from moretta.secure_aggregation.schemes import aggregator, contributor
-from moretta.secure_aggregation.sums import Aggregator, Query, Relayed, Sum
+from moretta.secure_aggregation.sums import Query, Relayed, Sum
 from moretta.secure_aggregation.unmasking import Unmask
 
 KEY = bytes(range(32))

@@ -42,11 +42,12 @@ from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.graph import neighbourhoods
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.keystream import Extracted, Keystream, SecretRoot, derive
 from moretta.secure_aggregation.masks import pair_key
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.schemes import RULES, aggregator
-from moretta.secure_aggregation.sums import Aggregator, Sum
+from moretta.secure_aggregation.sums import Sum
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask
 
 BEFORE: dict[str, tuple[type[Message], ...]] = {

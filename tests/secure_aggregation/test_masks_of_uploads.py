@@ -21,7 +21,7 @@ from moretta import PBPFL, Federation, FedSGD, Silo
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation import pairwise
+from moretta.secure_aggregation import keyed_sums, pairwise
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
 from moretta.secure_aggregation.pairwise import MaskedUpload
 
@@ -103,7 +103,7 @@ def test_one_mask_for_all_tensors_of_an_upload_is_seen(tmp_path: Path, monkeypat
         for array in parts:  # each begins the keystreams anew, as one phi would do for tensors of one shape
             apart(array, masks)
 
-    monkeypatch.setattr(pairwise, "encode", noted(pairwise.encode))
+    monkeypatch.setattr(keyed_sums, "encode", noted(keyed_sums.encode))
     monkeypatch.setattr(pairwise, "room_for", noted(pairwise.room_for))
     monkeypatch.setattr(pairwise, "add_masks", add_masks)
     found = under_one_mask(words_of(played(tmp_path, PROTOCOLS["pbpfl, mse"])))

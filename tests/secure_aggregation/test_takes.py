@@ -33,10 +33,11 @@ from moretta.engines.in_process import InProcess
 from moretta.errors import Disconnected, PeerError, RunFailed, SumSpent
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.schemes import aggregator
 from moretta.secure_aggregation.statistics import AskMoments, answer_moments, moments
-from moretta.secure_aggregation.sums import Aggregator, Sum
+from moretta.secure_aggregation.sums import Sum
 from moretta.secure_aggregation.unmasking import Survivors, Unmask
 
 NAMES, VICTIM = tuple("abcdef"), "f"

@@ -34,9 +34,10 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import agreement, shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, PeerKeys
 from moretta.secure_aggregation.cohort import Rules
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.masks import Label
 from moretta.secure_aggregation.pairwise import MaskedUpload
-from moretta.secure_aggregation.sums import Aggregator, Sum, Wanted
+from moretta.secure_aggregation.sums import Sum, Wanted
 from moretta.secure_aggregation.unmasking import (
     DIGEST_BYTES,
     SEALED_BYTES,

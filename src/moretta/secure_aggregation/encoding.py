@@ -195,7 +195,7 @@ A silo needs W to refuse values that could wrap, as it knows neither the others'
 
 def plan(ring: Ring, parties: int, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
     """Choose the fraction bits of each tensor from its limit. Raises as
-    `moretta.secure_aggregation.sums.Aggregator.want`.
+    `moretta.secure_aggregation.keyed_sums.KeyedAggregator.want`.
 
     parties: how many silos' entries are added, at most.
     """
@@ -244,8 +244,7 @@ def encode(
     """Return N_k and round(2^f N_k x_k) mod 2^b, uint<bits>[1 + entries], and the tensors' parts of it by name.
 
     The weight comes first, then the tensors by name: the order in which they are masked, as one array.
-    weight, encoding: as for `moretta.secure_aggregation.sums.Contributor.upload`. Raises the same as that, and
-    `moretta.errors.PeerError` for an encoding of other tensors.
+    weight, encoding: as for `moretta.secure_aggregation.keyed_sums.KeyedContributor.upload`. Raises the same as that.
     """
     check_weight(weight)
     most_weight = encoding.get(MOST_WEIGHT, 0)

@@ -79,7 +79,7 @@ class PlainContributor:
         asked: Query,
         least: float | None = None,
     ) -> Message:
-        """Return the upload in the clear. Raises as `moretta.secure_aggregation.sums.Contributor`."""
+        """Return the upload in the clear. Raises as `moretta.secure_aggregation.keyed_sums.KeyedContributor`."""
         check_weight(weight)
         if blind is not None:
             raise MisuseError(IN_THE_CLEAR)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from moretta.errors import ParameterError
 from moretta.secure_aggregation import additive, agreement, pairwise, plain, statistics, unmasking
-from moretta.secure_aggregation.additive import AdditiveAggregator, AdditiveContributor
+from moretta.secure_aggregation.additive import ADDITIVE
 from moretta.secure_aggregation.cohort import Credentials, Rules
 from moretta.secure_aggregation.encoding import Ring
+from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor, KeyedAggregator, KeyedContributor, Scheme
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.pairwise import PairwiseAggregator, PairwiseContributor
+from moretta.secure_aggregation.pairwise import PAIRWISE
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
-from moretta.secure_aggregation.sums import Aggregator, Contributor
 
 MESSAGES = (
     *agreement.MESSAGES,
@@ -33,14 +33,9 @@ def aggregator(scheme: str, ring_bits: int = 64, rules: Rules = RULES) -> Aggreg
 
     ring_bits: 32 or 64, the b of Z_2^b; ignored by the scheme ``none``.
     """
-    match scheme:
-        case "pairwise":
-            return PairwiseAggregator(Ring(ring_bits), rules)
-        case "additive-shares":
-            return AdditiveAggregator(Ring(ring_bits), rules)
-        case "none":
-            return PlainAggregator(rules.min_survivors)
-    raise _unknown(scheme)
+    if scheme == "none":
+        return PlainAggregator(rules.min_survivors)
+    return KeyedAggregator(_keyed(scheme), Ring(ring_bits), rules)
 
 
 def contributor(
@@ -65,16 +60,14 @@ def contributor(
         empty, and lasts as long as this object.
     run: the id of the run, as stamps have it; none takes stamps of any.
     """
+    if scheme == "none":
+        return PlainContributor()
     helped = HelpedSums() if helped is None else helped
-    match scheme:
-        case "pairwise":
-            return PairwiseContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped, run)
-        case "additive-shares":
-            return AdditiveContributor(name, Ring(ring_bits), rules, credentials, insecure, session, helped, run)
-        case "none":
-            return PlainContributor()
-    raise _unknown(scheme)
+    return KeyedContributor(_keyed(scheme), name, Ring(ring_bits), rules, credentials, insecure, session, helped, run)
 
 
-def _unknown(scheme: str) -> ParameterError:
-    return ParameterError(f'scheme = "{scheme}" is not there; expected one of {", ".join(SCHEMES)}')
+def _keyed(name: str) -> Scheme:
+    for scheme in (PAIRWISE, ADDITIVE):
+        if scheme.name == name:
+            return scheme
+    raise ParameterError(f'scheme = "{name}" is not there; expected one of {", ".join(SCHEMES)}')

@@ -22,9 +22,10 @@ from moretta.errors import MorettaError, PeerError, RunFailed
 from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.settings import SecureAggregation
-from moretta.secure_aggregation.sums import Aggregator, Sum, query_of
+from moretta.secure_aggregation.sums import Sum, query_of
 
 
 @message("secure-sum/ask")

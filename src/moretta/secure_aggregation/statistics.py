@@ -36,7 +36,8 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError, RowsError
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
-from moretta.secure_aggregation.sums import Aggregator, Contributor, query_of
+from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
+from moretta.secure_aggregation.sums import query_of
 
 GRID_BITS = 120
 LIMB_BITS = 20

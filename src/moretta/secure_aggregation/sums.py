@@ -1,4 +1,4 @@
-"""What a secure sum takes and gives, and the two interfaces of every scheme: `Aggregator` and `Contributor`.
+"""What a secure sum of any scheme takes and gives, what an upload answers, and who is left out.
 
 **The query** that a silo answers by its upload (`Query`) has a digest, which must be the same for all silos of a
 sum. It is SHA-256 over the message that asked, as decoded, without its stamp and the addressee's own fields
@@ -17,7 +17,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,111 +73,6 @@ class Relayed:
     tensors: Tensors
     weight: Array
     silos: Sequence[str]
-
-
-class Aggregator(Protocol):
-    """The server's half of a scheme. It is set up for a cohort, then sums as often as asked.
-
-    cohort: of the last set-up that succeeded, empty before.
-    """
-
-    scheme: ClassVar[str]
-    cohort: Sequence[str]
-
-    @property
-    def parties(self) -> int:
-        """How many silos' entries a sum has at most: all that play a round, even if some are missing."""
-
-    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree with a cohort. Raises `moretta.errors.ParameterError` for a cohort that the scheme cannot protect."""
-
-    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
-        """Plan a sum over the cohort of the last set-up.
-
-        limits: the largest |value| of each tensor, positive and finite.
-        Raises `moretta.errors.RangeError`, naming tensor and range, where the ring has no headroom for it.
-        """
-
-    def sum(
-        self,
-        ask: Message | Mapping[str, Message],
-        wanted: Wanted,
-        expected: bytes | None = None,
-        *,
-        whole: bool = False,
-    ) -> Exchange[Sum | Aborted]:
-        """Ask the cohort of the last set-up and sum the survivors' uploads; aborts where they are too few.
-
-        ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
-        ``wanted.fraction_bits``. A silo without one counts as missing.
-        expected: the digest of what all silos were asked (`moretta.secure_aggregation.sums.Query`); None where the
-        aggregator does not know all of it. Silos whose digest differs from most others' are then left out.
-        whole: abort where any silo is missing.
-        Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
-        """
-
-    def relay(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
-    ) -> Exchange[Relayed | Aborted]:
-        """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
-
-        Where they blinded their uploads, the aggregator sees uniform ring elements, also for the weight.
-        """
-
-
-class Contributor(Protocol):
-    """A silo's half of a scheme."""
-
-    @property
-    def members(self) -> Sequence[str]:
-        """Who agreed on keys in the last set-up, sorted; empty before one, and where the scheme needs no keys."""
-
-    def answer(self, message: Message) -> Message | None:
-        """Answer a message of this room; None if it is another's."""
-
-    def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
-        """Raise `moretta.errors.SumSpent` where an upload would be refused, before it is computed.
-
-        asked: as for `upload`. answers: whether this is a question that the silo answers before it uploads. In a take
-        it answers one such question; another raises the same error.
-        """
-
-    def upload(
-        self,
-        stamp: Stamp,
-        tensors: Tensors,
-        weight: int,
-        encoding: Mapping[str, int],
-        blind: bytes | None = None,
-        *,
-        asked: Query,
-        least: float | None = None,
-    ) -> Message:
-        """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
-
-        tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
-        blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
-        asked: what this answers (`moretta.secure_aggregation.sums`). least: what every entry's limit must be at least;
-        None is the limit of the settings.
-        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
-        `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`),
-        `moretta.errors.SumSpent` where the silo has helped to open another sum of this round, and
-        `moretta.errors.MisuseError` for a blind where the scheme has no ring to hide in.
-        """
-
-    def read(
-        self,
-        stamp: Stamp,
-        relayed: Relayed,
-        encoding: Mapping[str, int],
-        blind: bytes | None = None,
-        *,
-        asked: Query,
-    ) -> Sum:
-        """Return the result of a relayed sum. stamp, encoding, blind, asked: as for the uploads in it.
-
-        Raises `moretta.errors.PeerError` where it cannot be such a sum.
-        """
 
 
 A = TypeVar("A", bound=Message)

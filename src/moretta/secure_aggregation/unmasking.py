@@ -46,12 +46,11 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import Agreement
-from moretta.secure_aggregation.cohort import Credentials
 from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
+from moretta.secure_aggregation.keyed_sums import Part
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
-from moretta.secure_aggregation.one_sum import HelpedSums
-from moretta.secure_aggregation.sums import Query, check_lengths
+from moretta.secure_aggregation.sums import check_lengths
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
@@ -209,25 +208,19 @@ class SelfMask:
 class OpenSum:
     """A silo's last upload until it is unmasked: which survivors it was sent, and what it may still give out.
 
-    own: the upload's self-mask. asked: what it answers. helped: what the silo has helped to open.
+    of: what was uploaded, of which no numbers are kept. own: its self-mask.
     """
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        stamp: Stamp,
-        label: Label,
-        own: SelfMask,
-        asked: Query,
-        helped: HelpedSums,
-        credentials: Credentials | None,
-    ) -> None:
-        self._agreement, self._stamp, self._label = agreement, stamp, label
-        self._own, self._credentials = own, credentials
-        self._asked, self._helped = asked, helped
-        self._survivors = agreement.cohort.names  # a later message can only remove some
+    def __init__(self, of: Part, own: SelfMask) -> None:
+        self._agreement, self._stamp, self._label, self._asked = of.agreement, of.stamp, of.label, of.asked
+        self._own, self._helped, self._credentials = own, of.helped, of.credentials
+        self._survivors = of.agreement.cohort.names  # a later message can only remove some
         self._confirmed = False
         self._given: tuple[Unmask, SelfMaskShares] | None = None  # the last ask for shares, and its answer
+
+    def answer(self, message: Survivors | Unmask) -> Message:
+        """Answer either message. Raises as `confirm` and `unmask`."""
+        return self.confirm(message) if isinstance(message, Survivors) else self.unmask(message)
 
     def confirm(self, told: Survivors) -> Confirmed:
         """Return the keys of masks shared with lost silos. Raises `moretta.errors.PeerError` to refuse.

@@ -24,7 +24,7 @@ from moretta.protocols.cgd.group_keys import group_of
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.roles import Roles
 from moretta.run.result import Result
-from moretta.secure_aggregation.sums import Contributor
+from moretta.secure_aggregation.keyed_sums import Contributor
 
 CLASSES = 3
 SEED = 3

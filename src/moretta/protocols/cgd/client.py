@@ -55,11 +55,12 @@ from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.agreement import PeerKeys
 from moretta.secure_aggregation.encoding import Ring
+from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import AskMoments
-from moretta.secure_aggregation.sums import Contributor, Query, Relayed, Sum, message_digest, query_of
+from moretta.secure_aggregation.sums import Query, Relayed, Sum, message_digest, query_of
 
 
 class Takes:

@@ -47,6 +47,7 @@ from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
 from moretta.protocols.common.statistics import TARGETS, Statistics
 from moretta.protocols.common.targets import encode
+from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
 from moretta.secure_aggregation.statistics import (
     ALL,
     FLAT,
@@ -57,7 +58,7 @@ from moretta.secure_aggregation.statistics import (
     median_of,
     moments,
 )
-from moretta.secure_aggregation.sums import Aggregator, Contributor, message_digest
+from moretta.secure_aggregation.sums import message_digest
 
 log = logging.getLogger("moretta")
 

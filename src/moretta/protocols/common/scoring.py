@@ -60,6 +60,7 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import PeerError, RowsError
 from moretta.protocols.common import targets
+from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import (
@@ -72,7 +73,7 @@ from moretta.secure_aggregation.statistics import (
     from_limbs,
     to_limbs,
 )
-from moretta.secure_aggregation.sums import Aggregator, Contributor, Query, Sum, Wanted, query_of
+from moretta.secure_aggregation.sums import Query, Sum, Wanted, query_of
 
 ROWS = "rows"
 TABLES = "tables"  # among the figures of a score: tables are wanted too

@@ -20,11 +20,12 @@ from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.row_counts import class_columns
 from moretta.protocols.common.scoring import HeldOut, Question, Validate
 from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments, answer_histogram, answer_moments
-from moretta.secure_aggregation.sums import Contributor, message_digest
+from moretta.secure_aggregation.sums import message_digest
 
 
 @message("enrolment/begin")

@@ -26,10 +26,10 @@ from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.schemes import contributor
-from moretta.secure_aggregation.sums import Contributor
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,8 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.params import Epochs
 from moretta.protocols.fedsgd.private import PrivateGradient
-from moretta.secure_aggregation.sums import Contributor, query_of
+from moretta.secure_aggregation.keyed_sums import Contributor
+from moretta.secure_aggregation.sums import query_of
 
 MOST_NUMBERS = 1 << 22  # of the inputs that are gathered for a stack at once
 

@@ -23,8 +23,9 @@ from moretta.protocols.pbpfl.ratios import Blinds
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead
 from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
+from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
-from moretta.secure_aggregation.sums import Contributor, Query, query_of
+from moretta.secure_aggregation.sums import Query, query_of
 
 
 @dataclass(frozen=True)

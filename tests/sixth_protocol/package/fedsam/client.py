@@ -13,7 +13,8 @@ from moretta.contract.messages import Array, Message
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.secure_aggregation.sums import Contributor, query_of
+from moretta.secure_aggregation.keyed_sums import Contributor
+from moretta.secure_aggregation.sums import query_of
 
 from .messages import TrainOn
 from .params import FedSAM

@@ -1,0 +1,308 @@
+"""Sums under keys: both halves, at a silo and at the server, of the schemes that hide what is summed.
+
+The set-up is that of `moretta.secure_aggregation.agreement`. A silo checks what it is asked, encodes its part of the
+sum and labels it, and the scheme hides that. The server asks for uploads, and the scheme adds them up. What differs
+between masks (`moretta.secure_aggregation.pairwise`) and additive shares (`moretta.secure_aggregation.additive`) is one
+value, a `Scheme`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from moretta.contract.messages import Array, Message, Stamp, Tensors
+from moretta.contract.roles import Aborted, Exchange, Replies
+from moretta.errors import MisuseError
+from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement, SetUp, agree_on_keys
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.encoding import Range, Ring, Words, decode, encode, plan, shapes_of
+from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.masks import Label, Mask, blind_key, label_of, read
+from moretta.secure_aggregation.one_sum import HelpedSums
+from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
+from moretta.secure_aggregation.sums import Query, Relayed, Shapes, Sum, Wanted, gather, stamp_of
+
+
+@dataclass(frozen=True, repr=False)
+class Part:
+    """A silo's part of one sum, N_k and 2^f N_k x_k by tensor as ring elements, which a scheme hides in place.
+
+    agreement: with whom, and who it is itself. asked: what it answers. public: whether N_k may be seen. hidden: the
+    vector of what may not. blinds: masks on that, which the members of the sum take off again.
+    helped, credentials, insecure, session: see `moretta.secure_aggregation.schemes.contributor`.
+    """
+
+    stamp: Stamp
+    agreement: Agreement
+    label: Label
+    asked: Query
+    weight: Array
+    tensors: Tensors
+    public: bool
+    hidden: Words
+    blinds: Sequence[Mask]
+    helped: HelpedSums
+    credentials: Credentials | None
+    insecure: SecretRoot | None
+    session: int
+
+
+@dataclass(frozen=True)
+class PlannedSum:
+    """One sum that the server asks a cohort for. ask: as `KeyedAggregator.sum` takes it."""
+
+    ask: Message | Mapping[str, Message]
+    cohort: Cohort
+    ring: Ring
+    wanted: Wanted
+    rules: Rules
+
+    @property
+    def stamp(self) -> Stamp:
+        """The stamp of what is asked, the same for all silos."""
+        return stamp_of(self.ask)
+
+    @property
+    def length(self) -> int:
+        """How many ring elements a silo hides."""
+        return _length(self.wanted.shapes, self.rules)
+
+    def label(self, asked: bytes) -> Label:
+        """Return the sum's label. asked: the digest of what all uploads in it answer."""
+        return label_of(self.stamp, self.cohort.digest, self.wanted.shapes, self.wanted.fraction_bits, asked)
+
+
+class Hidden(Protocol):
+    """A silo's last upload until its sum is opened."""
+
+    def answer(self, message: Any) -> Message:
+        """Answer a message that opens the sum. Raises `moretta.errors.PeerError` to refuse."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What is a scheme's own.
+
+    upload: what silos send. opens: the messages by which the server opens a sum.
+    early: the error of one of those before there is an upload.
+    hide: makes the upload of a silo's part, and what answers `opens` after it.
+    check: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
+    add_up: the server's steps from the uploads, and the digest of what they answer, to their sum.
+    keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes.
+    """
+
+    name: str
+    upload: type[Message]
+    opens: tuple[type[Message], ...]
+    early: str
+    hide: Callable[[Part], tuple[Message, Hidden]]
+    check: Callable[[PlannedSum, str, Any], None]
+    add_up: Callable[[PlannedSum, Replies, bytes], Exchange[Relayed | Aborted]]
+    keys: Callable[[Rules], Rules] = lambda rules: rules
+    check_size: Callable[[int], None] = lambda size: None
+
+
+class KeyedContributor:
+    """A silo's half of a scheme. From `credentials` on see `moretta.secure_aggregation.schemes.contributor`."""
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        name: str,
+        ring: Ring,
+        rules: Rules,
+        credentials: Credentials | None,
+        insecure: SecretRoot | None,
+        session: int,
+        helped: HelpedSums,
+        run: str,
+    ) -> None:
+        self._scheme, self._name, self._ring, self._rules, self._helped = scheme, name, ring, rules, helped
+        self._secrets = helped, credentials, insecure, session
+        self._keys = SetUp(name, scheme.keys(rules), credentials, insecure, session, run)
+        self._range = Range(rules.limit, one_weight=rules.participation is not None)
+        self._open: Hidden | None = None
+
+    @property
+    def members(self) -> Sequence[str]:
+        """Who agreed on keys in the last set-up, sorted; empty before one, and where the scheme needs no keys."""
+        return self._keys.members
+
+    def answer(self, message: Message) -> Message | None:
+        """Answer a message of this room; None if it is another's. A new set-up forgets the last one's secrets."""
+        if isinstance(message, self._scheme.opens):
+            if self._open is None:
+                raise MisuseError(self._scheme.early)
+            return self._open.answer(message)
+        if isinstance(message, AdvertiseKey):
+            self._open = None
+        return self._keys.answer(message)
+
+    def check(self, stamp: Stamp, asked: Query, *, answers: bool = False) -> None:
+        """Raise `moretta.errors.SumSpent` or `moretta.errors.PeerError` where an upload would be refused.
+
+        It is called before the upload is computed. asked: as for `upload`. answers: whether this is a question that the
+        silo answers before it uploads. In a take it answers one such question; another raises the same error.
+        """
+        self._keys.check_run(stamp)
+        if not asked.once:
+            self._rules.check_playing(stamp, self.members)
+        self._helped.ask(stamp, asked, self.members)
+        if answers:
+            self._helped.answer(stamp, asked)
+
+    def upload(
+        self,
+        stamp: Stamp,
+        tensors: Tensors,
+        weight: int,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Query,
+        least: float | None = None,
+    ) -> Message:
+        """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
+
+        tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
+        blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
+        asked: what this answers (`moretta.secure_aggregation.sums`). least: what every entry's limit must be at least;
+        None is the limit of the settings.
+        Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
+        `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`) or
+        of other tensors, `moretta.errors.SumSpent` where the silo has helped to open another sum of this round,
+        `moretta.errors.MisuseError` for a second upload under the same stamp and name, and for a blind where the scheme
+        has no ring to hide in, and `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
+        """
+        agreement, labels = self._keys.agreed
+        self.check(stamp, asked)
+        self._range.check(self._ring, encoding, len(agreement.cohort.names), least, once=bool(asked.once))
+        whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
+        public = self._rules.public_weights
+        hidden = whole[public:]
+        self._scheme.check_size(hidden.nbytes)
+        labels.use(stamp, words)
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
+        blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
+        weight = whole[:1].reshape(())
+        part = Part(stamp, agreement, label, asked, weight, words, public, hidden, blinds, *self._secrets)
+        upload, self._open = self._scheme.hide(part)
+        return upload
+
+    def read(
+        self,
+        stamp: Stamp,
+        relayed: Relayed,
+        encoding: Mapping[str, int],
+        blind: bytes | None = None,
+        *,
+        asked: Query,
+    ) -> Sum:
+        """Return the result of a relayed sum. stamp, encoding, blind, asked: as for the uploads in it.
+
+        Raises `moretta.errors.PeerError` where it cannot be such a sum.
+        """
+        agreement, _ = self._keys.agreed
+        label = label_of(stamp, agreement.cohort.digest, shapes_of(relayed.tensors), encoding, asked.digest)
+        return read(self._ring, relayed, encoding, blind, label, public_weights=self._rules.public_weights)
+
+    def __repr__(self) -> str:
+        return f"KeyedContributor({self._scheme.name!r}, {self._name!r}, {self._ring}, <redacted>)"
+
+
+class KeyedAggregator:
+    """The server's half of a scheme. It is set up for a cohort, then sums as often as asked.
+
+    cohort: of the last set-up that succeeded, empty before.
+    """
+
+    def __init__(self, scheme: Scheme, ring: Ring, rules: Rules) -> None:
+        self.scheme, self._own = scheme.name, scheme
+        self._ring, self._rules = ring, rules
+        self._agreed: Cohort | None = None
+        self.cohort: Sequence[str] = ()
+
+    @property
+    def parties(self) -> int:
+        """How many silos' entries a sum has at most: all that play a round, even if some are missing."""
+        return self._rules.parties(len(self.cohort))
+
+    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
+        """Agree with a cohort. Raises `moretta.errors.ParameterError` for a cohort that the scheme cannot protect."""
+        self._agreed, self.cohort = None, ()
+        agreed = yield from agree_on_keys(now, cohort, self._own.keys(self._rules))
+        if isinstance(agreed, Aborted):
+            return agreed
+        self._agreed, self.cohort = agreed, tuple(cohort)
+        return None
+
+    def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
+        """Plan a sum over the cohort of the last set-up (`moretta.secure_aggregation.encoding`).
+
+        limits: the largest |value| of each tensor, positive and finite.
+        Raises `moretta.errors.RangeError`, naming tensor and range, where the ring has no headroom for it, and
+        `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
+        """
+        self._own.check_size(_length(shapes, self._rules) * self._ring.dtype.itemsize)
+        return plan(self._ring, self.parties, shapes, limits, most_weight)
+
+    def sum(
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
+    ) -> Exchange[Sum | Aborted]:
+        """Ask the cohort of the last set-up and sum the survivors' uploads; aborts where they are too few.
+
+        ask: the protocol's own message, one for all or one for each silo, whose field ``encoding`` is
+        ``wanted.fraction_bits``. A silo without one counts as missing.
+        expected: the digest of what all silos were asked (`moretta.secure_aggregation.sums.Query`); None where the
+        aggregator does not know all of it. Silos whose digest differs from most others' are then left out.
+        whole: abort where any silo is missing.
+        Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
+        """
+        relayed = yield from self.relay(ask, wanted, expected, whole=whole)
+        if isinstance(relayed, Aborted):
+            return relayed
+        return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
+
+    def relay(
+        self,
+        ask: Message | Mapping[str, Message],
+        wanted: Wanted,
+        expected: bytes | None = None,
+        *,
+        whole: bool = False,
+    ) -> Exchange[Relayed | Aborted]:
+        """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
+
+        Where they blinded their uploads, the aggregator sees uniform ring elements, also for the weight.
+        """
+        if self._agreed is None:
+            raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
+        planned = PlannedSum(ask, self._agreed, self._ring, wanted, self._rules)
+        check = partial(self._own.check, planned)
+        gathered = yield from gather(self.cohort, ask, self._own.upload, check, wanted, expected)
+        if isinstance(gathered, Aborted):
+            return gathered
+        replies, asked = gathered
+        if whole and replies.missing:
+            return Aborted(replies.missing)
+        return (yield from self._own.add_up(planned, replies, asked))
+
+
+Aggregator = KeyedAggregator | PlainAggregator
+"""The server's half of any scheme."""
+
+Contributor = KeyedContributor | PlainContributor
+"""A silo's half of any scheme."""
+
+
+def _length(shapes: Shapes, rules: Rules) -> int:
+    return sum(map(math.prod, shapes.values())) + (not rules.public_weights)
