@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,6 +145,50 @@ FIELD_KINDS: Mapping[Any, Callable[[Any], None]] = {
 }
 
 
+def length(*allowed: int) -> Callable[[Any], None]:
+    """Return the check of a field whose bytes, or each of those by name, are so many."""
+
+    def check(value: bytes | Mapping[str, bytes]) -> None:
+        for name, one in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if len(one) not in allowed:
+                raise _not_in(name, " or ".join(map(str, allowed)) + " bytes", len(one))
+
+    return check
+
+
+def within(least: int, most: int | None = None) -> Callable[[Any], None]:
+    """Return the check of a field whose whole number, or each of those by name, is in a range."""
+
+    def check(value: int | Mapping[str, int]) -> None:
+        for name, one in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if one < least or (most is not None and one > most):
+                raise _not_in(name, f"at least {least}" if most is None else f"{least} to {most}", one)
+
+    return check
+
+
+def _not_in(name: str, wanted: str, got: int) -> PeerError:
+    return PeerError(f"{f'`{name}`: ' if name else ''}expected {wanted}, got {got}")
+
+
+def shaped(axes: int, *dtypes: str) -> Callable[[Array], None]:
+    """Return the check of a field whose array has so many axes and one of these dtypes."""
+
+    def check(value: Array) -> None:
+        if value.ndim != axes or value.dtype.name not in dtypes:
+            raise PeerError(f"expected {' or '.join(dtypes)}[{', '.join('*' * axes)}], got {_describe(value)}")
+
+    return check
+
+
+DIGEST_BYTES = 32  # of SHA-256
+
+Digest = Annotated[bytes, length(DIGEST_BYTES)]
+Digests = Annotated[Mapping[str, bytes], length(DIGEST_BYTES)]
+Octets = Annotated[Array, shaped(1, "uint8")]
+"""More bytes than fit a plain field."""
+
+
 def _describe(value: object) -> str:
     """Name a value's type and size, never the value: it may be a secret."""
     if isinstance(value, np.ndarray):
@@ -158,10 +202,13 @@ class Message:
 
     Fields are of the kinds in `FIELD_KINDS` and are checked when the message is built, whether from a peer's bytes or
     by our own code, so a role never sees an invalid one. Raises `moretta.errors.PeerError`.
+    What one field must be beside its kind stands in its type, ``Annotated[bytes, length(32)]``; `check` has the rest.
     """
 
     TAG: ClassVar[str] = ""
     KINDS: ClassVar[Mapping[str, Any]] = {}
+    CHECKS: ClassVar[Mapping[str, Sequence[Callable[[Any], None]]]] = {}
+    """By field: that of its kind, and those that stand in its type."""
     SHARES: ClassVar[frozenset[str]] = frozenset()
     """The plain fields whose bytes count as keys and shares, not as the message's content."""
     OWN: ClassVar[frozenset[str]] = frozenset()
@@ -172,9 +219,10 @@ class Message:
     def __post_init__(self) -> None:
         if not isinstance(self.stamp, Stamp):
             raise PeerError(f"{self.TAG}: expected a stamp; got {_describe(self.stamp)}")
-        for name, kind in self.KINDS.items():
+        for name, checks in self.CHECKS.items():
             try:
-                FIELD_KINDS[kind](getattr(self, name))
+                for check in checks:
+                    check(getattr(self, name))
             except PeerError as error:
                 raise PeerError(f"{self.TAG}, field `{name}`: {error}") from None
         self.check()
@@ -199,12 +247,15 @@ def message(tag: str) -> Callable[[M], M]:
 
     def declare(cls: M) -> M:
         declared = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
-        hints = typing.get_type_hints(declared)
-        kinds = {field.name: hints[field.name] for field in dataclasses.fields(declared) if field.name != "stamp"}
-        for name, kind in kinds.items():
+        hints = typing.get_type_hints(declared, include_extras=True)
+        kinds, checks = dict[str, Any](), dict[str, Sequence[Callable[[Any], None]]]()
+        for name in [field.name for field in dataclasses.fields(declared) if field.name != "stamp"]:
+            hint = hints[name]
+            kind, *more = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
             if kind not in FIELD_KINDS:
                 raise TypeError(f"{cls.__name__}.{name}: {kind} is not a kind of field the codec knows")
-        declared.TAG, declared.KINDS = tag, kinds
+            kinds[name], checks[name] = kind, (FIELD_KINDS[kind], *more)
+        declared.TAG, declared.KINDS, declared.CHECKS = tag, kinds, checks
         return declared  # type: ignore[return-value]  # dataclass() gives back the class it was given
 
     return declare

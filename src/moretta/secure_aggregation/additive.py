@@ -45,12 +45,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from moretta.contract.messages import Array, Message, Tensors, message
+from moretta.contract.messages import Array, Digest, Message, Tensors, message, shaped, within
 from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.cohort import complete
@@ -58,12 +59,23 @@ from moretta.secure_aggregation.encoding import Words, add_up, unpacked
 from moretta.secure_aggregation.keyed_sums import Part, PlannedSum, Scheme
 from moretta.secure_aggregation.keystream import Keystream, derive
 from moretta.secure_aggregation.masks import Label, add_masks
-from moretta.secure_aggregation.sums import Relayed, again, check_digest, to_leave_out
+from moretta.secure_aggregation.sums import Relayed, again, to_leave_out
 
 TAG_BYTES = 16  # of a seal
 NONCE = bytes(12)  # of a key that seals one share and nothing else
 MOST_BYTES = 2**31 - 1  # that the cipher's library seals at once
 TWICE = "was asked to add shares without an upload before, or twice; they are added once for each"
+
+
+def _check_sealed(shares: Tensors) -> None:
+    sizes = {share.size for share in shares.values() if share.dtype == np.uint8 and share.ndim == 1}
+    if not all(share.dtype == np.uint8 and share.ndim == 1 for share in shares.values()) or len(sizes) != 1:
+        raise PeerError("expected sealed shares, bytes of one length for every silo")
+    if min(sizes) < TAG_BYTES:
+        raise PeerError(f"expected sealed shares of at least {TAG_BYTES} bytes, got {min(sizes)}")
+
+
+Sealed = Annotated[Tensors, _check_sealed]
 
 
 @message("secure-aggregation/sealed-shares")
@@ -73,27 +85,16 @@ class SealedShares(Message):
     weight: N_i if weights are public, else 0. asked: the digest of what this answers.
     """
 
-    shares: Tensors
-    weight: int
-    asked: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless shares, digest and weight can be valid."""
-        _check_sealed(self.shares)
-        check_digest(self.TAG, self.asked)
-        if self.weight < 0:
-            raise PeerError(f"{self.TAG}: expected a weight, or 0 where it is hidden, got {self.weight}")
+    shares: Sealed
+    weight: Annotated[int, within(0)]
+    asked: Digest
 
 
 @message("secure-aggregation/add-shares")
 class AddShares(Message):
     """Add these shares to your own of the same upload. shares: as in `SealedShares`, but by maker."""
 
-    shares: Tensors
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless shares can be valid."""
-        _check_sealed(self.shares)
+    shares: Sealed
 
 
 @message("secure-aggregation/added-shares")
@@ -103,13 +104,11 @@ class AddedShares(Message):
     unopened: the makers of shares that could not be opened, sorted; words is then empty.
     """
 
-    words: Array
+    words: Annotated[Array, shaped(1, "uint32", "uint64")]
     unopened: tuple[str, ...]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there is either a vector of ring elements or names, each once."""
-        if self.words.dtype.name not in ("uint32", "uint64") or self.words.ndim != 1:
-            raise PeerError(f"{self.TAG}: expected a vector of ring elements")
+        """Raise `moretta.errors.PeerError` unless there are either ring elements or names, each once."""
         if list(self.unopened) != sorted(set(self.unopened)):
             raise PeerError(f"{self.TAG}: expected silos in the order of their names, each once")
         if self.unopened and self.words.size:
@@ -117,14 +116,6 @@ class AddedShares(Message):
 
 
 MESSAGES = (SealedShares, AddShares, AddedShares)
-
-
-def _check_sealed(shares: Tensors) -> None:
-    sizes = {share.size for share in shares.values() if share.dtype == np.uint8 and share.ndim == 1}
-    if not all(share.dtype == np.uint8 and share.ndim == 1 for share in shares.values()) or len(sizes) != 1:
-        raise PeerError("expected sealed shares, bytes of one length for every silo")
-    if min(sizes) < TAG_BYTES:
-        raise PeerError(f"expected sealed shares of at least {TAG_BYTES} bytes, got {min(sizes)}")
 
 
 def _seal(seed: bytes, label: Label, maker: str, holder: str) -> ChaCha20Poly1305:

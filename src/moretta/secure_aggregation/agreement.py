@@ -22,6 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -44,9 +45,10 @@ from moretta.secure_aggregation.graph import (
 )
 from moretta.secure_aggregation.identity import (
     Roster,
+    Signature,
+    Signatures,
     check_keys,
     check_public_key,
-    check_signature_length,
     shared_secret,
     sharing_a_key,
     verify,
@@ -67,13 +69,8 @@ class AdvertiseKey(Message):
 class KeyAdvert(Message):
     """A silo's public key of this set-up, 32 bytes of X25519, and its signature (no bytes without a roster)."""
 
-    public_key: bytes
-    signature: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a key of another length or of low order, or a bad signature length."""
-        check_public_key(self.public_key)
-        check_signature_length(self.signature)
+    public_key: Annotated[bytes, check_public_key]
+    signature: Signature
 
 
 @message("secure-aggregation/peer-keys")
@@ -81,7 +78,7 @@ class PeerKeys(Message):
     """The public keys of the whole cohort and their signatures, by silo."""
 
     keys: Mapping[str, bytes]
-    signatures: Mapping[str, bytes]
+    signatures: Signatures
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless at least two silos have valid keys, all different."""

@@ -43,13 +43,9 @@ class Participation:
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings of secure aggregation that must be the same for all roles of a run.
+    """Settings of secure aggregation that must be the same for all roles of a run, with defaults filled in.
 
-    degree: neighbours of a silo, even; None is all others in cohorts of up to 50 silos, and above that as few as the
-        rates allow (`moretta.secure_aggregation.graph.plan`).
-    threshold: how many of a silo and its neighbours must be left; None is floor(2 n / 3) + 1 in a complete cohort of n,
-        else it follows from the rates.
-    corrupt_rate, dropout_rate: the fractions of silos that may collude with the server, and that may vanish.
+    degree, threshold, corrupt_rate, dropout_rate: as of `moretta.secure_aggregation.settings.SecureAggregation`.
     min_survivors: the fewest silos whose sum may be revealed. With masks it is at least 2, as a threshold is a
     majority.
     limit: the least range of values that a silo takes an encoding of (`moretta.secure_aggregation.encoding.Range`).

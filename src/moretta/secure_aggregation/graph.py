@@ -61,12 +61,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Annotated
 
-from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.messages import Digest, Digests, Message, Stamp, length, message
 from moretta.errors import ParameterError, PeerError
-from moretta.secure_aggregation.identity import check_keys, check_public_key, check_signature_length
+from moretta.secure_aggregation.identity import Signature, Signatures, check_keys, check_public_key
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive, encode_purpose
-from moretta.secure_aggregation.sums import check_lengths
 
 PART_BYTES = 32
 
@@ -80,15 +80,9 @@ class AdvertiseCommitted(Message):
 class CommittedAdvert(Message):
     """As `moretta.secure_aggregation.agreement.KeyAdvert`, with H(s_k), which the signature covers too."""
 
-    public_key: bytes
-    signature: bytes
-    commitment: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a bad key or signature length, or without a commitment."""
-        check_public_key(self.public_key)
-        check_signature_length(self.signature)
-        check_lengths("a commitment", {"commitment": self.commitment}, PART_BYTES)
+    public_key: Annotated[bytes, check_public_key]
+    signature: Signature
+    commitment: Digest
 
 
 @message("secure-aggregation/committed-keys")
@@ -96,37 +90,28 @@ class CommittedKeys(Message):
     """The public keys of the whole cohort, their signatures and commitments, by silo."""
 
     keys: Mapping[str, bytes]
-    signatures: Mapping[str, bytes]
-    commitments: Mapping[str, bytes]
+    signatures: Signatures
+    commitments: Digests
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless two silos or more have valid, different keys and commitments."""
+        """Raise `moretta.errors.PeerError` unless two silos or more have valid, different keys, and commitments."""
         check_keys(self.keys, self.signatures)
         if set(self.commitments) != set(self.keys):
             raise PeerError("expected a commitment with each silo's key")
-        check_lengths("a commitment", self.commitments, PART_BYTES)
 
 
 @message("secure-aggregation/graph-part")
 class GraphPart(Message):
     """A silo's part of the graph's seed, 32 bytes."""
 
-    part: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for another length."""
-        check_lengths("a part", {"part": self.part}, PART_BYTES)
+    part: Annotated[bytes, length(PART_BYTES)]
 
 
 @message("secure-aggregation/graph-parts")
 class GraphParts(Message):
     """All parts, by silo."""
 
-    parts: Mapping[str, bytes]
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a part of another length."""
-        check_lengths("a part", self.parts, PART_BYTES)
+    parts: Annotated[Mapping[str, bytes], length(PART_BYTES)]
 
 
 MESSAGES = (AdvertiseCommitted, CommittedAdvert, CommittedKeys, GraphPart, GraphParts)

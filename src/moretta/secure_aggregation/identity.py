@@ -26,12 +26,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from moretta.contract.messages import length
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.keystream import encode_purpose
@@ -371,6 +372,9 @@ def _refuse_unknown(where: str, table: Iterable[str], known: Iterable[str]) -> N
 PUBLIC_KEY_BYTES = 32
 PROBE = X25519PrivateKey.from_private_bytes(bytes(PUBLIC_KEY_BYTES))  # no secret: it only probes public keys
 SIGNATURE_BYTES = 64
+Signature = Annotated[bytes, length(0, SIGNATURE_BYTES)]
+"""Of a message: none without a roster."""
+Signatures = Annotated[Mapping[str, bytes], length(0, SIGNATURE_BYTES)]
 
 
 def check_public_key(key: bytes) -> None:
@@ -384,12 +388,6 @@ def check_public_key(key: bytes) -> None:
     shared_secret(PROBE, key)
 
 
-def check_signature_length(signature: bytes) -> None:
-    """Raise `moretta.errors.PeerError` unless the bytes have a signature's length, or none."""
-    if len(signature) not in (0, SIGNATURE_BYTES):
-        raise PeerError(f"expected a signature of {SIGNATURE_BYTES} bytes or none, got {len(signature)}")
-
-
 def check_keys(keys: Mapping[str, bytes], signatures: Mapping[str, bytes]) -> None:
     """Raise `moretta.errors.PeerError` unless at least two silos have valid keys, all different."""
     if len(keys) < 2:
@@ -399,7 +397,6 @@ def check_keys(keys: Mapping[str, bytes], signatures: Mapping[str, bytes]) -> No
     for name, key in keys.items():
         try:
             check_public_key(key)
-            check_signature_length(signatures[name])
         except PeerError as error:
             raise PeerError(f"silo `{name}`: {error}") from None
     if twins := sharing_a_key(keys):

@@ -71,10 +71,6 @@ class PlannedSum:
         """How many ring elements a silo hides."""
         return _length(self.wanted.shapes, self.rules)
 
-    def label(self, asked: bytes) -> Label:
-        """Return the sum's label. asked: the digest of what all uploads in it answer."""
-        return label_of(self.stamp, self.cohort.digest, self.wanted.shapes, self.wanted.fraction_bits, asked)
-
 
 class Hidden(Protocol):
     """A silo's last upload until its sum is opened."""
@@ -92,7 +88,8 @@ class Scheme:
     hide: makes the upload of a silo's part, and what answers `opens` after it.
     check: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
     add_up: the server's steps from the uploads, and the digest of what they answer, to their sum.
-    keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes.
+    keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes; None where
+    there is no limit.
     """
 
     name: str
@@ -103,7 +100,7 @@ class Scheme:
     check: Callable[[PlannedSum, str, Any], None]
     add_up: Callable[[PlannedSum, Replies, bytes], Exchange[Relayed | Aborted]]
     keys: Callable[[Rules], Rules] = lambda rules: rules
-    check_size: Callable[[int], None] = lambda size: None
+    check_size: Callable[[int], None] | None = None
 
 
 class KeyedContributor:
@@ -122,7 +119,7 @@ class KeyedContributor:
         run: str,
     ) -> None:
         self._scheme, self._name, self._ring, self._rules, self._helped = scheme, name, ring, rules, helped
-        self._secrets = helped, credentials, insecure, session
+        self._guards = helped, credentials, insecure, session
         self._keys = SetUp(name, scheme.keys(rules), credentials, insecure, session, run)
         self._range = Range(rules.limit, one_weight=rules.participation is not None)
         self._open: Hidden | None = None
@@ -150,8 +147,8 @@ class KeyedContributor:
         """
         self._keys.check_run(stamp)
         if not asked.once:
-            self._rules.check_playing(stamp, self.members)
-        self._helped.ask(stamp, asked, self.members)
+            self._rules.check_playing(stamp, self._keys.members)
+        self._helped.ask(stamp, asked, self._keys.members)
         if answers:
             self._helped.answer(stamp, asked)
 
@@ -184,12 +181,13 @@ class KeyedContributor:
         whole, words = encode(self._ring, tensors, weight, encoding, len(agreement.cohort.names))
         public = self._rules.public_weights
         hidden = whole[public:]
-        self._scheme.check_size(hidden.nbytes)
+        if self._scheme.check_size is not None:
+            self._scheme.check_size(hidden.nbytes)
         labels.use(stamp, words)
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
-        weight = whole[:1].reshape(())
-        part = Part(stamp, agreement, label, asked, weight, words, public, hidden, blinds, *self._secrets)
+        encoded = whole[:1].reshape(()), words, public, hidden
+        part = Part(stamp, agreement, label, asked, *encoded, blinds, *self._guards)
         upload, self._open = self._scheme.hide(part)
         return upload
 
@@ -247,7 +245,8 @@ class KeyedAggregator:
         Raises `moretta.errors.RangeError`, naming tensor and range, where the ring has no headroom for it, and
         `moretta.errors.ParameterError` for additive shares of 2 GiB or more.
         """
-        self._own.check_size(_length(shapes, self._rules) * self._ring.dtype.itemsize)
+        if self._own.check_size is not None:
+            self._own.check_size(_length(shapes, self._rules) * self._ring.dtype.itemsize)
         return plan(self._ring, self.parties, shapes, limits, most_weight)
 
     def sum(

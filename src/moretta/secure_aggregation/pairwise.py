@@ -6,24 +6,22 @@ complete the sum over the survivors.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from moretta.contract.messages import Array, Message, Tensors, message
+from moretta.contract.messages import Array, Digest, Message, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import PeerError
 from moretta.secure_aggregation.cohort import Cohort
 from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
 from moretta.secure_aggregation.keyed_sums import Part, PlannedSum, Scheme
-from moretta.secure_aggregation.masks import Label, Mask, add_masks, pair_key
+from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
 from moretta.secure_aggregation.sums import (
     Relayed,
     Shapes,
     again,
-    check_lengths,
     check_tensors,
     spent_of,
     to_leave_out,
@@ -64,8 +62,8 @@ class MaskedUpload(Message):
     maker: str
     tensors: Tensors
     weight: Array
-    asked: bytes
-    committed: bytes
+    asked: Digest
+    committed: Digest
     sealed: bytes
     digests: bytes
 
@@ -77,7 +75,6 @@ class MaskedUpload(Message):
             raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {named}")
         if count_of(self.sealed, SEALED_BYTES) + 1 != count_of(self.digests, DIGEST_BYTES):
             raise PeerError(f"{self.TAG}: expected a digest of each sealed share, and one of the own share")
-        check_lengths("a digest", {"committed": self.committed, "asked": self.asked}, DIGEST_BYTES)
 
 
 MESSAGES = (MaskedUpload,)
@@ -85,9 +82,8 @@ MESSAGES = (MaskedUpload,)
 
 def _mask(part: Part) -> tuple[MaskedUpload, OpenSum]:
     """Return y_k = 2^f N_k x_k + self(k) + sum_{j > k} mask(k, j) - sum_{j < k} mask(j, k), and what unmasks it."""
-    agreement, label, me = part.agreement, part.label, part.agreement.me
-    own = SelfMask(agreement, label, _random(part))
-    pairs = [(me < peer, pair_key(seed, label, me, peer)) for peer, seed in agreement.extracted.items()]
+    own, label, me = SelfMask(part), part.label, part.agreement.me
+    pairs = [(me < peer, pair_key(seed, label, me, peer)) for peer, seed in part.agreement.extracted.items()]
     add_masks(part.hidden, [own.mask, *pairs, *part.blinds])
     upload = MaskedUpload(
         stamp=part.stamp,
@@ -100,13 +96,6 @@ def _mask(part: Part) -> tuple[MaskedUpload, OpenSum]:
         digests=own.digests,
     )
     return upload, OpenSum(part, own)
-
-
-def _random(part: Part) -> Callable[[int], bytes]:
-    if part.insecure is None:
-        return os.urandom
-    stream = part.insecure.stream("self-mask", *part.label, part.session)
-    return lambda count: stream.octets(count).tobytes()
 
 
 def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
@@ -124,7 +113,8 @@ def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
 
 def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[Relayed | Aborted]:
     """Agree on the survivors, collect their shares, and add up."""
-    label, shapes = planned.label(asked), planned.wanted.shapes
+    wanted = planned.wanted
+    label = label_of(planned.stamp, planned.cohort.digest, wanted.shapes, wanted.fraction_bits, asked)
     confirmed = yield from _confirmed(planned, label, replies)
     if isinstance(confirmed, Aborted):
         return confirmed
@@ -134,7 +124,7 @@ def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[R
         return secrets
     keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
     masks = recovered_masks(label, tuple(uploads), keys, secrets)
-    return summed(planned.ring, uploads, masks, shapes, replies.empty, public=planned.rules.public_weights)
+    return summed(planned.ring, uploads, masks, wanted.shapes, replies.empty, public=planned.rules.public_weights)
 
 
 def _confirmed(
@@ -248,7 +238,7 @@ def _put_together(
             secrets[maker] = secret
         elif len(shares) >= cohort.plan.threshold:
             failed[maker] = Missing(Reason.MALFORMED, "the shares it made do not give the secret it committed to")
-    return secrets, {**to_leave_out(unopened), **failed}
+    return secrets, {} if len(secrets) == len(uploads) else {**to_leave_out(unopened), **failed}
 
 
 def summed(

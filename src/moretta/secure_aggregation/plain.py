@@ -7,12 +7,12 @@ bit, so that FedSGD of one silo is plain SGD.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Array, Message, Stamp, Tensors, message
+from moretta.contract.messages import Array, Digest, Message, Stamp, Tensors, message, within
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError, RangeError
 from moretta.secure_aggregation.sums import (
@@ -23,7 +23,6 @@ from moretta.secure_aggregation.sums import (
     Wanted,
     as_real,
     check_cohort,
-    check_digest,
     check_limits,
     check_tensors,
     check_weight,
@@ -37,14 +36,11 @@ class PlainUpload(Message):
     """x_k by tensor, in a dtype of real numbers, N_k, and the digest of what was asked."""
 
     tensors: Tensors
-    weight: int
-    asked: bytes
+    weight: Annotated[int, within(1)]
+    asked: Digest
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless there are real numbers, a positive weight and a digest."""
-        check_digest(self.TAG, self.asked)
-        if self.weight < 1:
-            raise PeerError(f"{self.TAG}: expected a weight of at least 1, got {self.weight}")
+        """Raise `moretta.errors.PeerError` unless there are real numbers."""
         if not all(array.dtype.kind in "fiu" for array in self.tensors.values()):
             raise PeerError(f"{self.TAG}: expected real numbers")
 

@@ -212,9 +212,6 @@ def as_real(name: str, values: Array) -> Array:
     return array
 
 
-BYTES = 32
-
-
 @dataclass(frozen=True)
 class Query:
     """What an upload answers.
@@ -256,19 +253,6 @@ def message_digest(message: Message) -> bytes:
         found = digest.digest()
         object.__setattr__(message, "_digest", found)  # the message is frozen, so its digest never changes
     return found
-
-
-def check_lengths(what: str, parts: Mapping[str, bytes], length: int) -> None:
-    """Raise `moretta.errors.PeerError` unless all parts have this length."""
-    for name, part in parts.items():
-        if len(part) != length:
-            raise PeerError(f"`{name}`: expected {what} of {length} bytes, got {len(part)}")
-
-
-def check_digest(tag: str, digest: bytes) -> None:
-    """Raise `moretta.errors.PeerError` for bytes that cannot be a digest by SHA-256."""
-    if len(digest) != BYTES:
-        raise PeerError(f"{tag}: expected a digest of {BYTES} bytes, got {len(digest)}")
 
 
 def _add(digest: hashlib._Hash, value: Any) -> None:

@@ -36,49 +36,48 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from operator import lt
+from typing import Annotated
 
 from cryptography.exceptions import InvalidTag
 
-from moretta.contract.messages import Message, Stamp, message
+from moretta.contract.messages import Message, Stamp, length, message
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
-from moretta.secure_aggregation.agreement import Agreement
-from moretta.secure_aggregation.identity import Roster, check_signature_length, verify
+from moretta.secure_aggregation.identity import Roster, Signature, Signatures, verify
 from moretta.secure_aggregation.keyed_sums import Part
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
-from moretta.secure_aggregation.sums import check_lengths
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
 SEALED_BYTES = shamir.SHARE_BYTES + 16  # with the seal's tag
 
 
+def check_names(names: tuple[str, ...]) -> None:
+    """Raise `moretta.errors.PeerError` unless there are names, sorted and all different."""
+    if not names or not all(map(lt, names, names[1:])):
+        raise PeerError("expected survivors in the order of their names, each once")
+
+
+Names = Annotated[tuple[str, ...], check_names]
+
+
 @message("secure-aggregation/survivors")
 class Survivors(Message):
     """These silos are in the sum: confirm, and give the keys of masks shared with the others, which dropped out."""
 
-    survivors: tuple[str, ...]
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless the names are sorted and all different."""
-        check_names(self.survivors)
+    survivors: Names
 
 
 @message("secure-aggregation/confirmed")
 class Confirmed(Message):
     """The silo's signature of the survivors (no bytes without a roster), and mask keys by lost neighbour."""
 
-    signature: bytes
-    keys: Mapping[str, bytes]
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for signatures or keys of a wrong length."""
-        check_signature_length(self.signature)
-        check_lengths("a mask key", self.keys, KEY_BYTES)
+    signature: Signature
+    keys: Annotated[Mapping[str, bytes], length(KEY_BYTES)]
 
 
 @message("secure-aggregation/unmask")
@@ -89,18 +88,15 @@ class Unmask(Message):
     in the order of their names. digests: likewise, what `share_digest` of each opened share must be.
     """
 
-    survivors: tuple[str, ...]
-    signatures: Mapping[str, bytes]
+    survivors: Names
+    signatures: Signatures
     sealed: bytes
     digests: bytes
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for impossible names or lengths."""
-        check_names(self.survivors)
+        """Raise `moretta.errors.PeerError` unless there is a digest with each share."""
         if count_of(self.sealed, SEALED_BYTES) != count_of(self.digests, DIGEST_BYTES):
             raise PeerError(f"{self.TAG}: expected a digest with each sealed share")
-        for signature in self.signatures.values():
-            check_signature_length(signature)
 
 
 @message("secure-aggregation/self-mask-shares")
@@ -112,16 +108,14 @@ class SelfMaskShares(Message):
 
     makers: tuple[str, ...]
     shares: bytes
-    secret: bytes
+    secret: Annotated[bytes, length(0, shamir.SHARE_BYTES)]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for makers out of order, or a share or a secret of a wrong length."""
+        """Raise `moretta.errors.PeerError` for makers out of order, or a share of a wrong length."""
         if self.makers:
             check_names(self.makers)
         if len(self.shares) != len(self.makers) * shamir.SHARE_BYTES:
             raise PeerError(f"{self.TAG}: expected a share of {shamir.SHARE_BYTES} bytes of each of its makers")
-        if self.secret:
-            check_lengths("a secret", {"secret": self.secret}, shamir.SHARE_BYTES)
 
     @property
     def by_maker(self) -> Mapping[str, bytes]:
@@ -130,12 +124,6 @@ class SelfMaskShares(Message):
 
 
 MESSAGES = (Survivors, Confirmed, Unmask, SelfMaskShares)
-
-
-def check_names(names: tuple[str, ...]) -> None:
-    """Raise `moretta.errors.PeerError` unless there are names, sorted and all different."""
-    if not names or not all(map(lt, names, names[1:])):
-        raise PeerError("expected survivors in the order of their names, each once")
 
 
 def count_of(content: bytes, length: int) -> int:
@@ -184,13 +172,15 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
 
 
 class SelfMask:
-    """The fresh secret of one upload, in shares. random: the operating system's bytes, or a test's.
+    """The fresh secret of one upload, in shares: of the operating system's bytes, or a test's.
 
     sealed, digests: for the silo's neighbours, and for it and them, in the order of their names.
     """
 
-    def __init__(self, agreement: Agreement, label: Label, random: Callable[[int], bytes] = os.urandom) -> None:
-        me, cohort = agreement.me, agreement.cohort
+    def __init__(self, of: Part) -> None:
+        agreement, label, me, cohort = of.agreement, of.label, of.agreement.me, of.agreement.cohort
+        stream = None if of.insecure is None else of.insecure.stream("self-mask", *label, of.session)
+        random = os.urandom if stream is None else lambda count: stream.octets(count).tobytes()
         self.secret = secret = shamir.random_secret(random)
         self.mask: Mask = True, self_key(secret, label, me)
         self.commitment = commitment(secret, label, me)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.messages import DIGEST_BYTES, Array, Digest, Message, Octets, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.data.alignment.curve import Points, as_points
 from moretta.data.alignment.ids import IdRules
@@ -21,8 +21,6 @@ from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of,
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation.sums import BYTES as DIGEST_BYTES
-from moretta.secure_aggregation.sums import check_digest
 
 _POSITIONS = np.dtype("<i8")
 
@@ -275,13 +273,8 @@ class Blind(Message):
 class Blinded(Message):
     """The list, and SHA-256 of the rules by which its ids were normalised."""
 
-    points: Array
-    rules: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes and a digest."""
-        check_bytes(self.TAG, self.points)
-        check_digest(self.TAG, self.rules)
+    points: Octets
+    rules: Digest
 
 
 @message("alignment/blind-again")
@@ -289,24 +282,15 @@ class BlindAgain(Message):
     """Put your secret on this partner's list too. Fields: see `Blinded`."""
 
     peer: str
-    points: Array
-    rules: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes and a digest."""
-        check_bytes(self.TAG, self.points)
-        check_digest(self.TAG, self.rules)
+    points: Octets
+    rules: Digest
 
 
 @message("alignment/blinded-again")
 class BlindedAgain(Message):
     """The partner's list under both secrets, in the order that it came in."""
 
-    points: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
-        check_bytes(self.TAG, self.points)
+    points: Octets
 
 
 @message("alignment/match")
@@ -314,22 +298,14 @@ class Match(Message):
     """Your list under both secrets, as this partner sent it back: find which rows are shared."""
 
     peer: str
-    points: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
-        check_bytes(self.TAG, self.points)
+    points: Octets
 
 
 @message("alignment/matched")
 class Matched(Message):
     """The shared rows are known. kept: for earlier partners, what is left and a digest; bytes as `points` are."""
 
-    kept: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
-        check_bytes(self.TAG, self.kept)
+    kept: Octets
 
 
 @message("alignment/narrow")
@@ -337,11 +313,7 @@ class Narrow(Message):
     """Keep only these rows of those that you share with `maker`. kept: see `Matched`."""
 
     maker: str
-    kept: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
-        check_bytes(self.TAG, self.kept)
+    kept: Octets
 
 
 @message("alignment/narrowed")
@@ -350,9 +322,3 @@ class Narrowed(Message):
 
 
 MESSAGES = (Blind, Blinded, BlindAgain, BlindedAgain, Match, Matched, Narrow, Narrowed)
-
-
-def check_bytes(tag: str, content: Array) -> None:
-    """Raise `moretta.errors.PeerError` unless an array is bytes."""
-    if content.dtype != np.uint8 or content.ndim != 1:
-        raise PeerError(f"{tag}: expected bytes, got {content.dtype}{list(content.shape)}")

@@ -13,20 +13,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.messages import Array, Digest, Message, Octets, Stamp, length, message
 from moretta.data.alignment.curve import Points, as_points
-from moretta.data.alignment.exchange import check_bytes, check_rules, read_kept
+from moretta.data.alignment.exchange import check_rules, read_kept
 from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
 from moretta.errors import CodecError, ParameterError, PeerError, RowsError
 from moretta.secure_aggregation.keystream import SecretRoot
-from moretta.secure_aggregation.sums import check_digest
 
 M = TypeVar("M", bound=Message)
 OTHER = "the other partner"
@@ -40,18 +39,15 @@ class StepFile(Message):
     """
 
     number: int
-    rules: bytes
-    own: Array
-    again: Array
-    digest: bytes
+    rules: Digest
+    own: Octets
+    again: Octets
+    digest: Annotated[bytes, length(0, 32)]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are a step's lists and digests."""
-        check_bytes(self.TAG, self.own)
-        check_bytes(self.TAG, self.again)
-        check_digest(self.TAG, self.rules)
-        if self.digest or self.number == 3:
-            check_digest(self.TAG, self.digest)
+        """Raise `moretta.errors.PeerError` for the last step without a digest."""
+        if self.number == 3 and not self.digest:
+            raise PeerError(f"{self.TAG}: expected the digest of the alignment that was found, got none")
 
 
 @message("alignment/secrets")

@@ -4,13 +4,12 @@ The group is in every keystream's label with the run, so that a participant's gr
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
-import numpy as np
-
-from moretta.contract.messages import Array, Message, Tensors, message
+from moretta.contract.messages import Array, Message, Octets, Tensors, length, message, shaped, within
 from moretta.data.alignment.exchange import MESSAGES as ALIGNMENT
-from moretta.data.alignment.exchange import check_bytes
-from moretta.errors import PeerError
+
+LAST = 2**31 - 1  # round that there can be; 0 is before the first
 
 
 @message("cgd/where")
@@ -22,12 +21,7 @@ class Where(Message):
 class Here(Message):
     """The last round by whose sum the participant stepped, by group that it shares layers with; 0 before the first."""
 
-    steps: Mapping[str, int]
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for an impossible number of rounds."""
-        for number in self.steps.values():
-            _check_round(self.TAG, number)
+    steps: Annotated[Mapping[str, int], within(0, LAST)]
 
 
 @message("cgd/draw-key")
@@ -70,12 +64,7 @@ class UseAlignment(Message):
 class AlignmentUsed(Message):
     """HMAC-SHA256 of the alignment's digest under the row's key; empty where the rows were not aligned."""
 
-    digest: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for a digest that is neither 32 bytes nor empty."""
-        if len(self.digest) not in (0, 32):
-            raise PeerError("cgd/alignment-used: expected a digest of 32 bytes or none")
+    digest: Annotated[bytes, length(0, 32)]
 
 
 @message("cgd/describe-rows")
@@ -87,13 +76,8 @@ class DescribeRows(Message):
 class RowsDescribed(Message):
     """How many rows there are, and HMAC-SHA256 of their ids in order under the row's key; empty without ids."""
 
-    rows: int
-    digest: bytes
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for no rows, or a digest that is neither 32 bytes nor empty."""
-        if self.rows < 1 or len(self.digest) not in (0, 32):
-            raise PeerError("cgd/rows: expected at least one row, and a digest of 32 bytes or none")
+    rows: Annotated[int, within(1)]
+    digest: Annotated[bytes, length(0, 32)]
 
 
 @message("cgd/forward")
@@ -107,45 +91,29 @@ class Forward(Message):
 class Partial(Message):
     """One holder's part of z, uint64[rows, H1], under the masks that it shares with everybody else of its row."""
 
-    words: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are elements of Z_2^64, by row and unit."""
-        _check_words(self.TAG, self.words)
+    words: Annotated[Array, shaped(2, "uint64")]
 
 
 @message("cgd/join")
 class Join(Message):
     """The others' parts of z in sum, still under the masks that they share with you; no rows where you are alone."""
 
-    words: Array
+    words: Annotated[Array, shaped(2, "uint64")]
     fraction_bits: int
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are elements of Z_2^64, by row and unit."""
-        _check_words(self.TAG, self.words)
 
 
 @message("cgd/deltas")
 class Deltas(Message):
     """Delta = d(sum of the row's losses)/dz, float32 or float64[rows, H1] as bytes, sealed under the row's key."""
 
-    sealed: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
-        check_bytes(self.TAG, self.sealed)
+    sealed: Octets
 
 
 @message("cgd/backward")
 class Backward(Message):
     """The row's Delta as its head sealed it; take your gradient from it."""
 
-    sealed: Array
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes."""
-        check_bytes(self.TAG, self.sealed)
+    sealed: Octets
 
 
 @message("cgd/done")
@@ -200,13 +168,8 @@ class Displacement(Message):
     sealed: under the group's key. steps: the round.
     """
 
-    sealed: Array
-    steps: int
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
-        check_bytes(self.TAG, self.sealed)
-        _check_round(self.TAG, self.steps)
+    sealed: Octets
+    steps: Annotated[int, within(0, LAST)]
 
 
 @message("cgd/catch-up")
@@ -214,13 +177,8 @@ class CatchUp(Message):
     """Take D of the group's layers, and the norms of its sums, as another member sealed them, in place of your own."""
 
     maker: str
-    sealed: Array
-    steps: int
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` unless these are bytes, of a round that can be."""
-        check_bytes(self.TAG, self.sealed)
-        _check_round(self.TAG, self.steps)
+    sealed: Octets
+    steps: Annotated[int, within(0, LAST)]
 
 
 KEYS = (DrawKey, GroupKey, TakeKey, KeyTaken)
@@ -250,13 +208,3 @@ MESSAGES = (
     Scored,
     StepAlone,
 )
-
-
-def _check_round(tag: str, number: int) -> None:
-    if not 0 <= number < 2**31:
-        raise PeerError(f"{tag}: expected the number of a round, or 0 before the first")
-
-
-def _check_words(tag: str, words: Array) -> None:
-    if words.dtype != np.uint64 or words.ndim != 2:
-        raise PeerError(f"{tag}: expected uint64[rows, units], got {words.dtype}{list(words.shape)}")

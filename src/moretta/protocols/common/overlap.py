@@ -21,11 +21,12 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.messages import Array, Message, Stamp, length, message
 from moretta.contract.roles import Aborted, Ask, Exchange
 from moretta.data.rows import Subjects
 from moretta.errors import PeerError, RowsError
@@ -46,19 +47,15 @@ class AskApart(Message):
     key: 32 bytes. ids, groups: uint8[different ones, 16], the first bytes of HMAC-SHA256 of each, sorted.
     """
 
-    key: bytes
+    key: Annotated[bytes, length(KEY_BYTES)]
     ids: Array
     groups: Array
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for another key or other digests."""
-        if len(self.key) != KEY_BYTES:
-            raise PeerError(f"{self.TAG}: expected a key of {KEY_BYTES} bytes")
-        if any(one.ndim != 2 or one.shape[1] != DIGEST_BYTES or one.dtype != np.uint8 for one in self._both()):
+        """Raise `moretta.errors.PeerError` for other digests."""
+        both = self.ids, self.groups
+        if any(one.ndim != 2 or one.shape[1] != DIGEST_BYTES or one.dtype != np.uint8 for one in both):
             raise PeerError(f"{self.TAG}: expected digests uint8[ids or groups, {DIGEST_BYTES}]")
-
-    def _both(self) -> tuple[Array, Array]:
-        return self.ids, self.groups
 
 
 @message("enrolment/apart")

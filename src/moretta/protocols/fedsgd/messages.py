@@ -1,9 +1,9 @@
 """The arrows of FedSGD's, FedAvg's and FedProx's figure; the answer to `TrainOn` is an upload of the secure sum."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from moretta.contract.messages import Message, Tensors, message
-from moretta.errors import PeerError
+from moretta.contract.messages import Message, Tensors, message, within
 
 
 @message("fedsgd/train-on")
@@ -24,12 +24,7 @@ class Stepped(Message):
     """The step is taken: the mean loss before it, and the rows used."""
 
     loss: float
-    rows: int
-
-    def check(self) -> None:
-        """Raise `moretta.errors.PeerError` where no rows were used."""
-        if self.rows < 1:
-            raise PeerError(f"local/stepped: expected at least one row, got {self.rows}")
+    rows: Annotated[int, within(1)]
 
 
 @message("local/show")
