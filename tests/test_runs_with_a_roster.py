@@ -102,7 +102,7 @@ def test_a_silo_that_names_the_last_take_and_then_is_silent_ends_no_run(
     honest = Client._train
 
     def lies(client: Client, ask: TrainOn) -> Answering:
-        if client._contributor._name == "west" and (ask.stamp.round, ask.stamp.take) == (2, 0):  # type: ignore[attr-defined]
+        if client._contributor._name == "west" and (ask.stamp.round, ask.stamp.take) == (2, 0):  # type: ignore[union-attr]
             raise SumSpent(2**31 - 1, tuple(sorted(NAMES)), False)
         return honest(client, ask)
 
