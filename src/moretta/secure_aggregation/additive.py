@@ -56,7 +56,7 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.encoding import Words, add_up, unpacked
-from moretta.secure_aggregation.keyed_sums import Part, PlannedSum, Scheme
+from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.keystream import Keystream, derive
 from moretta.secure_aggregation.masks import Label, add_masks
 from moretta.secure_aggregation.sums import Relayed, again, to_leave_out
@@ -130,7 +130,7 @@ def _check_size(size: int) -> None:
         )
 
 
-def _split(part: Part) -> tuple[SealedShares, SplitSum]:
+def _split(part: Summand) -> tuple[SealedShares, SplitSum]:
     """Return E_i^j of every other silo j, uniform and sealed for it, and what keeps E_i^i: the remainder of v_i."""
     rest, sealed = part.hidden, dict[str, Array]()
     if part.blinds:
@@ -153,8 +153,8 @@ def _split(part: Part) -> tuple[SealedShares, SplitSum]:
 class SplitSum:
     """A silo's last upload until shares are added. of: what is left of it is E_i^i, secret."""
 
-    def __init__(self, of: Part) -> None:
-        self._of: Part | None = of  # None once shares were added to it
+    def __init__(self, of: Summand) -> None:
+        self._of: Summand | None = of  # None once shares were added to it
         self._added: tuple[AddShares, AddedShares] | None = None  # what was asked, and what was answered
 
     def answer(self, asked: AddShares) -> AddedShares:
@@ -187,7 +187,7 @@ class SplitSum:
         return "SplitSum(<redacted>)"
 
 
-def _opened(of: Part, maker: str, sealed: Array) -> Words | None:
+def _opened(of: Summand, maker: str, sealed: Array) -> Words | None:
     """Return a share; None where it is not one that its maker sealed for this sum."""
     if sealed.size != of.hidden.nbytes + TAG_BYTES:
         return None

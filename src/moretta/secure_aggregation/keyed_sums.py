@@ -28,7 +28,7 @@ from moretta.secure_aggregation.sums import Query, Relayed, Shapes, Sum, Wanted,
 
 
 @dataclass(frozen=True, repr=False)
-class Part:
+class Summand:
     """A silo's part of one sum, N_k and 2^f N_k x_k by tensor as ring elements, which a scheme hides in place.
 
     agreement: with whom, and who it is itself. asked: what it answers. public: whether N_k may be seen. hidden: the
@@ -96,7 +96,7 @@ class Scheme:
     upload: type[Message]
     opens: tuple[type[Message], ...]
     early: str
-    hide: Callable[[Part], tuple[Message, Hidden]]
+    hide: Callable[[Summand], tuple[Message, Hidden]]
     check: Callable[[PlannedSum, str, Any], None]
     add_up: Callable[[PlannedSum, Replies, bytes], Exchange[Relayed | Aborted]]
     keys: Callable[[Rules], Rules] = lambda rules: rules
@@ -187,7 +187,7 @@ class KeyedContributor:
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
         encoded = whole[:1].reshape(()), words, public, hidden
-        part = Part(stamp, agreement, label, asked, *encoded, blinds, *self._guards)
+        part = Summand(stamp, agreement, label, asked, *encoded, blinds, *self._guards)
         upload, self._open = self._scheme.hide(part)
         return upload
 

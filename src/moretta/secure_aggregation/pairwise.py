@@ -16,7 +16,7 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.errors import PeerError
 from moretta.secure_aggregation.cohort import Cohort
 from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
-from moretta.secure_aggregation.keyed_sums import Part, PlannedSum, Scheme
+from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
 from moretta.secure_aggregation.sums import (
     Relayed,
@@ -80,7 +80,7 @@ class MaskedUpload(Message):
 MESSAGES = (MaskedUpload,)
 
 
-def _mask(part: Part) -> tuple[MaskedUpload, OpenSum]:
+def _mask(part: Summand) -> tuple[MaskedUpload, OpenSum]:
     """Return y_k = 2^f N_k x_k + self(k) + sum_{j > k} mask(k, j) - sum_{j < k} mask(j, k), and what unmasks it."""
     own, label, me = SelfMask(part), part.label, part.agreement.me
     pairs = [(me < peer, pair_key(seed, label, me, peer)) for peer, seed in part.agreement.extracted.items()]

@@ -47,7 +47,7 @@ from moretta.contract.messages import Message, Stamp, length, message
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.identity import Roster, Signature, Signatures, verify
-from moretta.secure_aggregation.keyed_sums import Part
+from moretta.secure_aggregation.keyed_sums import Summand
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 
@@ -177,7 +177,7 @@ class SelfMask:
     sealed, digests: for the silo's neighbours, and for it and them, in the order of their names.
     """
 
-    def __init__(self, of: Part) -> None:
+    def __init__(self, of: Summand) -> None:
         agreement, label, me, cohort = of.agreement, of.label, of.agreement.me, of.agreement.cohort
         stream = None if of.insecure is None else of.insecure.stream("self-mask", *label, of.session)
         random = os.urandom if stream is None else lambda count: stream.octets(count).tobytes()
@@ -201,7 +201,7 @@ class OpenSum:
     of: what was uploaded, of which no numbers are kept. own: its self-mask.
     """
 
-    def __init__(self, of: Part, own: SelfMask) -> None:
+    def __init__(self, of: Summand, own: SelfMask) -> None:
         self._agreement, self._stamp, self._label, self._asked = of.agreement, of.stamp, of.label, of.asked
         self._own, self._helped, self._credentials = own, of.helped, of.credentials
         self._survivors = of.agreement.cohort.names  # a later message can only remove some
