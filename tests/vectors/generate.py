@@ -1207,6 +1207,18 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
                 "deviation": f64([1.0, 0.25]),
             },
         ),
+        "enrolment/begin-scaled": (
+            "schema: SHA-256 over a linear layer's tensors, a line `name:shape:dtype` each; the rest chosen here",
+            {
+                "schema": schema,
+                "table": "5a" * 32,
+                "fill": f64([7.5, 0.0]),
+                "mean": f64([0.5, -2.0]),
+                "deviation": f64([1.0, 0.25]),
+                "target_mean": f64([50000.0]),
+                "target_deviation": f64([12500.0]),
+            },
+        ),
         "enrolment/ready": (made, {}),
         "enrolment/ask-apart": (
             "the key of bytes 0 to 31 and HMAC-SHA256 by hand, of the ids P01 and P02; no groups",
