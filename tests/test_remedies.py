@@ -230,7 +230,13 @@ def test_a_run_without_a_test_part_trains_and_says_nothing_of_how_good_it_is(her
     assert json.loads(done.out)["rows"] == {"training": 6}
     done = call("compare", "run.toml", "--protocols", "fedsgd,local", "--set", "data.test-fraction=0", "--out", "c")
     assert done.code == 0, done.err
-    files.np.savez("parts.npz", x_train=[[1.0], [2]] * 3, y_train=[0, 1] * 3, x_test=files.np.ones((0, 1)), y_test=[])
+    files.np.savez(
+        "parts.npz",
+        x_train=files.np.array([[1.0], [2.0]] * 3),
+        y_train=[0, 1] * 3,
+        x_test=files.np.ones((0, 1)),
+        y_test=[],
+    )
     (here / "run.toml").write_text(RUN.replace('schema = "schema.toml"\n', "").replace("t.csv", "parts.npz"))
     done = call("train", "run.toml", "--out", "empty")
     assert "parts.npz: the test part has no rows; bring some, or set test-fraction = 0" in " ".join(done.err.split())

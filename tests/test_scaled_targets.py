@@ -75,7 +75,7 @@ def test_predictions_and_scores_are_in_the_targets_own_units(tmp_path: Path) -> 
     assert result.model is not None
     expected = in_units(result.raw_model().network, TEST[0])
     near: dict[str, Any] = {"rtol": 1e-6, "atol": 0}
-    np.testing.assert_allclose(result.predict(TEST[0]), expected, **near)
+    np.testing.assert_allclose(np.asarray(result.predict(TEST[0]), np.float64), expected, **near)
     np.testing.assert_allclose(result.model(torch.tensor(TEST[0])).detach().numpy(), expected, **near)
     np.testing.assert_allclose(result.raw_model()(torch.tensor(TEST[0])).detach().numpy(), expected, **near)
     with warnings.catch_warnings():
@@ -84,7 +84,7 @@ def test_predictions_and_scores_are_in_the_targets_own_units(tmp_path: Path) -> 
     np.testing.assert_allclose(scripted(torch.tensor(TEST[0])).numpy(force=True), expected, **near)
     result.save(tmp_path / "saved")
     for folder in (tmp_path / "saved", result.save()):
-        np.testing.assert_allclose(moretta.load(folder).predict(TEST[0]), expected, **near)
+        np.testing.assert_allclose(np.asarray(moretta.load(folder).predict(TEST[0]), np.float64), expected, **near)
     np.savez(tmp_path / "x.npz", x=TEST[0])
     predict(out, tmp_path / "x.npz", tmp_path / "predicted.npy")
     np.testing.assert_allclose(np.load(tmp_path / "predicted.npy"), expected, **near)
@@ -105,7 +105,7 @@ def test_an_exported_graph_gives_the_targets_own_units(tmp_path: Path) -> None:
     export(result.save(tmp_path / "saved"), tmp_path / "model.onnx", allow_code=True)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     (found,) = session.run(["outputs"], {"x": TEST[0]})
-    np.testing.assert_allclose(found, result.predict(TEST[0]), rtol=1e-6)
+    np.testing.assert_allclose(found, np.asarray(result.predict(TEST[0]), np.float64), rtol=1e-6)
 
 
 def test_a_model_that_takes_arrays_by_name_gives_the_targets_own_units() -> None:
@@ -124,7 +124,7 @@ def test_a_model_that_takes_arrays_by_name_gives_the_targets_own_units() -> None
         result = federation(standardise=standardise, **given).train(2, progress=False)
         assert result.model is not None
         found = result.model(table=torch.tensor(TEST[0])).detach().numpy()
-        np.testing.assert_allclose(found, result.predict({"table": TEST[0]}), rtol=1e-6)
+        np.testing.assert_allclose(found, np.asarray(result.predict({"table": TEST[0]}), np.float64), rtol=1e-6)
         assert abs(found[:, 0].mean() - 50_000) < 9_000
         with pytest.raises(ParameterError, match="give its network"):
             federation(**given | {"model": result.model})

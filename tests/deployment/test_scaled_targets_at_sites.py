@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ PROTOCOLS = {
 }
 
 
-def rows(seed: int) -> dict[str, np.ndarray]:
+def rows(seed: int) -> dict[str, Any]:
     drawn = np.random.default_rng(seed)
     x = drawn.normal(20, 5, (30, 3)).astype(np.float32)
     return {"x": x, "y": (50_000 + 900 * x[:, 0] + drawn.normal(0, 500, 30)).astype(np.float32)}
@@ -128,7 +129,7 @@ def test_sites_train_on_scaled_targets_as_one_machine_does(kind: str, tmp_path: 
     for name in NAMES:  # by what was released to it
         out = tmp_path / f"{name}.npy"
         assert call("predict", sites.kept(name), "--data", tmp_path / "new.npz", "--out", out).code == 0
-        np.testing.assert_allclose(np.load(out)[:, 0], here.predict(test["x"]), rtol=1e-5)
+        np.testing.assert_allclose(np.load(out)[:, 0], np.asarray(here.predict(test["x"]), np.float64), rtol=1e-5)
 
 
 def test_the_scale_of_targets_is_pinned_by_a_sites_first_run(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def test_a_certificate_outside_of_its_dates_is_named_on_either_side(
     begins: int, ends: int, says: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.now(UTC)
-    admin, server = here / "signed/admin", here / "signed/server"
+    admin, server, port = here / "signed/admin", here / "signed/server", 0
     monkeypatch.setattr(kits, "address_of", lambda kit: ("localhost", port))
     valid = kits.check_certificates
     monkeypatch.setattr(kits, "check_certificates", lambda kit, now=None: None)  # as by a clock that says another day
