@@ -326,18 +326,21 @@ def test_a_certificate_outside_of_its_dates_is_named_on_either_side(
     begins: int, ends: int, says: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.now(UTC)
-    admin, server, port = here / "signed/admin", here / "signed/server", 0
-    monkeypatch.setattr(kits, "address_of", lambda kit: ("localhost", port))
+    admin, server, ports = here / "signed/admin", here / "signed/server", list[int]()
+    monkeypatch.setattr(kits, "address_of", lambda kit: ("localhost", ports[-1]))
     valid = kits.check_certificates
     monkeypatch.setattr(kits, "check_certificates", lambda kit, now=None: None)  # as by a clock that says another day
     with answering(server) as port:
+        ports.append(port)
         dated(here, "admin", now + begins * DAY, now + ends * DAY)
         with pytest.raises(ParameterError, match=r"does not take the certificate of .* set the clocks"):
             server_connection.reach_by_grpc(admin)
     dated(here, "admin", now - DAY, now + DAY)
     dated(here, "server", now + begins * DAY, now + ends * DAY)
-    with answering(server) as port, pytest.raises(ParameterError, match=f"{says} by this machine's clock, which says"):
-        server_connection.reach_by_grpc(admin)
+    with answering(server) as port:
+        ports.append(port)
+        with pytest.raises(ParameterError, match=f"{says} by this machine's clock, which says"):
+            server_connection.reach_by_grpc(admin)
     monkeypatch.setattr(kits, "check_certificates", valid)
     with pytest.raises(ParameterError, match=r"a certificate of .* valid"):
         server_connection.own_address(server)
