@@ -121,7 +121,7 @@ def test_a_single_slice_needs_no_plane() -> None:
         (volume(np.where(VALUES > 50, np.nan, VALUES)), {"plane": "axial", "window": (1, 2)}, "has values that are no"),
         (volume(VALUES)[:400], {"plane": "axial", "window": (1, 2)}, "is no NIfTI volume that can be read"),
         (gzip.compress(volume(VALUES))[:200], {"plane": "axial"}, "is no NIfTI volume that can be read"),
-        (gzip.compress(b"a table"), {"plane": "axial"}, "is no NIfTI volume that can be read"),
+        (gzip.compress(b"a table", mtime=0), {"plane": "axial"}, "is no NIfTI volume that can be read"),
     ],
 )  # fmt: skip
 def test_what_has_no_one_right_reading_is_refused(content: bytes, form: dict[str, Any], said: str) -> None:
@@ -170,7 +170,7 @@ def test_a_run_is_refused_until_it_names_the_plane(tmp_path: Path, monkeypatch: 
     for number in range(20):
         name = f"{number}.nii{'.gz' * (number % 2)}"
         content = volume(VALUES + 10 * (number % 2))
-        (Path("scans") / name).write_bytes(gzip.compress(content) if number % 2 else content)
+        (Path("scans") / name).write_bytes(gzip.compress(content, mtime=0) if number % 2 else content)
         lines.append(f"{name},{('no', 'yes')[number % 2]}")
     Path("labels.csv").write_text("\n".join(lines))
     Path("run.toml").write_text(RUN)
