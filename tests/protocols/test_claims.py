@@ -72,6 +72,7 @@ RECORDS = [
     record(secure={"scheme": "none"}, protocol={"local-epochs": 1}),
     record(data={"missing": "mean"}),
     record(silos=2, data={"standardise-targets": True}),
+    record(data={"source": "sites", "validation-fraction": 0.2}),
     record(columns={"age": {"kind": "number", "blanks": "median", "range": [0, 120]}, "ward": {"kind": "category"}}),
     record(protocol={"local-epochs": 1}, **OF_SUMS),
     record(dropped=LATE, protocol={"directions": "own", "batch-statistics": True}),

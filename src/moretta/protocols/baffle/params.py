@@ -94,16 +94,14 @@ class BAFFLE(PrivateTraining):
             "{protocol.batch_statistics}",
         ),
         SettingRule(
-            lambda s: (
-                (
-                    (s.data.score_at_silos and {"scores": "score-at-silos"})
-                    or (s.data.silos_validate and {"scores": "validation-fraction"})
-                )
-                if s.protocol.batch_statistics
-                else None
-            ),
+            lambda s: s.data.score_at_silos and s.protocol.batch_statistics,
             "{protocol.batch_statistics}: silos are not sent BatchNorm's running statistics, by which a model is "
-            "scored; remove it, or [data] {scores}",
+            "scored; remove it, or {data.score_at_silos}",
+        ),
+        SettingRule(
+            lambda s: s.data.silos_validate and s.protocol.batch_statistics,
+            "{protocol.batch_statistics}: silos are not sent BatchNorm's running statistics, by which a model is "
+            "scored; remove it, or {data.validation_fraction}",
         ),
         SettingRule(
             _too_large,
