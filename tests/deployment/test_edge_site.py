@@ -18,6 +18,7 @@ from test_without_torch import ALL, without
 from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
+from moretta.data.silo import holding_back
 from moretta.deployment import shared_settings as told
 from moretta.deployment.site import Site
 from moretta.deployment.site_policy import greet, permitted
@@ -115,7 +116,7 @@ def test_it_scores_what_it_holds_back_as_on_one_machine(machines: Callable[..., 
     for name in many.names:
         add(many.folder / name / "silo.toml", "[data]\n", "[data]\ntest-fraction = 0.25\n")
     whole = many.on_one_machine(tmp_path / "one")
-    held = [told._holding_back(silo, 0.25) for silo in whole.silos]
+    held = [holding_back(silo, 0.25, "test-fraction") for silo in whole.silos]
     spec = replace(whole.spec, data=whole.spec.data.model_copy(update={"score_at_silos": True}))
     alone = Federation.of(spec, whole.model, RunRows(held, whole.test), whole.out).train(many.rounds, 7)
     many.start()
