@@ -22,7 +22,7 @@ for words in json.loads(sys.argv.pop()):
         print("\\n", words[0], "ended with", end.code or 0)
 """
 WARDS, OUTCOMES = ("Łódź α", "Łódź β"), ("nein → 否", "да")
-TABLE = "größe,ward,ill\n" + "".join(f"{40 + row},{WARDS[row % 2]},{OUTCOMES[row % 2]}\n" for row in range(40))
+TABLE = "größe,ward,ill\n" + "".join(f"{40 + row},{WARDS[row % 2]},{OUTCOMES[row // 2 % 2]}\n" for row in range(40))
 SCHEMA = """
 [columns."größe"]
 kind = "number"
