@@ -234,3 +234,11 @@ def test_an_edge_client_validates_too() -> None:
     federation = validating("baffle", silos=silos(), engine=Engine(edge=("south",)))
     result = federation.train(2)
     assert validated(result)[2] == pytest.approx(in_the_clear(federation, result), rel=1e-5)
+
+
+def test_the_report_draws_the_loss_on_validation_rows(tmp_path: Path) -> None:
+    result = validating("fedsgd", out=tmp_path / "run").train(6)
+    page = result.report(tmp_path / "report.html").read_text()
+    assert "Loss on validation rows over rounds" in page
+    plain = validating("fedsgd", validation_fraction=None, out=tmp_path / "plain").train(6)
+    assert "validation rows" not in plain.report(tmp_path / "plain.html").read_text()

@@ -163,6 +163,7 @@ class RoundRecord(_Part):
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_mse: float | None = None
+    validation_loss: float | None = None
 
 
 class PictureRecord(_Part):

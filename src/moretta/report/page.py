@@ -184,6 +184,7 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "losses": plots.loss_curves(records, "losses"),
         "scores": plots.score_curves(records, "scores"),
+        "validated": plots.validation_curves(records, "validated"),
         "seconds": plots.seconds_bars(records, "seconds"),
         "bytes": plots.bytes_bars(records, "bytes"),
         "window": plots.smoothing(records),

@@ -83,6 +83,11 @@ def score_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
     return _curves(records, key, *score_of(records), least=2)
 
 
+def validation_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
+    """Loss on validation rows over the rounds that were evaluated; None if no run has two of them."""
+    return _curves(records, key, "validation_loss", "Loss on validation rows", least=2)
+
+
 def seconds_bars(records: Sequence[RunRecord], key: str) -> Markup:
     """Seconds by phase, a stacked bar for each run."""
     return _svg(records, key, "Seconds by phase", lambda figure: _draw_seconds(figure, records), bars=1)
