@@ -194,9 +194,10 @@ def test_silos_validate_one_model_a_round_over_one_set(monkeypatch: pytest.Monke
 
     def greedy(self: Enrolment, now: Stamp, parameters: Any, summed: Any) -> Exchange[Any]:
         seen = yield from honest(self, now, parameters, summed)
+        model = parameters()
         everybody, figures = list(self.aggregation.cohort), self._validated
-        others = {name: value * 0 for name, value in parameters.items()}
-        questions = [(everybody, others), (everybody[:-1], parameters), (everybody, parameters)]
+        others = {name: value * 0 for name, value in model.items()}
+        questions = [(everybody, others), (everybody[:-1], model), (everybody, model)]
         for attempt, (cohort, asked) in enumerate(questions, start=now.attempt + 1):
             later = dataclasses.replace(now, attempt=attempt)
             assert (yield from self.aggregation.setup(later, cohort)) is None

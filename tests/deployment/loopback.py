@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -131,8 +132,12 @@ class Machines:
         rest = re.sub(r"^identity = .*$", "", rest, flags=re.MULTILINE)  # each site's own is in its silo.toml
         text = f'[run]\nname = "run"\n{run}\n[data]\nstandardise = true\n{data}\n{described}\n{rest}\n{engine}'
         (folder / "many.toml").write_text(f"{text}\n{secure[1]}")
-        self.engine_names = {name: (engine_names or {}).get(name, name) for name in self.names}
-        self.run_file = run_files.load(folder / "many.toml")
+        self.read(engine_names or {})
+
+    def read(self, engine_names: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Take up the run file that was written for many machines; no site is started yet."""
+        self.engine_names = {name: engine_names.get(name, name) for name in self.names}
+        self.run_file = run_files.load(self.folder / "many.toml")
         self.text = told.shared_text(self.run_file)
         self.workers: dict[str, SiteWorker] = {}
         self.made: list[Sites] = []

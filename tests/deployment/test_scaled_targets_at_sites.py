@@ -11,7 +11,7 @@ from loopback import SEED, SERVER, Machines
 from test_cli import call
 
 from moretta import Engine, Federation, Silo
-from moretta.config import run_files, silo_file
+from moretta.config import silo_file
 from moretta.deployment import shared_settings as told
 from moretta.deployment import site_policy
 from moretta.engines.run_folder import read_model
@@ -81,10 +81,7 @@ class Sites(Machines):
             edge = "edge = true" if (kind, name) == ("edge", "north") else ""
             text = SILO.format(name=name, key=public_line(SERVER.public_key), edge=edge)
             (folder / name / "silo.toml").write_text(text)
-        self.engine_names = {name: name for name in NAMES}
-        self.run_file = run_files.load(folder / "many.toml")
-        self.text = told.shared_text(self.run_file)
-        self.workers, self.made, self.wrap = {}, [], self._ask
+        self.read()
 
 
 @pytest.mark.parametrize("kind", PROTOCOLS)

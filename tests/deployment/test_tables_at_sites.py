@@ -119,10 +119,7 @@ class Hospitals(Machines):
             written = 'separator = ";"\ndecimal = ","' if file == "rows.csv" else ""
             text = SILO.format(name=name, key=public_line(SERVER.public_key), source=file, written=written)
             (folder / name / "silo.toml").write_text(text)
-        self.engine_names = {name: name for name in NAMES}
-        self.run_file = run_files.load(folder / "many.toml")
-        self.text = told.shared_text(self.run_file)
-        self.workers, self.made, self.wrap = {}, [], self._ask
+        self.read()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""`moretta predict` and `moretta export`: what a finished run released, on rows or as a file."""
+"""`moretta predict`, `evaluate` and `export`: what a finished run released, on rows or as a file."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ Architecture = Annotated[
     typer.Option("--model", metavar="MODULE:FUNCTION", help="Of a run made from Python: what builds its model."),
 ]
 LEFT_OUT = 3  # the exit code where some rows are not predicted
+TrueModel = Annotated[bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")]
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
 
 
@@ -26,9 +28,7 @@ def predict(
         typer.Option(help="Rows to predict: a table with the training columns, .npz with x, or a folder of images."),
     ],
     out: Annotated[Path, typer.Option(help="Where predictions go, a row each: .csv; or .npy for plain outputs.")],
-    true_model: Annotated[
-        bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
-    ] = False,
+    true_model: TrueModel = False,
     silo: OfSilo = None,
     model: Architecture = None,
     separator: Separator = None,
@@ -55,18 +55,8 @@ def predict(
             model=model,
             allow_code=allowed,
         )
-    told: dict[str, object] = {"rows": rows, "outputs": outputs, "out": str(out)}
-    if left_out:
-        told["left_out"] = {str(row): why for row, why in left_out.items()}
-
-    def show() -> None:
-        print(f"{rows} rows, {outputs} outputs each: {out}")
-        for row, why in left_out.items():
-            print(f"left out: row {row}: {why}")
-
-    say(told, show)
-    if left_out:
-        raise typer.Exit(LEFT_OUT)
+    told = {"rows": rows, "outputs": outputs, "out": str(out)}
+    _say_without(left_out, told, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
 
 def evaluate(
@@ -77,9 +67,7 @@ def evaluate(
     by: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Judge the rows of each of its values apart too, as a ward's.")
     ] = None,
-    true_model: Annotated[
-        bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")
-    ] = False,
+    true_model: TrueModel = False,
     silo: OfSilo = None,
     model: Architecture = None,
     separator: Separator = None,
@@ -95,7 +83,7 @@ def evaluate(
     with needs_torch():
         from moretta.run.external_evaluation import evaluate as judge
 
-        told = judge(
+        told, left_out = judge(
             folder,
             data,
             by=by,
@@ -115,11 +103,21 @@ def evaluate(
             print(f"    the {'commonest class' if 'classes' in found else 'mean'} alone: {found['baseline']:.4g}")
         if told.get("parts_withheld"):
             print(f"{told['parts_withheld']} values of {by} have too few rows to be shown")
-        for row, why in told.get("left_out", {}).items():
+
+    _say_without(left_out, told, show)
+
+
+def _say_without(left_out: Mapping[int, str], told: Mapping[str, object], show: Callable[[], None]) -> None:
+    """Print what came of rows, then the numbers of those that were left out, for which the exit code is 3."""
+
+    def show_both() -> None:
+        show()
+        for row, why in left_out.items():
             print(f"left out: row {row}: {why}")
 
-    say(told, show)
-    if told.get("left_out"):
+    rows = {"left_out": {str(row): why for row, why in left_out.items()}} if left_out else {}
+    say({**told, **rows}, show_both)
+    if left_out:
         raise typer.Exit(LEFT_OUT)
 
 

@@ -61,7 +61,7 @@ class Silo:
     layout: SampleLayout | None = None
     raw_ids: NDArray[np.str_] | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
-    validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False, init=True)
+    validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
 
     if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
 

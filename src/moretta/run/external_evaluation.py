@@ -30,11 +30,11 @@ def evaluate(
     silo: str | None = None,
     model: str | None = None,
     allow_code: bool = False,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Mapping[int, str]]:
     """Return how good a run's model is on the rows of a table or an .npz file with targets, as `judged` has it.
 
-    Rows that are not as the schema says are left out, `left_out` by number. by: a column of the table, any, by whose
-    values rows are judged apart too. The rest: as `moretta.run.prediction.predict`.
+    Beside it stand the rows that are left out, from 1, as they are not as the schema says, and why. by: a column of the
+    table, any, by whose values rows are judged apart too. The rest: as `moretta.run.prediction.predict`.
     Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
     """
     found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
@@ -42,11 +42,10 @@ def evaluate(
     rows, _ = rows_of(data, found, written, labelled=True)
     of = found.task, found.loss, found.classes
     together = rows.ids if rows.groups is None else rows.groups
-    result = judged(found.outputs(rows.x, str(data)), rows.y, *of, together, str(data))
-    if rows.left_out:
-        result["left_out"] = {str(row): why for row, why in rows.left_out.items()}
+    outputs = found.outputs(rows.x, str(data))
+    result = judged(outputs, rows.y, *of, together, str(data))
     if by is None:
-        return result
+        return result, rows.left_out
     if not is_table(data.name):
         raise ParameterError(f"--by {by}: {data} has no columns with names; give a table")
     columns = read_columns(data, written)
@@ -54,10 +53,10 @@ def evaluate(
         raise ParameterError(f'{data} has no column "{by}" for --by; {did_you_mean(by, columns)}')
     kept = np.setdiff1d(np.arange(len(columns[by])), [row - 1 for row in rows.left_out])
     values, which = np.unique(columns[by][kept].astype(str), return_inverse=True)
-    outputs, parts = found.outputs(rows.x, str(data)), dict[str, Any]()
+    parts = dict[str, Any]()
     for number, value in enumerate(values):
         chosen = np.flatnonzero(which == number)
         if len(chosen) >= LEAST_SHOWN:
             some = None if together is None else together[chosen]
             parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data))
-    return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}
+    return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}, rows.left_out

@@ -49,10 +49,11 @@ def judged(
     figures = measure(np.arange(len(y)))
     drawn = {name: list[float]() for name in figures}
     units, random = units_of(len(y), together, where), generator(0)
-    members = np.split(np.argsort(units.of, kind="stable"), np.cumsum(units.sizes)[:-1])
+    order, ends, count = np.argsort(units.of, kind="stable"), np.cumsum(units.sizes), len(units.sizes)
     for _ in range(int(np.clip(MOST_DRAWN // max(1, len(y)), 100, RESAMPLES))):
-        chosen = random.integers(0, len(members), len(members))
-        found = measure(np.concatenate([members[number] for number in chosen]))
+        chosen = random.integers(0, count, count)
+        sizes = units.sizes[chosen]  # each unit's rows lie behind each other in `order`
+        found = measure(order[np.arange(sizes.sum()) + np.repeat(ends[chosen] - np.cumsum(sizes), sizes)])
         for name in figures.keys() & found.keys():
             drawn[name].append(found[name])
     told = {}
@@ -60,7 +61,7 @@ def judged(
         low, high = np.percentile(drawn[name], INTERVAL) if drawn[name] else (np.nan, np.nan)
         told[name] = {"value": value, "low": float(low), "high": float(high)}
     alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
-    result: dict[str, Any] = {"rows": len(y), "units": len(members), "figures": told, "baseline": alone}
+    result: dict[str, Any] = {"rows": len(y), "units": count, "figures": told, "baseline": alone}
     return result | ({"classes": tables} if tables else {})
 
 

@@ -108,6 +108,7 @@ class Session:
         self._rounds, self._seed, self._progress, self._on_round = rounds, seed, progress, on_round
         self._rhythm, self._stopped = Rhythm(EVERY), False
         spec = federation.spec
+        self._evaluates = spec.lasting(rounds, seed).run.evaluates
         recorder = recorder_of(spec, folder, place)
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[Line] = [] if folder is None else folder.history(up_to=place.round)
@@ -199,8 +200,7 @@ class Session:
 
     def _tested(self, number: int) -> dict[str, float]:
         """Return the scores on test and validation rows, in the rounds in which the model is evaluated."""
-        evaluates = self._of.spec.lasting(self._rounds, self._seed).run.evaluates(number)
-        if (self._of.test is None and self._of.validation is None) or not evaluates:
+        if (self._of.test is None and self._of.validation is None) or not self._evaluates(number):
             return {}
         self._players.gather()
         return self._evaluator.on_the_way(self._players.models(), self._of.test, self._of.validation)

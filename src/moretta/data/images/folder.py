@@ -33,16 +33,8 @@ from moretta.errors import ParameterError, UnreadableRow
 
 FOLDER = "image-folder"  # the source's name
 FILE = "file"  # the column of paths, where no schema names another
-ENDINGS = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".tif",
-    ".tiff",
-    ".dcm",
-    ".nii",
-    ".nii.gz",
-)  # of images in a folder that comes without a table
+# Of images in a folder that comes without a table.
+ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".nii", ".nii.gz")
 IN_MEMORY = 1 << 28  # bytes of decoded images: fewer are simply loaded
 
 

@@ -112,7 +112,7 @@ class Server:
             figures |= self._stepper.step(self._layout.split(step), now.round, buffers)
             self._follow(now.round)
         self._forwards += 1 if self._recipe.blocks else forwards_of(self._recipe.form, k)
-        validation = yield from self._enrolment.validation(now, self._trained(self._averaged()), total.silos)
+        validation = yield from self._enrolment.validation(now, lambda: self._trained(self._averaged()), total.silos)
         return Report(figures | {"k": float(k), "rows": float(total.weight), **validation})
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ from moretta.secure_aggregation.statistics import (
 from moretta.secure_aggregation.sums import message_digest
 
 log = logging.getLogger("moretta")
+T = TypeVar("T")
 
 MOST_ROWS = 2**32  # of all silos together, in a round of all rows; in Z_2^64 that leaves steps of 2^-15 at limit = 2^16
 
@@ -311,11 +312,13 @@ class Enrolment:
         )
         return replace(outcome, scores=scores, tables=tables)
 
-    def validation(self, now: Stamp, parameters: Tensors, summed: Sequence[str]) -> Exchange[dict[str, float]]:
+    def validation(
+        self, now: Stamp, parameters: Callable[[], Tensors], summed: Sequence[str]
+    ) -> Exchange[dict[str, float]]:
         """Return what a round's new model scores on the silos' validation rows, as figures of the round.
 
-        summed: the silos in the round's own sum. It is nothing where no score is asked for, and where a silo is away of
-        those that gave the first: see `scoring`.
+        parameters: gives the model's, where it is scored. summed: the silos in the round's own sum. It is nothing where
+        no score is asked for, and where a silo is away of those that gave the first: see `scoring`.
         """
         if not self._validated or not self._evaluates(now.round):
             return {}
@@ -323,18 +326,9 @@ class Enrolment:
         if away := sorted(set(self._validators) ^ set(summed)):
             log.warning("%s: the model is not validated, which takes all silos of the first time: %s", now, away)
             return {}
-        try:
-            found = yield from scoring.score(
-                self.aggregation, now, parameters, self._validated, self.agreed, validates=True
-            )
-        except PeerError as error:
-            log.warning("%s: the model is not validated: %s", now, error)
-            return {}
-        if isinstance(found, Aborted):
-            why = "; ".join(f"silo `{silo}`: {one.reason}: {one.detail}" for silo, one in found.missing.items())
-            log.warning("%s: the model is not validated: %s", now, why)
-            return {}
-        return {f"validation_{name}": value for name, value in found[0].items()}
+        asked = scoring.score(self.aggregation, now, parameters(), self._validated, self.agreed, validates=True)
+        found = yield from _dispensable(asked, f"{now}: the model is not validated")
+        return {} if found is None else {f"validation_{name}": value for name, value in found[0].items()}
 
     def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
         """Return the tables of all silos; none where one is missing: nothing is tried again for them.
@@ -344,17 +338,8 @@ class Enrolment:
         if lost := sorted(set(self.aggregation.cohort) - set(scored)):
             log.warning("%s: the tables of classes are left out: no score is known of %r", now, lost)
             return {}
-        try:
-            classes = max(2, self._outputs)
-            found = yield from scoring.tables(self.aggregation, now, parameters, classes, self.agreed, rows)
-        except PeerError as error:
-            found, why = {}, str(error)
-        else:
-            if not isinstance(found, Aborted):
-                return found
-            why = "; ".join(f"silo `{silo}`: {one.reason}: {one.detail}" for silo, one in found.missing.items())
-        log.warning("%s: the tables of classes are left out: %s", now, why)
-        return {}
+        asked = scoring.tables(self.aggregation, now, parameters, max(2, self._outputs), self.agreed, rows)
+        return (yield from _dispensable(asked, f"{now}: the tables of classes are left out")) or {}
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
         """Count the cohort's rows at most once a run: counts over two cohorts would give the difference's rows."""
@@ -472,6 +457,20 @@ def _scale_of_all(found: Moments, prepared: Preparation) -> tuple[float, float]:
     squares = there * ((found.deviation / prepared.deviation) ** 2 + mean**2) + (1 - there) * filled**2
     whole = float(middle.mean())
     return whole, float(np.sqrt(max(float(squares.mean()) - whole**2, 0.0)))
+
+
+def _dispensable(asked: Exchange[T | Aborted], said: str) -> Exchange[T | None]:
+    """Return what an exchange comes to that a run goes on without; None, with a warning that begins so, for nothing."""
+    try:
+        found = yield from asked
+    except PeerError as error:
+        why = str(error)
+    else:
+        if not isinstance(found, Aborted):
+            return found
+        why = "; ".join(f"silo `{silo}`: {one.reason}: {one.detail}" for silo, one in found.missing.items())
+    log.warning("%s: %s", said, why)
+    return None
 
 
 def refused_by_all(ended: Aborted, cohort: Sequence[str], now: Stamp) -> bool:

@@ -61,8 +61,8 @@ def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules
     """
     data, secure = spec.data, spec.secure_aggregation
     if data.silos_validate:
-        part, key = data.validation_fraction or 0.0, "validation-fraction"
-        silos = [silo if silo.remote else holding_back(silo, part, key, 1, "validation") for silo in silos]
+        kept = data.validation_fraction or 0.0, "validation-fraction", 1, "validation"
+        silos = [silo if silo.remote else holding_back(silo, *kept) for silo in silos]
     layout = layout_of(silos, data.standardise or False, data.missing)
     standardise = bool(data.standardise)
     columns = rules_of_columns(silos, layout, spec.table, rules, standardise=standardise, missing=data.missing)

@@ -99,10 +99,10 @@ class SiloSetup:
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
         """Return its rows, which answer the set-up. batches: in the place of its own."""
-        answers, kept = self.answers, [self.held_out, self.validation]
+        answers = self.answers
         held_out, validation = (
-            None if part is None else HeldOut(*part, self.loss, self.figures, self.rounds, answers, part is kept[1])
-            for part in kept
+            None if part is None else HeldOut(*part, self.loss, self.figures, self.rounds, answers, validates)
+            for part, validates in ((self.held_out, False), (self.validation, True))
         )
         own = batches or Batches(len(self.x), self.batch_size, self.seed, self.name, self.run)
         about, table, given = self.subjects, self.table, self.statistics

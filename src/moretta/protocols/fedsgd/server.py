@@ -79,7 +79,7 @@ class Server:
             clipped = self._stepper.step(gradient, now.round, buffers)
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
-        validation = yield from self._enrolment.validation(now, modules.arrays(self._model), total.silos)
+        validation = yield from self._enrolment.validation(now, lambda: modules.arrays(self._model), total.silos)
         return Report(loss | figures | clipped | validation)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
