@@ -134,6 +134,8 @@ def audit(
 
 def _why_not(attack: Attack, truth: Truth, thorough: bool) -> str:
     """Say why an attack is not tried on a run; empty where it is."""
+    if truth.run.setting("fit"):
+        return "silos trained by a loop of their own (fit), and attacks know our steps alone"
     if truth.run.setting("own-loss"):
         return "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
     return "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)

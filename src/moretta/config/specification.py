@@ -8,7 +8,6 @@ of a run file says whose it is: the server's own (`SERVER`), each site's own (`S
 from __future__ import annotations
 
 import tomllib
-from typing import Any
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
@@ -59,13 +58,13 @@ def of_run_file(
 
 
 def _found_start(run_file: RunFile) -> Training:
-    """Return the protocol's settings with its warm start and its own loss found beside the run file."""
-    protocol, beside = run_file.protocol, dict[str, Any]()
+    """Return the protocol's settings with its warm start and its own code found beside the run file."""
+    protocol = run_file.protocol
+    if protocol.own_code:
+        protocol = protocol.with_own_code(run_file.base, run_file.agreed)
     if protocol.warm_start is not None:
-        beside["warm_start"] = run_file.resolve(protocol.warm_start)
-    if protocol.own_loss is not None:
-        beside["own_loss"] = found(protocol.own_loss, run_file.base, run_file.agreed)
-    return protocol.model_copy(update=beside) if beside else protocol
+        protocol = protocol.model_copy(update={"warm_start": run_file.resolve(protocol.warm_start)})
+    return protocol
 
 
 def _found_keys(run_file: RunFile) -> SecureAggregation:

@@ -140,14 +140,14 @@ def model_digest(federation: Federation, run_file: RunFile) -> str:
     """Return the SHA-256, in hex, by which server and sites see before round one that they have the same model.
 
     Of its tensors' names, shapes and dtypes and, where it is no built-in one, of the file that its function is in:
-    layers that differ in nothing but what they compute have the same tensors. A loss of the run's own counts likewise.
+    layers that differ in nothing but what they compute have the same tensors. Other code of the run counts likewise.
     Of Moretta itself the versions agree.
     """
     from moretta.protocols.common import modules  # which needs torch
 
     code = catalogue.code_of(run_file.model.source, run_file.base, run_file.agreed)
-    if run_file.protocol.own_loss is not None:
-        code += b"\0" + catalogue.code_of(named(run_file.protocol.own_loss), run_file.base, run_file.agreed)
+    for own in run_file.protocol.own_code.values():
+        code += b"\0" + catalogue.code_of(named(own), run_file.base, run_file.agreed)
     return hashlib.sha256(modules.schema(federation.model).encode() + code).hexdigest()
 
 

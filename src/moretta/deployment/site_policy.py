@@ -93,10 +93,9 @@ def named_silo(run: RunFile, site: SiloFile) -> None:
 
 
 def known_code(run: RunFile, site: SiloFile) -> None:
-    """Models and losses are built in, or code that `[silo] models` lists; an edge client runs none of it."""
+    """Models, losses, training loops are built in, or code that `[silo] models` lists; an edge client runs none."""
     sources = {} if site.silo.edge else {"[model] source": run.model.source}
-    if run.protocol.own_loss is not None:
-        sources["[protocol] own-loss"] = named(run.protocol.own_loss)
+    sources |= {f"[protocol] {kebab(name)}": named(own) for name, own in run.protocol.own_code.items()}
     for key, source in sources.items():
         if source not in BUILT_IN and source not in site.silo.models:
             raise PolicyError(

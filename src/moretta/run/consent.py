@@ -18,11 +18,11 @@ from moretta.protocols.common.own_loss import named
 
 
 def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
-    """Return the "module:function" names of a run file: of its model, and with `data` of rows, loss and metrics too."""
+    """Return the "module:function" names of a run file: its model's, and with `data` those of rows and training."""
     wanted = [run_file.model.source]
     if data:
         wanted += [run_file.data.source, str(run_file.data.test or "")]
-        wanted += [named(run_file.protocol.own_loss or ""), *run_file.run.metrics]
+        wanted += [*map(named, run_file.protocol.own_code.values()), *run_file.run.metrics]
     return tuple(dict.fromkeys(one for one in wanted if one not in catalogue.BUILT_IN and is_reference(one)))
 
 

@@ -42,7 +42,6 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import takes_packed
 from moretta.models.checks import as_by_default, copied
 from moretta.protocols.common import modules
-from moretta.protocols.common.own_loss import found
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting, check_tables, prepared_rows
 from moretta.protocols.common.specification import Specification
@@ -141,8 +140,8 @@ class Federation:
     ) -> None:
         python_arguments.check_protocol(protocol)
         python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
-        if isinstance(own_loss := getattr(protocol, "own_loss", None), str):
-            protocol = protocol.model_copy(update={"own_loss": found(own_loss, Path(), OWN_CODE)})
+        if protocol.own_code:
+            protocol = protocol.with_own_code(agreed=OWN_CODE)
         run = python_arguments.section(
             Run,
             rounds=1,  # `train` says how many, and the seed

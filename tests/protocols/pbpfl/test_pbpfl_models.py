@@ -14,6 +14,7 @@ from torch import nn
 from torchvision_stub import OUTPUTS
 
 from moretta import PBPFL, Federation, FedSGD, SecureAggregation, Silo
+from moretta.errors import UnsupportedModel
 from moretta.models import catalogue
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
@@ -213,6 +214,45 @@ def test_a_model_of_tokens_is_trained_as_fedsgd_trains_it() -> None:
         ours = run(model, PBPFL(loss=loss), made, 5)
         theirs = run(model, FedSGD(loss=loss), made, 5)
         assert largest_relative_difference(arrays(ours.model), arrays(theirs.model)) <= 1e-9
+
+
+class Centred(nn.Module):
+    """Takes each row's mean off, as a normalisation without weights does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(dim=1, keepdim=True)
+
+
+def behind(norm: nn.Module, *, bias: bool) -> nn.Module:
+    with seeded():
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), norm, nn.Linear(16, 4, bias=bias))
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(16, elementwise_affine=False), nn.GroupNorm(1, 16, affine=False), Centred()]
+)
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_a_head_whose_inputs_add_up_to_0_is_refused_before_a_round(norm: nn.Module, loss: Any) -> None:
+    """Alpha is 1e-16 then, and the offset 1e16 times the outputs: 0.40 accuracy where FedSGD has 0.91."""
+    with pytest.raises(UnsupportedModel, match=r"add up to 0 in every row, .* give that layer a bias"):
+        run(behind(norm, bias=False), PBPFL(loss=loss), silos((20, 30), (8,)), 1)
+    ours, theirs = (
+        run(behind(norm, bias=True), protocol, silos((20, 30), (8,)), 5)
+        for protocol in (PBPFL(loss=loss), FedSGD(loss=loss))
+    )
+    assert largest_relative_difference(arrays(ours.model), arrays(theirs.model)) <= 1e-9
+
+
+@pytest.mark.parametrize(("dtype", "bar"), [("float32", 1e-4), ("float64", 1e-9)])
+@pytest.mark.parametrize("scales", ["continuous", "powers-of-two"])
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_weights_of_a_normalisation_that_are_1_yet_let_the_offset_be_large_and_no_larger(
+    loss: Any, scales: Any, dtype: str, bar: float
+) -> None:
+    model, made = behind(nn.LayerNorm(16), bias=False), silos((20, 30), (8,))
+    ours = run(model, PBPFL(loss=loss, scales=scales), made, 20, dtype=dtype)
+    theirs = run(model, FedSGD(loss=loss), made, 20, dtype=dtype)
+    assert largest_relative_difference(arrays(ours.model), arrays(theirs.model)) <= bar
 
 
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])

@@ -239,14 +239,14 @@ class Setting:
         """Return SHA-256 over all shared settings of a run that concern uploads; noise, if any, is bound to it.
 
         It is the same on every engine and in every session of a run: the number of rounds and paths of files are left
-        out, and `own_loss`, which no noise goes with. The layout counts, as by it one and the same packed row may be
-        other inputs of a model. schema: the digest of the model's tensors.
+        out, and code of the user's own, which no noise goes with. The layout counts, as by it one and the same packed
+        row may be other inputs of a model. schema: the digest of the model's tensors.
         """
         protocol, secure = self.spec.protocol, self.secure_aggregation
         if protocol.privacy is None:
             return b""
         told = {
-            "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", "own_loss"}),
+            "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", *protocol.OWN}),
             "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
             "roster": "" if self.roster is None else self.roster.digest,
             "silos": sorted(silo.name for silo in self.silos),

@@ -6,6 +6,7 @@ Names are those of a run file's ``[protocol]`` section, with dashes there and un
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -15,7 +16,7 @@ from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Privacy
-from moretta.protocols.common.own_loss import OwnFunction, found
+from moretta.protocols.common.own_loss import Function, OwnFunction, found
 
 if TYPE_CHECKING:
     from moretta.protocols.common.losses import Loss
@@ -54,6 +55,7 @@ class Training(Section):
     if TYPE_CHECKING:
         name: str  # each protocol has its own, as a literal
 
+    OWN: ClassVar[tuple[str, ...]] = ("own_loss",)  # settings that are code of the user's own
     BETWEEN: ClassVar[tuple[SettingRule, ...]] = ()  # what must hold between these settings and a run's other sections
 
     loss: Literal["mse", "cross-entropy"] = "mse"
@@ -90,6 +92,15 @@ class Training(Section):
     def rate_depends_on_rounds(self) -> bool:
         """Whether the rate of a round depends on how many rounds there are in all."""
         return self.lr_schedule in ("cosine", "step")
+
+    @property
+    def own_code(self) -> dict[str, Function | str]:
+        """The functions of the user's own, or their "module:function", by the name of the setting."""
+        return {name: given for name in self.OWN if (given := getattr(self, name)) is not None}
+
+    def with_own_code(self, base: Path = Path(), agreed: Container[str] = ()) -> Self:
+        """Return the same with that code imported from beside a run file in the folder `base` (`own_loss.found`)."""
+        return self.model_copy(update={name: found(one, base, agreed) for name, one in self.own_code.items()})
 
     @property
     def privacy(self) -> Privacy | None:

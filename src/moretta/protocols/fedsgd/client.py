@@ -22,12 +22,14 @@ from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_p
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.modules import take_step
+from moretta.protocols.common.own_loss import Function, found
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
 from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
-from moretta.protocols.fedsgd.params import Epochs
+from moretta.protocols.fedsgd.own_loop import fitted
+from moretta.protocols.fedsgd.params import Epochs, FedAvg
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.sums import query_of
@@ -64,6 +66,7 @@ class Client:
         self.stacked, self._given = stacked or Stacked(model, self.loss), model
         self._contributor, self._private = contributor, private
         self._pull = params.pull if isinstance(params, Epochs) else 0.0
+        self._fit = found(params.fit) if isinstance(params, FedAvg) and params.fit is not None else None
         if private is not None:
             private.check(self.model)
 
@@ -105,9 +108,18 @@ class Client:
         else:
             batches = [drawn.of_round(*ask.stamp.drawn)]
             rows = len(batches[0])
-        upload = yield LocalWork(self, ask, batches)
+        if self._fit is not None:
+            upload, rows = self._by_own_loop(self._fit, ask)
+        else:
+            upload = yield LocalWork(self, ask, batches)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
+
+    def _by_own_loop(self, fit: Function, ask: TrainOn) -> tuple[Upload, int]:
+        modules.load(self.model, ask.parameters)
+        with self.rows.randomness(*ask.stamp.drawn), self.phase("local_backward"):
+            x, y = self.rows.rows(np.arange(self.rows.batches.rows))
+            return fitted(fit, self.model, x, y, self.loss, ask.stamp.round)
 
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
         """Upload the noised sum alone: no loss, no number of rows, no buffers.

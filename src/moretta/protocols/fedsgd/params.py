@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
-from moretta.contract.settings import NonNegative
+from moretta.contract.settings import NonNegative, kebab
+from moretta.errors import ParameterError
+from moretta.protocols.common.own_loss import OwnFunction
 from moretta.protocols.common.training import PrivateTraining, Training
 
 
@@ -42,9 +44,28 @@ class Epochs(Training):
 
 
 class FedAvg(Epochs):
-    """Federated averaging: McMahan et al. 2017, Algorithm 1."""
+    """Federated averaging: McMahan et al. 2017, Algorithm 1.
+
+    fit: a function, in a run file "module:function", that trains at a silo in the place of its epochs
+    (`moretta.protocols.fedsgd.own_loop`).
+    """
+
+    OWN: ClassVar[tuple[str, ...]] = (*Epochs.OWN, "fit")
 
     name: Literal["fedavg"] = "fedavg"
+    fit: OwnFunction = None
+
+    @model_validator(mode="after")
+    def _leaves_steps_to_fit(self) -> Self:
+        ours = ("own_loss", "learning_rate", "lr_schedule", "momentum", "weight_decay", "clip_norm", "local_epochs")
+        fields = type(self).model_fields
+        given = [kebab(name) for name in ours if getattr(self, name) != fields[name].default]
+        if self.fit is not None and given:
+            raise ParameterError(
+                f"fit trains by a loop of its own, and {given[0]} is for the built-in epochs; set it in that loop, and "
+                "remove it here"
+            )
+        return self
 
 
 class FedProx(Epochs):

@@ -108,11 +108,14 @@ class ScalePlan:
 
         example_inputs: the model's arguments, each with the batch as axis 0.
         Raises UnsupportedModel, naming the layer or the line and a way out, if the model reads data, differs between
-        training and evaluation, mixes rows outside of batch normalisation, or does not end in a linear layer.
+        training and evaluation, mixes rows outside of batch normalisation, does not end in a linear layer, or feeds
+        that layer with numbers that always add up to 0.
         """
         check_traceable(model)
         with selfcheck.double_precision():
-            plan = cls._of(*selfcheck.stand_in(model, example_inputs))
+            clone, inputs = selfcheck.stand_in(model, example_inputs)
+            plan = cls._of(clone, inputs)
+            selfcheck.refuse_vanishing_alpha(plan, plan.head.module, clone, inputs)
         _refuse_frozen_head(model, plan.head)
         return plan
 

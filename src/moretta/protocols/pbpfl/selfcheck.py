@@ -19,6 +19,7 @@ from moretta.errors import UnsupportedModel
 from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.graph import Call, Trace, record
 from moretta.protocols.pbpfl.solver import Ids
+from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
 
 ROWS = 4
 FORWARD, BACKWARD = 1e-9, 1e-7
@@ -137,6 +138,20 @@ def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     error = (found.double() - wanted.double()).abs().masked_fill(found == wanted, 0.0)
     size = wanted.double().abs().masked_fill(~wanted.isfinite(), 0.0)
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
+
+
+def refuse_vanishing_alpha(plan: Solved, head: str, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Raise UnsupportedModel if alpha is 0 under a key, whatever the rows: then no offset hides the outputs."""
+    seen: list[Tensor] = []
+    tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    layer = model.eval().get_submodule(head)
+    with torch.no_grad(), layer.register_forward_pre_hook(lambda layer, arguments: seen.append(arguments[0])):
+        functional_call(model, plan.perturb(tensors, plan.draw(RandomNumbers(2))), tuple(inputs))
+    if alpha_size(seen[0], bias=layer.bias is not None) < least_alpha(seen[0]):
+        raise UnsupportedModel(
+            f"the inputs of the last layer {head} add up to 0 in every row, as behind a normalisation without weights, "
+            "so that PBPFL's offset would hide no output; give that layer a bias, or the normalisation weights"
+        )
 
 
 def agrees(plan: Solved, model: nn.Module, inputs: Sequence[Tensor]) -> bool:

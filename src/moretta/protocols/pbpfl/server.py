@@ -25,6 +25,7 @@ from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, rms, sizes_of
+from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
 from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
 from moretta.secure_aggregation.sums import query_of, spent_of
@@ -229,11 +230,11 @@ class Server:
             for start in range(0, SYNTHETIC_ROWS, rows):
                 found.append(trunk.forward(self._synthetic_inputs(stream, rows) if start else inputs))
         h, outputs = (torch.cat(parts) for parts in zip(*found, strict=True))
-        alpha = (h.double().sum(dim=1) + float(head.bias is not None)).square().mean().sqrt()
+        alpha = max(alpha_size(h, bias=head.bias is not None), least_alpha(h)) or 1.0
         if self._params.loss == "mse":
-            return Sizes(float(alpha) or 1.0, self._enrolment.target_scale)
+            return Sizes(alpha, self._enrolment.target_scale)
         centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
-        return Sizes(float(alpha) or 1.0, float(centred.square().mean().sqrt()) or 1.0)
+        return Sizes(alpha, float(centred.square().mean().sqrt()) or 1.0)
 
     def _synthetic_inputs(self, stream: Keystream, rows: int) -> torch.Tensor:
         mean, deviation = self._enrolment.input_scale

@@ -14,6 +14,10 @@ A silo whose own figure is above 2^10 times the median, or positive and below 2^
 round out. The lower bound is wider because a small figure harms nobody, and an honest alpha can be small by chance: it
 is a sum of terms of either sign, and for a batch of one row it is below 2^-20 of its rms once in a million rows. Alpha
 is 0 for a batch whose ReLUs are all 0; that says nothing of a size, and is left out of the median.
+
+Behind a normalisation that has no weights yet to speak of, the head's inputs h add up to 0 but for rounding. An offset
+in proportion to 1 / alpha would then have no bound, so on synthetic inputs alpha counts as no less than a thousandth of
+sqrt(H) rms(h), what it is for H inputs of either sign (`terms.least_alpha`).
 """
 
 from __future__ import annotations

@@ -26,10 +26,23 @@ the trunk through h alone, and their cotangents d scalar / d h have a closed for
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+LEAST_ALPHA = 1e-3  # of what alpha is for H inputs of either sign, sqrt(H) rms(h)
+
+
+def alpha_size(h: Tensor, *, bias: bool) -> float:
+    """Return the rms over rows of alpha, the sum of a head's inputs h, [B, H], and 1 for a bias."""
+    return float((h.double().sum(dim=1) + float(bias)).square().mean().sqrt())
+
+
+def least_alpha(h: Tensor) -> float:
+    """Return the least size of alpha on which an offset may rest, from a head's inputs h, [B, H]."""
+    return LEAST_ALPHA * math.sqrt(h.shape[1]) * float(h.double().square().mean().sqrt())
 
 
 @dataclass(frozen=True)

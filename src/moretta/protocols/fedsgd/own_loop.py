@@ -1,0 +1,86 @@
+"""A training loop of the user's own, in the place of federated averaging's epochs at a silo.
+
+    def fit(model, x, y, number):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return model, len(x)
+
+It is given the round's model, a module in train mode that is the silo's to change, the silo's prepared inputs and the
+targets as the loss wants them, both on the run's device, and the round's number from 1. It returns the weights that it
+came to, the module or a mapping of names to tensors or arrays, and how many rows they count as: what it trained on, at
+most what the silo has. What is summed, masked and kept is W - W_k and the running statistics, as after our own epochs.
+Random numbers of torch are the same in each attempt at a round; others follow from the loop.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moretta.contract.messages import Array
+from moretta.data.references import said
+from moretta.errors import RangeError, RowsError
+from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.own_loss import named
+
+
+def fitted(
+    fit: Callable[..., Any], model: nn.Module, x: Tensor, y: Tensor, loss: Loss, number: int
+) -> tuple[dict[str, Array], int]:
+    """Train by a loop of the user's own; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
+
+    model: with the round's weights; the loop is given a copy, and afterwards it has the loop's. x, y: all rows of the
+    silo. The loss is that of the model that the loop came to, over all rows of the silo, in evaluation.
+    Raises `moretta.errors.RowsError` where the loop fails or returns what cannot be summed; the sentence stays here.
+    """
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"
+    try:
+        returned = fit(copy.deepcopy(model), x, y, number)
+    except Exception as error:
+        raise RowsError(f"{where} failed in round {number} with {said(error)}; mend it") from error
+    weights, rows = _checked(returned, len(y), where)
+    after = {name: _tensor(weights, name, before[name], where) for name in (*trained, *buffers)}
+    modules.load(model, {**modules.on_host(before), **modules.on_host(after)})
+    with torch.no_grad():
+        reached = float(loss(modules.outputs_of(model, x), y))
+    upload = {f"gradient/{name}": before[name] - after[name] for name in trained}
+    upload |= {f"buffer/{name}": after[name] for name in buffers}
+    return modules.on_host(upload) | {"loss": np.asarray(reached)}, rows
+
+
+def _checked(returned: object, most: int, where: str) -> tuple[Mapping[str, Any], int]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise RowsError(
+            f"{where}: expected weights and a number of rows, `return model, len(x)`; got {type(returned).__name__}"
+        )
+    weights, rows = returned
+    weights = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    if not isinstance(weights, Mapping):
+        raise RowsError(f"{where}: expected the model or a mapping of names to tensors, got {type(weights).__name__}")
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or not 1 <= rows <= most:
+        raise RowsError(f"{where}: expected a number of rows from 1 to {most}, which the silo has; got {rows!r}")
+    return weights, int(rows)
+
+
+def _tensor(weights: Mapping[str, Any], name: str, like: Tensor, where: str) -> Tensor:
+    if name not in weights:
+        raise RowsError(f"{where}: the weights lack `{name}`, which the model has; return all of them")
+    try:
+        found = torch.as_tensor(weights[name], device=like.device).detach().to(like.dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RowsError(f"{where}: `{name}` is no array of numbers: {said(error)}") from error
+    if found.shape != like.shape:
+        raise RowsError(f"{where}: expected `{name}` of shape {list(like.shape)}, got {list(found.shape)}")
+    if not bool(torch.isfinite(found).all()):
+        raise RangeError(f"{where}: `{name}` has NaN or infinity; lower its learning rate, or look at its rows")
+    return found.clone()

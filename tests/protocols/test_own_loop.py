@@ -1,0 +1,234 @@
+"""A training loop of the user's own under federated averaging: what it comes to is what is summed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import SGDClassifier
+from test_contract import network, silos, weights
+from torch import Tensor, nn
+
+from moretta import FedAvg, Federation, SecureAggregation, Silo
+from moretta.config import run_files
+from moretta.errors import ParameterError, RunFailed
+from moretta.run import consent
+from moretta.run.assembly import federation_of
+
+RATE, EPOCHS = 0.1, 3
+
+
+def epochs(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+    """Take the steps of federated averaging with whole batches, in three epochs."""
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, len(x)
+
+
+def by_names(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+    """Return the same as arrays, in the place of the module."""
+    trained, rows = epochs(model, x, y, number)
+    return {name: tensor.numpy() for name, tensor in trained.state_dict().items()}, np.int64(rows)
+
+
+def trained(held: list[Silo] | None = None, rounds: int = 3, model: nn.Module | None = None, **given: Any) -> Any:
+    protocol = FedAvg(loss="cross-entropy", **given)
+    settings: dict[str, Any] = {"insecure_secret_seed": 5, "batch_size": 0, "dtype": "float64"}
+    return Federation(model or network(), held or silos(), protocol, **settings).train(rounds, 7, progress=False)
+
+
+@pytest.mark.parametrize("fit", [epochs, by_names])
+@pytest.mark.parametrize("scheme", ["none", "pairwise", "additive-shares"])
+def test_our_epochs_by_hand_come_to_our_weights(fit: Any, scheme: Any) -> None:
+    held = silos({"north": 8, "south": 20, "west": 12})
+    settings: dict[str, Any] = {"aggregation": SecureAggregation(scheme=scheme), "batch_size": 0, "dtype": "float64"}
+    protocols = (FedAvg(loss="cross-entropy", fit=fit), FedAvg(loss="cross-entropy", local_epochs=EPOCHS))
+    ours, theirs = (Federation(network(), held, one, **settings).train(3, 7, progress=False).model for one in protocols)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-9)
+
+
+def test_a_silo_counts_by_the_rows_that_it_trained_on_and_the_loss_is_of_what_it_came_to() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def half(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        seen.append((number, len(x)))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(float(len(x)))
+        return model, len(x) // 2
+
+    result = trained(silos({"north": 8, "south": 24}), rounds=2, fit=half)
+    mean = (4 * 8.0 + 12 * 24.0) / 16
+    for parameter in result.model.parameters():
+        torch.testing.assert_close(parameter, torch.full_like(parameter, mean), rtol=0, atol=1e-9)
+    assert [line["rows"] for line in result.history] == [16.0, 16.0]
+    assert sorted(seen) == [(1, 8), (1, 24), (2, 8), (2, 24)]
+    assert result.history[0]["loss"] == pytest.approx(np.log(3), rel=1e-9)  # all outputs alike
+
+
+def test_running_statistics_are_averaged_and_what_is_frozen_stays() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    model[0].weight.requires_grad_(False)
+    frozen = model[0].weight.detach().clone()
+
+    def fit(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        with torch.no_grad():
+            model[0].weight.zero_()  # type: ignore[index,union-attr,operator]
+            model[1].running_mean.fill_(len(x))  # type: ignore[index,union-attr,operator]
+        return model, len(x)
+
+    result = trained(silos({"north": 8, "south": 24}), rounds=1, model=model, fit=fit)
+    torch.testing.assert_close(result.model[0].weight.detach(), frozen.double())
+    torch.testing.assert_close(
+        result.model[1].running_mean, torch.full((5,), 20.0, dtype=torch.float64), atol=1e-9, rtol=0
+    )
+
+
+def test_partial_fit_of_scikit_learn_trains_a_linear_model() -> None:
+    def fit(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        learner = SGDClassifier(loss="log_loss", random_state=number)
+        learner.partial_fit(x.numpy(), y.numpy(), classes=np.arange(3))
+        learner.coef_, learner.intercept_ = (one.detach().numpy().copy() for one in (model.weight, model.bias))
+        for _ in range(5):
+            learner.partial_fit(x.numpy(), y.numpy())
+        return {"weight": learner.coef_, "bias": learner.intercept_}, len(x)
+
+    held = silos({"north": 60, "south": 90})
+    torch.manual_seed(0)
+    result = trained(held, rounds=4, model=nn.Linear(held[0].x.shape[1], 3), fit=fit)
+    assert result.history[-1]["loss"] < result.history[0]["loss"] or result.history[-1]["loss"] < 1.0
+
+
+def test_random_numbers_are_the_same_in_another_run() -> None:
+    def fit(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        return model, len(x)
+
+    torch.manual_seed(1)
+    first = trained(fit=fit)
+    torch.manual_seed(2)
+    assert weights(first) == weights(trained(fit=fit))
+
+
+def changed(change: Any) -> Any:
+    """Return a loop whose weights at one silo, the one of 8 rows, in round 2 are what `change` makes of them."""
+
+    def fit(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        if number != 2 or len(x) != 8:
+            return epochs(model, x, y, number)
+        return change(model, len(x))
+
+    return fit
+
+
+def _without_one(model: nn.Module, rows: int) -> Any:
+    return dict(list(model.state_dict().items())[1:]), rows
+
+
+def _other_shapes(model: nn.Module, rows: int) -> Any:
+    return {name: tensor[..., None] for name, tensor in model.state_dict().items()}, rows
+
+
+def _nan(model: nn.Module, rows: int) -> Any:
+    return {name: tensor * float("nan") for name, tensor in model.state_dict().items()}, rows
+
+
+def _words(model: nn.Module, rows: int) -> Any:
+    return dict.fromkeys(model.state_dict(), "many"), rows
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "an error": (lambda model, rows: model.missing, "failed in round 2 with"),
+    "nothing": (
+        lambda model, rows: None,
+        "expected weights and a number of rows, `return model, len(x)`; got NoneType",
+    ),
+    "no number": (lambda model, rows: model, "expected weights and a number of rows"),
+    "no weights": (lambda model, rows: (3, rows), "expected the model or a mapping of names to tensors, got int"),
+    "no rows": (lambda model, rows: (model, 0), "expected a number of rows from 1 to 8"),
+    "too many": (lambda model, rows: (model, 9), "expected a number of rows from 1 to 8, which the silo has; got 9"),
+    "half a row": (lambda model, rows: (model, 2.5), "expected a number of rows from 1 to 8"),
+    "yes": (lambda model, rows: (model, True), "expected a number of rows from 1 to 8"),
+    "a tensor less": (_without_one, "the weights lack `"),
+    "other shapes": (_other_shapes, "of shape"),
+    "words": (_words, "is no array of numbers"),
+    "not finite": (_nan, "has NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_loop_that_fails_at_one_silo_costs_it_the_round_and_names_it(name: str) -> None:
+    change, said = WRONG[name]
+    held = silos({"north": 8, "south": 24, "west": 20, "east": 16})
+    result = trained(held, fit=changed(change))
+    assert len(result.history) == 3
+    assert [line["rows"] for line in result.history] == [68.0, 60.0, 68.0]
+    assert "north" in str(result.history[1])
+    assert said in str(result.history[1])
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "momentum", "weight_decay", "clip_norm", "local_epochs"])
+def test_settings_of_our_own_steps_are_refused(key: str) -> None:
+    with pytest.raises(ParameterError, match=f"fit trains by a loop of its own, and {key.replace('_', '-')} is for"):
+        FedAvg(fit=epochs, **{key: 2 if key == "local_epochs" else 0.5})
+
+
+MODULE = """
+def fit(model, x, y, number):
+    return model, len(x)
+"""
+RUN = """
+[run]
+rounds = 2
+[data]
+source = "rows.csv"
+task = "classification"
+[model]
+hidden = [4]
+[protocol]
+name = "fedavg"
+fit = "ours:fit"
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> run_files.RunFile:
+    random = np.random.default_rng(0)
+    rows = [",".join(f"{value:.3f}" for value in random.normal(size=4)) + f",{number % 2}" for number in range(40)]
+    (tmp_path / "rows.csv").write_text("a,b,c,d,y\n" + "\n".join(rows) + "\n")
+    (tmp_path / "ours.py").write_text(MODULE)
+    (tmp_path / "run.toml").write_text(RUN)
+    return run_files.load(tmp_path / "run.toml")
+
+
+def test_a_run_file_names_it_and_it_is_code_that_is_asked_for(run_file: run_files.RunFile, tmp_path: Path) -> None:
+    result = federation_of(run_file, tmp_path / "run").train(2, progress=False)
+    assert result.record["settings"]["protocol"]["fit"] == "ours:fit"
+    assert result.history[0]["loss"] == result.history[1]["loss"]  # the loop leaves the model as it is
+    assert set(consent.code_named(run_file, data=True)) == {"ours:fit"}
+    with pytest.raises(ParameterError, match='module "ours" has no function "missing"'):
+        federation_of(run_files.load(tmp_path / "run.toml", ["protocol.fit=ours:missing"]), None)
+
+
+def test_all_silos_that_fail_end_the_run_by_one_sentence() -> None:
+    with pytest.raises(RunFailed, match=r"fit `test_own_loop:.*failed in round 1"):
+        trained(fit=lambda model, x, y, number: model.missing)
+
+
+def test_an_audit_says_that_its_attacks_do_not_know_it(tmp_path: Path) -> None:
+    federation = Federation(
+        network(), silos(), FedAvg(loss="cross-entropy", fit=epochs), out=tmp_path / "run", record_views=True
+    )
+    audit = federation.train(1, progress=False).audit()
+    assert not audit.attacks
+    assert audit.record["not_run"]
+    assert all("loop of their own (fit)" in one["because"] for one in audit.record["not_run"])
