@@ -252,7 +252,6 @@ def opening(kind: type[BaseModel]) -> str:
 TRIALS: Mapping[str, Mapping[str, Any]] = {
     "loss": {"loss": "cross-entropy"},
     "own_loss": {"own_loss": "losses:huber"},
-    "fit": {"fit": "loops:fit"},
     "label_smoothing": {"loss": "cross-entropy", "label_smoothing": 0.1},
     "class_weights": {"loss": "cross-entropy", "class_weights": (1.0, 2.0)},
     "learning_rate": {"learning_rate": 0.2},

@@ -168,6 +168,9 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
         refused_text(model='source = "time:sleep"\nseconds = 9'), "'time:sleep' of the run is code that this",
     ),
     "code of a loss": (refused_text(protocol=f'{FEDSGD}\nown-loss = "os:abort"'), "'os:abort' of the run is code that"),
+    "code of a training loop": (
+        refused_text(protocol='name = "fedavg"\nfit = "os:abort"'), "'os:abort' of the run is code that",
+    ),
     "code of a loss at an edge client": (
         refused_text(silo_of("edge = true"), protocol=f'{BAFFLE}\nown-loss = "os:abort"'), "'os:abort' of the run is",
     ),
