@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ WORDS = st.lists(TEXT, min_size=2, max_size=4, unique=True).map(tuple)
 FINITE = st.floats(-1e6, 1e6)
 ENDS = st.lists(FINITE, min_size=2, max_size=2, unique=True).map(sorted).filter(lambda ends: ends[0] < ends[1])
 RANGES = st.none() | ENDS.map(tuple)
-DAYS = st.none() | st.tuples(st.dates(date(1000, 1, 1)), st.dates())
+DAYS = st.none() | st.lists(st.dates(), min_size=2, max_size=2, unique=True).map(sorted).map(tuple)
 BLANKS = st.sampled_from(["refuse", "mean", "indicator"])
 
 

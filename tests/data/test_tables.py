@@ -471,6 +471,14 @@ def test_an_id_is_each_rows_own(tmp_path: Path) -> None:
         ("[columns.a]\nkind = 'number'\nrange = [0, inf]", "range: input should be a finite number"),
         ("[columns.b]\nkind = 'target'\nrange = [nan, 1]", "range: input should be a finite number"),
         ("[columns.b]\nkind = 'target'\nrange = [2, 1]", "range: expected the least and the most"),
+        (
+            "[columns.a]\nkind = 'date'\nrange = [2024-12-31, 2020-01-01]",
+            "range: expected the first day",
+        ),
+        (
+            "[columns.a]\nkind = 'date'\nrange = [2020-01-01, 2020-01-01]",
+            "range: expected the first day",
+        ),
         ("[columns.a]\nkind = 'number'\nblanks = 'median'", 'blanks = "median" is counted within a range'),
         ("[columns.a]\nkind = 'category'\ncategories = []", "categories"),
         ("[columns.a]\nkind = 'category'\ncategories = ['x', 'x']", "categories: expected each once"),

@@ -151,6 +151,8 @@ class Date(_Measured):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError("range: expected the first day and a later one, for example [2020-01-01, 2024-12-31]")
         if self.blanks == "median" and self.range is None:
             raise ValueError('blanks = "median" is counted within a range; add range = [2020-01-01, 2024-12-31]')
         return self

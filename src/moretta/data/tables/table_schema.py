@@ -196,7 +196,8 @@ def _native(column: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "string", "categories": [*words, *column.get("spellings", ())], **ordered, "constraints": said}
     if kind == "date":
         pattern = column.get("format", _DATES["date"])
-        ends = [date.fromisoformat(end).strftime(pattern) for end in limits or ()]
+        days = map(date.fromisoformat, limits or ())  # a year is written in four digits, which not every %Y does
+        ends = [day.strftime(pattern.replace("%Y", f"{day.year:04}")) for day in days]
         said |= dict(zip(("minimum", "maximum"), ends, strict=False))
         return {"type": "date", "format": "default" if pattern == _DATES["date"] else pattern, "constraints": said}
     if kind not in ("number", "target"):
