@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -179,7 +180,7 @@ class Pipes:
 
     peak_mib = None
 
-    def __init__(self, pipes: Mapping[str, tuple[IO[bytes], IO[bytes]]], codec: Codec) -> None:
+    def __init__(self, pipes: Mapping[str, tuple[IO[bytes], BufferedReader]], codec: Codec) -> None:
         self.clock, self._pipes, self._codec = Clock(), pipes, codec
 
     def deliver(self, ask: Ask) -> Replies:
@@ -189,8 +190,9 @@ class Pipes:
             to, back = self._pipes[silo]
             framing.write(to, silo.encode())
             framing.write(to, *self._codec.parts(message))
-            room = mapped.room(framing.read_length(back) or 0)
-            framing.fill(back, room)
+            room = mapped.room(int.from_bytes(back.read(framing.WIDTH), "little"))
+            if back.readinto(room) < len(room):
+                raise EOFError(f"{silo} ended in the middle of its answer")
             return valid(silo, ask, message, self._codec.decode(room))
 
         return replies_of(ask, exchanged)
