@@ -69,7 +69,7 @@ def test_the_best_round_is_told(here: Path) -> None:  # noqa: F811
     done = call(*TRAIN, *(word for one in wanted for word in ("--set", one)))
     assert done.code == 0, done.err
     best = json.loads((here / "mine" / "result.json").read_text())["facts"]["best_round"]
-    assert f"Best round, which the run returned to {best:.0f}" in " ".join(done.out.split())
+    assert f"Best round {best:.0f}" in " ".join(done.out.split())
 
 
 def test_a_quiet_run_says_nothing(here: Path) -> None:  # noqa: F811

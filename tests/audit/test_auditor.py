@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded import recorded
+from recorded import recorded, run_file_of
 
 from moretta.audit import auditor
 from moretta.audit.evidence.attack import Attack, AttackResult, Given, Reconstruction, always
+from moretta.config import run_files
+from moretta.contract.wording import enumerated
 from moretta.errors import ParameterError
+from moretta.run.assembly import federation_of
+from moretta.run.preview import missing_in_audit
 
 
 def nothing(case):
@@ -96,9 +100,36 @@ def test_a_failed_attack_says_so(audited):
     def failed(claim, truth):
         return dataclasses.replace(finding(claim, truth), interval=(0.4, 0.8))
 
-    (line,) = audited(attack("failed", score=failed)).attacks
+    def unknown(claim, truth):
+        return dataclasses.replace(finding(claim, truth), interval=(0.0, 1.0), constant=0.9)
+
+    line, silent = audited(attack("failed", score=failed), attack("unknown", score=unknown)).attacks
     assert not line["succeeded"]
     assert line["sentence"] == "It is found: this attack failed."
+    assert silent["sentence"] == "It is found: this is no evidence."
+    assert (silent["constant"], "constant" in line) == (0.9, False)
+
+
+WEIGHTED = {"protocol": {"loss": "cross-entropy", "class_weights": [1.0] * 9 + [2.0]}}
+TAKEN = ["gradient-inversion", "gradient-inversion-of-sum", "labels-from-head", "silo-property", "server-and-silos"]
+
+
+@pytest.mark.parametrize(("changed", "taken"), [
+    (WEIGHTED, {"class-weights": TAKEN}),
+    ({"data": {"augment": "none"}}, {}),
+    ({"protocol": {"momentum": 0.5}}, {"momentum": ["silo-property"]}),
+    ({"protocol": {"loss": "cross-entropy"}}, {}),
+])  # fmt: skip
+def test_what_a_setting_takes_from_an_audit_is_said_before_training(tmp_path, changed, taken):
+    (tmp_path / "run.toml").write_text(run_file_of(changed))
+    federation = federation_of(run_files.load(tmp_path / "run.toml"), None)
+    said = missing_in_audit(federation)
+    assert said == [
+        f"{key} takes {len(names)} attack{'s' * (len(names) > 1)} from an audit: {enumerated(names)}."
+        for key, names in taken.items()
+    ]
+    (tmp_path / "run.toml").write_text(run_file_of({**changed, "run": {"record_views": False}}))
+    assert missing_in_audit(federation_of(run_files.load(tmp_path / "run.toml"), None)) == []
 
 
 def test_pictures_are_for_the_owner_alone(audited, truth):

@@ -65,7 +65,9 @@ def test_repeat_visits_train(protocol: str, data: str, tmp_path: Path) -> None:
     text = RUN.format(protocol=protocol, data=data)
     (tmp_path / "run.toml").write_text(text.replace("silos = 3", "silos = 6") if "grid" in data else text)
     made = federation_of(run_files.load(tmp_path / "run.toml"), None)
-    assert not made.train(2, 1).history[-1]["dropped"]
+    result = made.train(2, 1)
+    assert not result.history[-1]["dropped"]
+    assert (result.test["rows"], result.test["units"]) == (18, 6)  # intervals are over patients
     at = [(silo.row or silo.name, set(np.asarray(silo.groups).tolist())) for silo in made.silos]
     whose = dict(at)
     assert all(whose[place] == patients for place, patients in at)  # partners of a grid have the same

@@ -10,10 +10,10 @@ from safetensors.numpy import save_file
 from test_report_page import BROWSER, opened
 
 from moretta.errors import ParameterError
-from moretta.report.audit import audit_lines, side_by_side
+from moretta.report.audit import audit_lines, leak, side_by_side
 from moretta.report.folder import read_run
 from moretta.report.page import write_report
-from moretta.report.statements import UNTESTED, privacy_statements
+from moretta.report.statements import UNTESTED, privacy_statements, verdicts
 
 RUN = "9f3c1a77b2d04e55"
 ATTACKS = [
@@ -56,6 +56,23 @@ def test_the_page_shows_what_succeeded_and_what_failed(make_run, tmp_path):
     assert "<h2>What attacks got" not in write_report([make_run("fedsgd")], tmp_path / "c.html").read_text()
 
 
+def test_what_is_no_evidence_is_said_to_be_none(make_run, tmp_path):
+    folder = audited(make_run(), switched_off={"class-weights": ["silo-property", "labels-from-head"]})
+    told = json.loads((folder / "audit.json").read_text())
+    told["attacks"] = [told["attacks"][2] | {"interval": [0.0, 1.0], "constant": 0.8}]
+    (folder / "audit.json").write_text(json.dumps(told))
+    record = read_run(folder)
+    text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
+    for words in (text, " ".join(rendered(record.audit).split())):
+        assert "no evidence" in words
+        assert "0 to 1, no evidence" in words
+        assert "0.5 is guessing, 0.8 always naming the most frequent value, 1 perfect" in words
+        assert "class-weights takes 2 attacks from an audit: silo-property and labels-from-head." in words
+        assert "> failed<" not in words
+    assert "the one attempt to tell members gave no evidence" in verdicts([record])[0].sentences[2]
+    assert leak(record.audit, ["silo"]).said == "no attack succeeded, of 1; not shown safe"
+
+
 def test_the_caption_says_of_how_many_rounds_and_with_which_rows(make_run, tmp_path):
     folder = audited(make_run(rounds=300), views=[0, *range(1, 21), 300, 301], background="rows <of> mine.npz")
     text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
@@ -67,12 +84,12 @@ def test_the_caption_says_of_how_many_rounds_and_with_which_rows(make_run, tmp_p
 def test_runs_side_by_side_name_the_worst_of_each_role(make_run, tmp_path):
     folders = [audited(make_run()), make_run("fedsgd")]
     text = write_report(folders, tmp_path / "a.html").read_text()
-    assert text.index("Defences side by side") < text.index("<h2>Comparison")
+    assert text.index("<h2>Comparison") < text.index("Defences side by side") < text.index("<h2>What attacks got")
     assert "Leak to colluders or outsiders" in text
     for words in (
         "0.997 (0 is guessing, 1 perfect)",
         '<strong class="leak">A silo works out &lt;the&gt; offset',
-        "the attack failed; not shown safe",
+        "no attack succeeded, of 1; not shown safe",
         "no attack tried",
         "not audited",
     ):

@@ -5,15 +5,17 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from test_report_audit import audited
 
 import moretta.audit.attacks
 from moretta.protocols.registry import ENTRIES
+from moretta.report import plots
 from moretta.report.audit import by_severity, who_does
 from moretta.report.folder import ClassScore, ClassTables, read_run
 from moretta.report.page import write_report
 from moretta.report.statements import HEADINGS, epsilon_note, remarks, verdict_text, verdicts
-from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, Row, comparison, ends, meanings, way
+from moretta.report.table import SCALES, SCORED, UNKNOWN, ZEROS, OverSeeds, Row, comparison, ends, meanings, way
 
 PROTOCOLS = tuple(ENTRIES)
 NEVER = ("safe", "secure ", "compliant", "anonym", "cannot learn", "guarantee", "no risk", "protected")
@@ -91,10 +93,88 @@ def test_what_the_commonest_class_gets_is_a_number_where_rows_of_classes_are_cou
     each = tuple(ClassScore.model_validate({"class": name, "rows": n, "predicted": n}) for name, n in counts)
     test = record.test.model_copy(update={"classes": ClassTables(by_class=each)})
     counted = record.model_copy(update={"test": test})
-    assert sentences(counted)[0].endswith("(100 % is perfect; to name the commonest class always gets 75.0 %).")
+    always = "to name the commonest class always gets 0.5, 0.5 and 75.0 %, in this order"
+    assert sentences(counted)[0] == (
+        "On the test rows the model reaches an AUC of 0.996, a balanced accuracy of 0.969 and an accuracy of 97.4 % (1 "
+        f"is perfect; {always})."
+    )
     scale, *_ = remarks([read_run(make_run("local")), counted])  # which has no tables, and the same rows
-    assert scale == "100 % is perfect; to name the commonest class always gets 75.0 %."
+    assert scale == f"1 is perfect; {always}."
     assert sum("commonest" in one for one in remarks([read_run(make_run("pbpfl")), counted])) == 1
+
+
+def surely(make_run, uneven, folder="", accuracy=0.9, **more):
+    """A run whose figures have intervals, of 100 test rows about 50 people."""
+    counts = (("no", 80 if uneven else 55), ("yes", 20 if uneven else 45))
+    by_class = [{"class": name, "rows": n, "predicted": n} for name, n in counts]
+    bins = [{"from": 0.5, "to": 0.6, "rows": 100, "probability": 0.55, "accuracy": 0.9}]
+    metrics = {"auc": 0.8, "balanced_accuracy": 0.7, "average_precision": 0.6}
+    sure = {key: [value - 0.05, value + 0.05] for key, value in {"accuracy": accuracy, **metrics}.items()}
+    curve = [0.0, 0.5, 1.0]
+    test = {
+        "rows": 100, "units": 50, "loss": 0.3, "accuracy": accuracy, "metrics": metrics, "intervals": sure,
+        "baseline": counts[0][1] / 100, "classes": {"by_class": by_class, "reliability": bins},
+        "curves": {"roc": curve, "precision_recall": curve},
+    }  # fmt: skip
+    return read_run(make_run("fedsgd", folder=folder or f"uneven-{uneven}", test=test, **more))
+
+
+def test_where_classes_are_uneven_the_verdict_leads_with_what_the_commonest_does_not_carry(make_run):
+    uneven, even = (sentences(surely(make_run, one))[0] for one in (True, False))
+    assert uneven == (
+        "On 100 test rows about 50 people or things the model reaches an AUC of 0.8 [0.75 to 0.85], a balanced "
+        "accuracy of 0.7 [0.65 to 0.75], an average precision of 0.6 [0.55 to 0.65] and an accuracy of 90.0 % "
+        "[85.0 % to 95.0 %] (1 is perfect; to name the commonest class always gets 0.5, 0.5, 0.2 and 80.0 %, in "
+        "this order; 95 % intervals are in square brackets)."
+    )
+    assert even.startswith("On 100 test rows about 50 people or things the model reaches an accuracy of 90.0 % [85.0")
+    assert "always gets 55.0 %; 95 %" in even
+    table = comparison([surely(make_run, True, "one")])
+    assert table.heads[2:] == ("95 % interval", "Guessing")
+    first = [(row.measure, row.cells[1:]) for row in table.rows[:4]]
+    assert first == [
+        ("AUC", ("0.7500 to 0.8500", "0.5000")),
+        ("Balanced accuracy", ("0.6500 to 0.7500", "0.5000")),
+        ("Average precision", ("0.5500 to 0.6500", "0.2000")),
+        ("Accuracy", ("0.8500 to 0.9500", "0.8000")),
+    ]
+
+
+def test_the_verdict_is_over_all_seeds(make_run):
+    records = tuple(surely(make_run, False, f"seed-{n}", one) for n, one in enumerate((0.9, 0.7)))
+    (verdict,) = verdicts(records[:1], spreads=[OverSeeds("FedSGD", (0, 1), records)])
+    assert verdict.good.startswith(
+        "On 100 test rows about 50 people or things, on average over 2 seeds, the model reaches an accuracy of 80.0 % "
+        "[70.0 % to 90.0 %] (100 % is perfect; to name the commonest class always gets 55.0 %; the least and the most "
+        "over seeds are in square brackets)."
+    )
+
+
+def test_curves_stand_above_all_seconds_and_noise_is_not_magnified(make_run, tmp_path):
+    record = surely(make_run, True, facts={"best_round": 20.0})
+    lines = [
+        json.loads(line) | {"validation_loss": 0.4}
+        for line in (record.folder / "history.jsonl").read_text().splitlines()
+    ]
+    (record.folder / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text = write_report([record.folder], tmp_path / "a.html").read_text()
+    titles = re.findall(r"<svg[^>]*><title[^>]*>(.*?)</title>", text)
+    assert [title.removesuffix(" over rounds") for title in titles] == [
+        "Training loss", "Test accuracy", "Loss on validation rows", "ROC curve", "Precision and recall", "Calibration",
+        "Seconds by phase", "Bytes per silo and round",
+    ]  # fmt: skip
+    above = text[: text.rindex("Precision and recall")]
+    assert not re.search(r"\d s\b|[Ss]econds|Total \(s\)", re.sub(r"<style>.*?</style>", "", above, flags=re.S))
+    assert 'id="validated-best-20"' in text
+    assert "On the dashed line is what naming the commonest class always gets" in text
+    for measure, values, ends_of in (
+        ("test_accuracy", [0.97, 0.98], (0.75, 1.02)),  # from below what the commonest class gets
+        ("test_accuracy", [0.2, 0.98], (0.15, 1.02)),
+        ("validation_loss", [0.31, 0.3], (0.0, 0.3255)),
+    ):
+        axes = Figure().add_subplot()
+        plots._span(axes, [record], measure, values)
+        assert axes.get_ylim() == pytest.approx(ends_of)
 
 
 def test_it_is_said_what_an_audit_would_need(make_run):
@@ -192,6 +272,9 @@ def test_an_attack_s_score_is_said_with_its_ends(make_run):
     first, second, *_ = audit.attacks
     assert ends(first) == "0 is guessing, 1 perfect"
     assert ends(second) == "0.8 is guessing, 1 perfect, 0 an error as large as the thing itself"
+    always = "always naming the most frequent value"
+    assert ends(second.model_copy(update={"constant": 0.9})).startswith(f"0.8 is guessing, 0.9 {always}, 1 perfect")
+    assert ends(second.model_copy(update={"constant": 0.8})).startswith(f"0.8 is guessing or {always}, 1 perfect")
     assert ends(first.model_copy(update={"chance": None})).startswith("guessing is not known, 1 perfect")
     assert way(first) == "99.7 % of the way from guessing to perfect"
     assert way(first.model_copy(update={"score": 0.99999})).startswith("99.999 %")
@@ -220,7 +303,8 @@ def test_every_score_of_a_comparison_has_words_for_its_scale(make_run, tmp_path)
     }
     text = write_report(folders, tmp_path / "a.html").read_text()
     assert "How to read the scores" in text
-    assert "0.5 is guessing, 1 perfect, 0 always wrong" in text
+    assert "0.5 is guessing" in text
+    assert all(len(re.findall(r"\w+", said)) <= 16 and not re.search(r"\. |:", said) for said in SCALES.values())
 
 
 def test_epsilon_and_warnings_are_on_the_page(make_run, tmp_path):

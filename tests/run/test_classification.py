@@ -9,12 +9,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
+from sklearn.metrics import (
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    precision_recall_fscore_support,
+    roc_curve,
+)
 from torch import Tensor, nn
 
 from moretta import CGD, FedSGD
 from moretta.data.tables.preparation import Preparation
 from moretta.run.evaluation import Evaluator, evaluate
+from moretta.run.intervals import _of_classes, curves
 from moretta.run.metrics import CONFUSION_UP_TO
 
 
@@ -148,3 +155,61 @@ class _Fitted:
     """Of inputs that are taken as they are."""
 
     preparation = Preparation.nothing()
+
+
+@pytest.mark.parametrize(("loss", "classes"), [("cross-entropy", 2), ("cross-entropy", 7), ("mse", 3), ("mse", 1)])
+def test_rows_that_are_drawn_again_are_measured_as_their_copies(loss: str, classes: int) -> None:
+    outputs, y = drawn(300, max(classes, 2))
+    outputs = np.round(outputs[:, -classes:], 1)  # with ties
+    times = np.random.default_rng(1).integers(0, 3, (4, 300))
+    found = _of_classes(outputs, y, loss)(times.astype(float))
+    for place, each in enumerate(times):
+        copied = scores(np.repeat(outputs, each, axis=0), np.repeat(y, each), loss)
+        expected = {"accuracy": copied["accuracy"], **copied["metrics"]}
+        assert {name: values[place] for name, values in found.items()} == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_average_precision_and_curves_are_scikit_learns(classes: int) -> None:
+    outputs, y = drawn(400, max(classes, 2))
+    outputs = np.round(outputs[:, -classes:], 1)
+    ranks = [(y == 1, outputs[:, 0])] if classes == 1 else [(y == k, outputs[:, k]) for k in range(classes)]
+    expected = np.mean([average_precision_score(*one) for one in ranks])
+    assert scores(outputs, y)["metrics"]["average_precision"] == pytest.approx(expected, abs=1e-12)
+    found = curves(outputs, y, "mse")
+    at = np.linspace(0, 1, len(found["roc"]))
+    roc = [np.interp(at, *roc_curve(*one, drop_intermediate=False)[:2]) for one in ranks]
+    assert found["roc"] == pytest.approx(np.mean(roc, axis=0), abs=1e-4)
+    assert np.trapezoid(found["roc"], at) == pytest.approx(scores(outputs, y)["metrics"]["auc"], abs=0.02)
+    assert np.mean(found["precision_recall"]) == pytest.approx(expected, abs=0.03)
+    assert curves(outputs, np.zeros(400, int), "mse") == {}
+
+
+def test_a_run_s_last_figures_have_intervals_over_people() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(40, 3)), np.arange(40) % 3
+    weights = {"weight": np.eye(3), "bias": np.zeros(3)}
+    evaluator = Evaluator(nn.Linear(3, 3).double(), FedSGD(loss="mse"), "classification", _Fitted())
+
+    def ended(copies: int, whom: Any = None) -> dict[str, Any]:
+        rows = np.repeat(x, copies, axis=0), np.repeat(y, copies)
+        return evaluator.at_the_end({"": weights}, rows, None, {}, [], whom)
+
+    once, thrice = ended(1), ended(3, np.repeat([f"p{number}" for number in range(40)], 3))
+    assert (once["units"], thrice["units"], thrice["rows"]) == (40, 40, 120)
+    assert set(once["intervals"]) == {"accuracy", *once["metrics"]}
+    for name, (low, high) in once["intervals"].items():
+        assert low < high
+        assert thrice["intervals"][name] == pytest.approx([low, high])  # copies of people make none narrower
+    low, high = once["intervals"]["accuracy"]
+    assert low < once["accuracy"] < high
+    low, high = ended(3)["intervals"]["accuracy"]
+    assert high - low < 0.8 * (once["intervals"]["accuracy"][1] - once["intervals"]["accuracy"][0])
+    assert once["baseline"] == pytest.approx(14 / 40)
+    several = evaluator.at_the_end({"a": weights, "b": weights}, (x, y), None, {}, [])
+    assert "intervals" not in several  # they would be of no one model
+    numbers = Evaluator(nn.Linear(3, 3).double(), FedSGD(), "regression", _Fitted())
+    found = numbers.at_the_end({"": weights}, (x, x + 1.0), None, {}, [])
+    assert found["intervals"]["mse"] == pytest.approx([1.0, 1.0])
+    assert found["baseline"] == pytest.approx(x.var(axis=0).mean())
+    assert "curves" not in found

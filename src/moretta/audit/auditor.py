@@ -27,6 +27,7 @@ from moretta.engines.files import check_plain, write_atomically
 from moretta.engines.folder_lock import held
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
+from moretta.protocols.common.severity import is_whole
 
 SECONDS = 120.0  # that an attack may take
 SECONDS_THOROUGH = 3600.0
@@ -127,6 +128,7 @@ def audit(
             "views": truth.views.rounds,
             "attacks": [line for line, _ in in_order],
             "not_run": _not_run({attack: missed[attack] for attack in tried if attack in missed}),
+            "switched_off": catalogue.switched_off(truth.run),
         }
         _write(folder, record, in_order)
         return Audit(record)
@@ -134,11 +136,8 @@ def audit(
 
 def _why_not(attack: Attack, truth: Truth, thorough: bool) -> str:
     """Say why an attack is not tried on a run; empty where it is."""
-    if truth.run.setting("fit"):
-        return "silos trained by a loop of their own (fit), and attacks know our steps alone"
-    if truth.run.setting("own-loss"):
-        return "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
-    return "it is slow; ask for it by --thorough" if attack.slow and not thorough else attack.fits(truth.run)
+    why = catalogue.why_not(attack, truth.run)
+    return why or ("it is slow; ask for it by --thorough" if attack.slow and not thorough else "")
 
 
 def _not_run(missed: Mapping[Attack, str]) -> list[dict[str, str]]:
@@ -234,7 +233,8 @@ def _named(attack: Attack) -> dict[str, str]:
 
 
 def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -> dict[str, Any]:
-    said = finding.sentence if finding.succeeded else f"{finding.sentence}: this attack failed"
+    ended = "this is no evidence" if is_whole(*finding.interval) else "this attack failed"
+    said = finding.sentence if finding.succeeded else f"{finding.sentence}: {ended}"
     return {
         **_named(attack),
         "view": given.view,
@@ -242,6 +242,7 @@ def _line(attack: Attack, given: Given, finding: AttackResult, seconds: float) -
         "measure": finding.measure,
         "score": finding.score,
         "chance": finding.chance,
+        **({} if finding.constant is None else {"constant": finding.constant}),
         "interval": list(finding.interval),
         "succeeded": finding.succeeded,
         "seconds": seconds,

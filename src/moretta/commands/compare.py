@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from moretta.commands.terminal import AllowCode, Overrides, allows_code, needs_torch, read, say, screen, show, tell
 from moretta.commands.train import audit_bar, train_with_bar
@@ -189,10 +188,7 @@ def _print_comparison(
         told["leaks"] = side_by_side(records)
 
     def plainly() -> None:
-        found = table.comparison(records, differences)
-        show(found.rich())
-        for name, words in table.meanings(found.rows).items():
-            show(Text(f"{name}: {words}.", style="dim"))
+        show(table.comparison(records, differences).rich())
         if any(record.audit is not None for record in records):
             show(leaks_table(records))
         if page is not None:

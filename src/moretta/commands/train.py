@@ -41,12 +41,12 @@ def train_with_bar(run_file: run_files.RunFile, folder: Path, resume: bool, *, o
     opening: whether to say first what it trains on.
     """
     from moretta.run.assembly import federation_of
-    from moretta.run.preview import opening_of
+    from moretta.run.preview import missing_in_audit, opening_of
 
     federation = federation_of(run_file, folder)
 
     def begin() -> None:
-        for line in opening_of(federation) if opening and not resume else ():
+        for line in [*opening_of(federation), *missing_in_audit(federation)] if opening and not resume else ():
             tell(line)
 
     try:

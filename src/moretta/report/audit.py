@@ -23,6 +23,7 @@ from rich.text import Text
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from moretta.contract.wording import enumerated
 from moretta.engines.files import read_file
 from moretta.errors import ParameterError
 from moretta.protocols.common.claims import NAMES
@@ -73,7 +74,7 @@ class Leak:
             return "not audited"
         if not self.tried:
             return "no attack tried"
-        return f"{'the attack' if self.tried == 1 else f'all {self.tried} attacks'} failed; not shown safe"
+        return f"no attack succeeded, of {self.tried}; not shown safe"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON content."""
@@ -114,13 +115,16 @@ def who_does(one: Attacked | NotRun) -> str:
 
 
 def interval(one: Attacked) -> str:
-    """The 95 % interval of a score."""
-    return f"{figure(one.interval[0])} to {figure(one.interval[1])}"
+    """The 95 % interval of a score, and where it holds every score that this is no evidence."""
+    return f"{figure(one.interval[0])} to {figure(one.interval[1])}{', no evidence' * (one.ended == 'no evidence')}"
 
 
-def verdict(one: Attacked) -> str:
-    """Whether an attack succeeded, in a word."""
-    return "succeeded" if one.succeeded else "failed"
+def switched_off(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each setting that takes attacks from an audit. found: their names, by key."""
+    return [
+        f"{key} takes {len(names)} {'attack' if len(names) == 1 else 'attacks'} from an audit: {enumerated(names)}."
+        for key, names in found.items()
+    ]
 
 
 def used(one: Attacked) -> str:
@@ -185,7 +189,7 @@ def audit_lines(audit: AuditRecord) -> Group:
     for name, _, some in by_severity(audit):
         lines.append(Text(name, style="bold underline"))
         for one in some:
-            mark = Text(f" {verdict(one)} ", style="bold reverse" if one.succeeded else "dim")
+            mark = Text(f" {one.ended} ", style="bold reverse" if one.succeeded else "dim")
             told = Text.assemble((who_does(one), "bold"), " ", (f"({one.attack})", "dim"), " ", mark)
             numbers = f"Score {figure(one.score)} (95 %: {interval(one)}): {ends(one)}. {one.seconds:.1f} s."
             lines += [Padding(told, (0, 0, 0, 2)), Padding(Text(one.sentence), (0, 0, 0, 4))]
@@ -193,6 +197,7 @@ def audit_lines(audit: AuditRecord) -> Group:
             lines.append(Padding(Text(f"Score: {one.measure}. Used: {used(one)}.", style="dim"), (0, 0, 0, 4)))
     if not lines:
         lines.append(Text("no attack came to a score on this run"))
+    lines += map(Text, switched_off(audit.switched_off))
     lines += [Text(f"{who_does(one)} ({one.attack}): not run, as {one.because}") for one in audit.not_run]
     if audit.confined_by != "kernel":
         lines.append(Text(CONFINED, style="dim"))

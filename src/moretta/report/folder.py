@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, Vali
 
 from moretta.engines.files import read_file
 from moretta.errors import ParameterError
-from moretta.protocols.common.severity import Severity
+from moretta.protocols.common.severity import Severity, is_whole
 
 FORMAT = 1
 """The version of the run folder that this module reads."""
@@ -25,20 +25,14 @@ TEST_ROWS = "test rows"
 """What an audit says of background knowledge where it took none but the run's own test rows."""
 
 
+LEADING = ("auc", "balanced_accuracy", "average_precision")
+UNEVEN = 0.1  # of the rows, by which the commonest class has more than an even part, from which on classes are uneven
+
+
 class _Part(BaseModel):
     """A frozen piece of a run folder; types are not coerced, unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
-
-
-class SiloScore(_Part):
-    """One silo's rows and what the model scores for it; None where the run has no number."""
-
-    rows: int | None = None
-    loss: float | None = None
-    accuracy: float | None = None
-    mse: float | None = None
-    metrics: Mapping[str, float | None] = {}
 
 
 class PlainScores(_Part):
@@ -47,6 +41,13 @@ class PlainScores(_Part):
     loss: float | None = None
     accuracy: float | None = None
     mse: float | None = None
+
+
+class SiloScore(PlainScores):
+    """One silo's rows and what the model scores for it; None where the run has no number."""
+
+    rows: int | None = None
+    metrics: Mapping[str, float | None] = {}
 
 
 class ClassScore(_Part):
@@ -85,20 +86,21 @@ class ClassTables(_Part):
         return self
 
 
-class TestScores(_Part):
+class TestScores(PlainScores):
     """The model's scores on the test rows: accuracy (a fraction) for classes, mse for numbers; None without such rows.
 
     per_silo: a shared model on the rows that each silo trained it on; where each silo has a model of its own, that one
     on the test rows. mean, displacement: under CGD the mean over the confined models, and D alone; the other scores are
     then the worst model's. by: "silos" if the scores are on rows that silos hold back. silos: the scores on those, if
-    the server has test rows too. classes: tables of a classifier, where they are of one model.
+    the server has test rows too. classes: tables of a classifier, where they are of one model. units: whom or what rows
+    are about. baseline: the accuracy of the commonest class, or the mean squared error of the mean. intervals: of 95 %,
+    by figure. curves: at equal steps from 0 to 1, recall by false alarms and precision by recall. seeds: over how many
+    runs the figures are means; 0 for one run.
     """
 
     __test__ = False  # the name is the paper's word, not a pytest class
 
-    loss: float | None = None
-    accuracy: float | None = None
-    mse: float | None = None
+    rows: float | None = None
     top5: float | None = None
     metrics: Mapping[str, float | None] = {}
     classes: ClassTables | None = None
@@ -107,6 +109,11 @@ class TestScores(_Part):
     displacement: PlainScores | None = None
     by: Literal["silos"] | None = None
     silos: PlainScores | None = None
+    units: int | None = None
+    baseline: float | None = None
+    intervals: Mapping[str, tuple[float | None, float | None]] = {}
+    curves: Mapping[str, tuple[float, ...]] = {}
+    seeds: int = Field(default=0, exclude=True)
 
     @model_validator(mode="after")
     def _has_a_score(self) -> TestScores:
@@ -118,6 +125,33 @@ class TestScores(_Part):
     def given(self) -> bool:
         """Whether the run had test rows, the server's or those that silos hold back."""
         return self.loss is not None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Each class's part of the rows; empty where no table counts them."""
+        counts = [one.rows for one in self.classes.by_class] if self.classes else []
+        return tuple(count / sum(counts) for count in counts) if any(counts) else ()
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """The figures that a verdict names: where classes are uneven, those that the commonest class does not carry."""
+        uneven = bool(self.shares) and max(self.shares) > 1 / len(self.shares) + UNEVEN
+        leading = (*(LEADING if uneven else ()), "accuracy", "mse" if self.accuracy is None else "")
+        return tuple(key for key in leading if self.figure(key) is not None)
+
+    def figure(self, key: str) -> float | None:
+        """Return a score by its key in ``result.json``."""
+        return self.metrics.get(key) if key not in ("accuracy", "mse") else getattr(self, key)
+
+    def guessed(self, key: str) -> float | None:
+        """Return what naming the commonest class always scores, or of numbers their mean; None where not known."""
+        shares = self.shares
+        if key == "mse" or not shares:
+            return self.baseline if key in ("accuracy", "mse") else None
+        even = 1 / sum(share > 0 for share in shares)
+        positive = shares[1] if len(shares) == 2 else 1 / len(shares)
+        chances = {"accuracy": max(shares), "auc": 0.5, "balanced_accuracy": even, "average_precision": positive}
+        return chances.get(key)
 
 
 class TrafficRecord(_Part):
@@ -176,6 +210,7 @@ class PictureRecord(_Part):
 class Attacked(_Part):
     """What one attack came to. score, chance, interval: None where they are no number; sentence: with its full stop.
 
+    constant: what naming the most frequent value always scores, None where no value is the most frequent.
     title: what it does, for people, empty in audits of before there were titles; severity: None there.
     """
 
@@ -188,6 +223,7 @@ class Attacked(_Part):
     measure: str
     score: float | None
     chance: float | None
+    constant: float | None = None
     interval: tuple[float | None, float | None]
     succeeded: bool
     seconds: float
@@ -195,6 +231,11 @@ class Attacked(_Part):
     figures: Mapping[str, float | None] = {}
     source: str = ""
     pictures: tuple[PictureRecord, ...] = ()
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in words."""
+        return "succeeded" if self.succeeded else "no evidence" if is_whole(*self.interval) else "failed"
 
     @property
     def advantage(self) -> float:
@@ -220,7 +261,8 @@ class NotRun(_Part):
 class AuditRecord(_Part):
     """`audit.json`: what attacks on the run's recorded views came to.
 
-    background: the rows that attackers had, `TEST_ROWS` or the name of a file.
+    background: the rows that attackers had, `TEST_ROWS` or the name of a file. switched_off: by key of the run file
+    the attacks that could be tried if that setting were the default.
     """
 
     run: str
@@ -231,6 +273,7 @@ class AuditRecord(_Part):
     views: tuple[int, ...] = ()
     attacks: tuple[Attacked, ...]
     not_run: tuple[NotRun, ...] = ()
+    switched_off: Mapping[str, tuple[str, ...]] = {}
 
 
 class RunRecord(_Part):

@@ -33,8 +33,10 @@ from moretta.report.statements import (
     verdicts,
 )
 from moretta.report.table import (
+    COSTS,
     MISSING,
     OverSeeds,
+    apart,
     by_silo,
     calibration,
     classes,
@@ -109,7 +111,7 @@ def page(
         title=title(records),
         insecure=insecure_runs(records),
         summary=summary(records),
-        verdicts=verdicts(records, brief=len(records) > 1),
+        verdicts=verdicts(records, brief=len(records) > 1, spreads=spreads),
         remarks=remarks(records) if len(records) > 1 else (),
         epsilons=[(name, note) for name, record in zip(names, records, strict=True) if (note := epsilon_note(record))],
         classified=[
@@ -164,13 +166,14 @@ def _power(value: str) -> tuple[str, str]:
 
 def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | None) -> dict[str, Any]:
     """What runs reach and cost: a comparison in groups of rows, silos, and side by side where any was audited."""
-    table = comparison(records, differences)
+    table, costs = apart(comparison(records, differences), COSTS, len(records))
     audited = [(record.audit, audit.costs(record)) for record in records]
     side_by_side = len(records) > 1 and any(found is not None for found, _ in audited)
     return {
         "comparison": table,
+        "costs": costs,
         "scales": meanings(table.rows),
-        "missing": MISSING if any(MISSING in row.cells for row in table.rows) else "",
+        "missing": MISSING if any(MISSING in row.cells for row in (*table.rows, *costs.rows)) else "",
         "silos": by_silo(records),
         "defences": [
             (label, costs, [audit.leak(found, roles) for roles in audit.GROUPS.values()])
@@ -182,11 +185,7 @@ def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | No
 
 def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
-        "losses": plots.loss_curves(records, "losses"),
-        "scores": plots.score_curves(records, "scores"),
-        "validated": plots.validation_curves(records, "validated"),
-        "seconds": plots.seconds_bars(records, "seconds"),
-        "bytes": plots.bytes_bars(records, "bytes"),
+        **plots.figures(records),
         "window": plots.smoothing(records),
         "several_losses": len(set(map(_loss_of, records))) > 1,
         "score_title": plots.score_of(records)[1],

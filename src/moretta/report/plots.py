@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -71,31 +72,63 @@ _SVG = (
 )
 
 
-def loss_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
-    """Training loss over rounds, every run; None if no run recorded one. key: the prefix of the SVG's ids."""
-    scaled = any(record.setting("data", "standardise-targets") for record in records)
-    title = "Training loss" + (", of scaled targets" if scaled else "")
-    return _curves(records, key, "loss", title, least=1, window=smoothing(records))
+def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Draw the figures of runs, by their places on the page; None where no run has what one shows.
+
+    They are training loss, test accuracy (or mse) and loss on validation rows over rounds, the curves of `RANKED`,
+    seconds by phase, stacked, and bytes of one silo in one round.
+    """
+    scaled = ", of scaled targets" if any(one.setting("data", "standardise-targets") for one in records) else ""
+    return {
+        "losses": _curves(records, "losses", "loss", f"Training loss{scaled}", least=1, window=smoothing(records)),
+        "scores": _curves(records, "scores", *score_of(records), least=2),
+        "validated": _curves(records, "validated", "validation_loss", "Loss on validation rows", least=2),
+        "ranked": _ranked(records),
+        "seconds": _svg(records, "seconds", "Seconds by phase", partial(_draw_seconds, records=records), bars=1),
+        "bytes": _svg(records, "bytes", "Bytes per silo and round", partial(_draw_bytes, records=records), bars=2),
+    }
 
 
-def score_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
-    """Test accuracy (or mse) over the rounds that were evaluated; None if no run has two of them."""
-    return _curves(records, key, *score_of(records), least=2)
+RANKED = {
+    "roc": ("ROC curve", "False-positive rate", "Recall", "On the dashed line is guessing."),
+    "precision_recall": ("Precision and recall", "Recall", "Precision", "Precision at each recall."),
+    "calibration": ("Calibration", "Stated probability", "Accuracy", "On the dashed line both are equal."),
+}
+"""Curves on the test rows: title, axes, and a sentence."""
 
 
-def validation_curves(records: Sequence[RunRecord], key: str) -> Markup | None:
-    """Loss on validation rows over the rounds that were evaluated; None if no run has two of them."""
-    return _curves(records, key, "validation_loss", "Loss on validation rows", least=2)
+def _ranked(records: Sequence[RunRecord]) -> list[tuple[Markup, str]]:
+    """Return the curves that any of the runs has, with their sentences; three stand beside each other."""
+    found = []
+    for key, (title, across, up, said) in RANKED.items():
+        points = [_points(record, key) for record in records]
+        draw = partial(_draw_points, records=records, points=points, titles=(title, across, up))
+        if any(points):
+            found.append((drawn(key, title, f"{title}: {', '.join(labels(records))}.", draw, 3.1, 3.4), said))
+    return found
 
 
-def seconds_bars(records: Sequence[RunRecord], key: str) -> Markup:
-    """Seconds by phase, a stacked bar for each run."""
-    return _svg(records, key, "Seconds by phase", lambda figure: _draw_seconds(figure, records), bars=1)
+def _points(record: RunRecord, key: str) -> list[tuple[float, float]]:
+    if key == "calibration":
+        table = record.test.classes.reliability if record.test.classes else ()
+        return [(one.probability, one.accuracy) for one in table]
+    values = record.test.curves.get(key, ())
+    return [(place / max(1, len(values) - 1), value) for place, value in enumerate(values)]
 
 
-def bytes_bars(records: Sequence[RunRecord], key: str) -> Markup:
-    """Bytes up and down of one silo in one round, two bars for each run."""
-    return _svg(records, key, "Bytes per silo and round", lambda figure: _draw_bytes(figure, records), bars=2)
+def _draw_points(
+    figure: Figure,
+    records: Sequence[RunRecord],
+    points: Sequence[Sequence[tuple[float, float]]],
+    titles: tuple[str, str, str],
+) -> None:
+    axes = figure.add_subplot()
+    if titles[2] != "Precision":
+        axes.plot((0, 1), (0, 1), color=FAINT, linewidth=0.8, linestyle=(0, (2, 2)))
+    for number, some in enumerate(points):
+        _line(axes, records, number, [x for x, _ in some], [y for _, y in some], 1)
+    _finish_curves(axes, records, *titles[:2])
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel=titles[2])
 
 
 def smoothing(records: Sequence[RunRecord]) -> int:
@@ -139,13 +172,35 @@ def _curves(
         if logarithmic:
             axes.set_yscale("log")
             _plain_decades(axes, max(positive) / min(positive))
+        else:
+            _span(axes, records, measure, [value for value in values if abs(value) < float("inf")])
+        for record in records:
+            if measure == "validation_loss" and isinstance(best := record.facts.get("best_round"), float):
+                axes.axvline(best, color=colour(record.protocol), linewidth=0.8, gid=f"best-{best:.0f}")
         _finish_curves(axes, records, title + (", log scale" if logarithmic else ""))
 
     return _svg(records, key, f"{title} over rounds", draw)
 
 
+def _span(axes: Axes, records: Sequence[RunRecord], measure: str, values: Sequence[float]) -> None:
+    """Let an axis reach from 0 or from guessing on, so that noise looks as small as it is."""
+    if measure == "test_accuracy":
+        guesses = sorted({max(record.test.shares) for record in records if record.test.shares})
+        low = min([*values, *(guesses or [0.5])])
+        axes.set_ylim(max(-0.02, low - 0.05), 1.02)
+        for guess in guesses:
+            axes.axhline(guess, color=FAINT, linewidth=0.8, linestyle=(0, (2, 2)))
+    elif values and max(values) > 0:
+        axes.set_ylim(min(0.0, *values), 1.05 * max(values))
+
+
 def _line(
-    axes: Axes, records: Sequence[RunRecord], number: int, rounds: list[int], values: list[float], window: int
+    axes: Axes,
+    records: Sequence[RunRecord],
+    number: int,
+    rounds: Sequence[float],
+    values: Sequence[float],
+    window: int,
 ) -> None:
     """Earlier runs are drawn broader, so that a later one on the very same points does not hide them."""
     colour_of = colour(records[number].protocol)
@@ -163,13 +218,14 @@ def _line(
     )
 
 
-def _finish_curves(axes: Axes, records: Sequence[RunRecord], title: str) -> None:
+def _finish_curves(axes: Axes, records: Sequence[RunRecord], title: str, across: str = "Round") -> None:
     from matplotlib.ticker import MaxNLocator
 
-    columns = _legend_columns(_short_labels(records))
+    columns = _legend_columns(_short_labels(records), 68 if across == "Round" else 44)
     axes.set_title(title, pad=8 if len(records) == 1 else 8 + 15 * -(-len(records) // columns))
-    axes.set_xlabel("Round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    axes.set_xlabel(across)
+    if across == "Round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     axes.grid(axis="y")
     if len(records) > 1:
         axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, handlelength=2.2, borderaxespad=0.2)
@@ -236,8 +292,8 @@ def _short_labels(records: Sequence[RunRecord]) -> list[str]:
     return [name if len(name) <= 30 else name[:29] + "…" for name in names]
 
 
-def _legend_columns(names: Sequence[str]) -> int:
-    return min(len(names), 4, max(1, 68 // (max(map(len, names)) + 6)))
+def _legend_columns(names: Sequence[str], width: int) -> int:
+    return min(len(names), 4, max(1, width // (max(map(len, names)) + 6)))
 
 
 def _moving_average(values: Sequence[float], window: int) -> list[float]:
@@ -261,8 +317,10 @@ def _svg(
     return drawn(key, title, described, draw, height)
 
 
-def drawn(key: str, title: str, described: str, draw: Callable[[Figure], None], height: float) -> Markup:
-    """Draw one figure and make its SVG fit for the inside of a page. key: of its ids. height: inches, of 5.2 wide.
+def drawn(
+    key: str, title: str, described: str, draw: Callable[[Figure], None], height: float, width: float = 5.2
+) -> Markup:
+    """Draw one figure and make its SVG fit for the inside of a page. key: of its ids. height, width: inches.
 
     The same figure gives the same bytes.
     """
@@ -273,7 +331,7 @@ def drawn(key: str, title: str, described: str, draw: Callable[[Figure], None], 
         raise MissingExtra('The figures of a report need matplotlib: pip install "moretta[torch]".') from None
     with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": key}):
         warnings.simplefilter("ignore")  # glyphs that the measuring font lacks: the browser has its own fonts
-        figure = Figure(figsize=(5.2, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
         written = StringIO()
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

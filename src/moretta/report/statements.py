@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from rich.text import Text
@@ -35,7 +36,7 @@ from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.audit import rounds_recorded, who_does
 from moretta.report.folder import Attacked, PlainScores, RunRecord, TestScores
-from moretta.report.table import human_bytes, human_seconds, label_of, labels, plain, way
+from moretta.report.table import OverSeeds, figure, human_bytes, label_of, labels, plain, way
 
 HEADINGS = ("How good", "What was hidden", "What attacks got")
 
@@ -71,11 +72,17 @@ class Verdict:
         return tuple("".join(text for pair in pairs for text in pair) for pairs in named)
 
 
-def verdicts(records: Sequence[RunRecord], *, brief: bool = False) -> tuple[Verdict, ...]:
+def verdicts(
+    records: Sequence[RunRecord], *, brief: bool = False, spreads: Sequence[OverSeeds] = ()
+) -> tuple[Verdict, ...]:
     """Return the verdict on each run. Its model is set beside those of `records` that train alone or on pooled rows.
 
-    brief: without what `remarks` says of all runs.
+    brief: without what `remarks` says of all runs. spreads: of each record the runs from all seeds, whose means stand
+    for its own figures.
     """
+    records = _counted(records)
+    if spreads:
+        records = [_averaged(record, over) for record, over in zip(records, spreads, strict=True)]
     opening = "" if brief and _opening_of_all(records) else None
     return tuple(
         Verdict(label, _good(record, records, brief), _hidden(record, opening), _attacks(record, brief))
@@ -85,7 +92,7 @@ def verdicts(records: Sequence[RunRecord], *, brief: bool = False) -> tuple[Verd
 
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
-    scales = dict.fromkeys(_scale(record, records) for record in records if record.test.given)
+    scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.given)
     found = [f"{scale[0].upper()}{scale[1:]}." for scale in scales]
     if opening := _opening_of_all(records):
         found.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
@@ -115,15 +122,52 @@ def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.given:
         return "There were no test rows, so nothing says how good the model is."
     said = f"{reached(record)}{_beside(record, records)}"
-    return f"{said}." if brief else f"{said} ({_scale(record, records)})."
+    return f"{said}." if brief else f"{said} ({_scale(record)})."
 
 
 def reached(record: RunRecord) -> str:
-    """Return what the run's model reaches on which rows, without a full stop."""
-    rows = "rows that silos hold back" if record.test.by == "silos" else "test rows"
+    """Return what the run's model reaches on which rows, each figure with its interval, without a full stop."""
+    test = record.test
+    rows = "rows that silos hold back" if test.by == "silos" else "test rows"
+    count = "the" if test.rows is None else f"{test.rows:,.0f}"
+    about = f" about {test.units:,} people or things" if test.units and test.units != test.rows else ""
     whose = "a silo’s own model, on average," if _trains(record) == "alone" else "the model"
-    whose = whose if record.test.mean is None else "the worst of the silos’ models"
-    return f"On the {rows} {whose} reaches {scored(record.test)}"
+    whose = whose if test.mean is None else "the worst of the silos’ models"
+    figures = enumerated(f"{WORDS[key]} {_sure(test, key)}" for key in test.headline)
+    over = f", on average over {test.seeds} seeds," if test.seeds else ""
+    return f"On {count} {rows}{about}{over} {whose} reaches {figures}"
+
+
+WORDS = {
+    "auc": "an AUC of",
+    "balanced_accuracy": "a balanced accuracy of",
+    "average_precision": "an average precision of",
+    "accuracy": "an accuracy of",
+    "mse": "a mean squared error of",
+}
+"""Figures of a headline by their keys."""
+
+
+def _sure(test: TestScores, key: str) -> str:
+    """Return a figure, behind it its interval in square brackets."""
+    said = _written(key, test.figure(key))
+    low, high = test.intervals.get(key, (None, None))
+    return said if low is None or high is None else f"{said} [{_written(key, low)} to {_written(key, high)}]"
+
+
+def _written(key: str, value: float | None) -> str:
+    return f"{100 * (value or 0.0):.1f} %" if key == "accuracy" else plain(value) if key == "mse" else figure(value)
+
+
+def _averaged(record: RunRecord, over: OverSeeds) -> RunRecord:
+    """Return a run with the means of its figures over seeds, each within its least and its most of these."""
+    found = {key: [one.test.figure(key) for one in over.records] for key in record.test.headline}
+    whole = {key: [value for value in values if value is not None] for key, values in found.items()}
+    means = {key: fmean(values) for key, values in whole.items()}
+    sure = {key: (min(values), max(values)) for key, values in whole.items()}
+    changed = {"metrics": {**record.test.metrics, **means}, "intervals": sure, "seeds": len(over.seeds)}
+    changed |= {key: means[key] for key in ("accuracy", "mse") if key in means}
+    return record.model_copy(update={"test": record.test.model_copy(update=changed)})
 
 
 def _trains(record: RunRecord) -> str:
@@ -136,14 +180,16 @@ def _trains(record: RunRecord) -> str:
 
 def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Return what the run's baselines reach, and what its silos' models do on average, as far as is known."""
-    found = [f"{_short(record.test.mean)} as the mean of the silos’ models"] if record.test.mean is not None else []
+    key = record.test.headline[0]
+    mean, what = record.test.mean, "an accuracy of " * (len(record.test.headline) > 1)
+    found = [] if mean is None else [f"{what}{_short(mean)} as the mean of the silos’ models"]
     for way_of, words in (("alone", "where silos train alone"), ("pooled", "where all rows are in one place")):
         others = [one for one in records if _trains(one) == way_of and one is not record and _alike(one, record)]
-        found += [f"{_short(one.test)} {words}" for one in others[:1]]
+        found += [f"{_written(key, one.test.figure(key))} {words}" for one in others[:1]]
     return f", beside {enumerated(found)}" if found else ""
 
 
-def _short(scores: TestScores | PlainScores) -> str:
+def _short(scores: PlainScores) -> str:
     return plain(scores.mse) if scores.accuracy is None else f"{100 * scores.accuracy:.1f} %"
 
 
@@ -153,14 +199,28 @@ def _alike(one: RunRecord, record: RunRecord) -> bool:
     return same and one.test.given and one.setting("run", "seed") == record.setting("run", "seed")
 
 
-def _scale(record: RunRecord, records: Sequence[RunRecord]) -> str:
-    """Return what scores mean. Rows of classes may be counted by another run alone, on the same rows."""
+def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs, those without tables of classes with another's on the same rows, which count the classes."""
+    found = []
+    for record in records:
+        tables = next(
+            (one.test.classes for one in (record, *records) if one.test.classes and _alike(one, record)), None
+        )
+        found.append(record.model_copy(update={"test": record.test.model_copy(update={"classes": tables})}))
+    return found
+
+
+def _scale(record: RunRecord) -> str:
+    """Return what scores mean."""
+    what = "the least and the most over seeds" if record.test.seeds else "95 % intervals"
+    sure = f"; {what} are in square brackets" if record.test.intervals else ""
     if record.test.accuracy is None:
-        return "0 is perfect; to guess the mean of the targets always gets their variance"
-    tables = next((one.test.classes for one in (record, *records) if one.test.classes and _alike(one, record)), None)
-    counts = [one.rows for one in tables.by_class] if tables else []
-    share = f"{100 * max(counts) / sum(counts):.1f} %" if any(counts) else "that class’s part of the rows"
-    return f"100 % is perfect; to name the commonest class always gets {share}"
+        variance = f", {plain(record.test.baseline)}" if record.test.baseline is not None else ""
+        return f"0 is perfect; to guess the mean of the targets always gets their variance{variance}{sure}"
+    guesses = [_written(key, one) for key in record.test.headline if (one := record.test.guessed(key)) is not None]
+    perfect = "1 is perfect" if len(record.test.headline) > 1 else "100 % is perfect"
+    said = f"{enumerated(guesses)}{', in this order' * (len(guesses) > 1)}" if guesses else ""
+    return f"{perfect}; to name the commonest class always gets {said or 'that class’s part of the rows'}{sure}"
 
 
 # -- what was hidden from whom -----------------------------------------------------------------------------------------
@@ -240,12 +300,13 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
 
 def came_to(aim: str, some: Sequence[Attacked]) -> str:
     """Return how many attacks of one severity succeeded, without a full stop. aim: what they tried."""
-    won = sum(one.succeeded for one in some)
+    won, silent = (sum(one.ended == ended for one in some) for ended in ("succeeded", "no evidence"))
     if not some:
         return f"no attack tried {aim}"
     if len(some) == 1:
-        return f"the one attempt {aim} {'succeeded' if won else 'failed'}"
-    return f"{won or 'none'} of {len(some)} attempts {aim} succeeded"
+        return f"the one attempt {aim} {'gave no evidence' if silent else some[0].ended}"
+    said = f" and {silent} gave no evidence" if silent else ""
+    return f"{won or 'none'} of {len(some)} attempts {aim} succeeded{said}"
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -277,9 +338,7 @@ def _summary_of_one(record: RunRecord) -> str:
         if sent or received
         else "The silos sent and received nothing during training."
     )
-    return f"{_cohort(record)} with {label_of(record)}, in {human_seconds(record.seconds['total'])}. " + (
-        f"{traffic} {_missed(record)}"
-    )
+    return f"{_cohort(record)} with {label_of(record)}. " + (f"{traffic} {_missed(record)}")
 
 
 def _summary_of_many(records: Sequence[RunRecord]) -> str:
@@ -309,13 +368,6 @@ def _count(number: int, thing: str) -> str:
 
 def _number_word(number: int) -> str:
     return _WORDS[number] if 0 <= number < len(_WORDS) else f"{number:,}"
-
-
-def scored(scores: TestScores | PlainScores) -> str:
-    """Return an accuracy or a mean squared error in words."""
-    if scores.accuracy is not None:
-        return f"an accuracy of {100 * scores.accuracy:.1f} %"
-    return f"a mean squared error of {plain(scores.mse)}"
 
 
 def missed(record: RunRecord) -> str:
@@ -424,5 +476,6 @@ def _of_an_unknown_scheme(run: Record) -> Iterator[str]:
 
 
 def _tested(one: Attacked) -> Tested:
-    ended = f"it succeeded, {way(one)}" if one.succeeded else "this attack failed"
+    failed = "this attack failed" if one.ended == "failed" else "this attack gave no evidence"
+    ended = f"it succeeded, {way(one)}" if one.succeeded else failed
     return Tested(who_does(one), one.attack, ended)

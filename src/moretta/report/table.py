@@ -13,7 +13,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -38,6 +38,7 @@ PHASES = {
 METRICS = {
     "auc": "AUC",
     "balanced_accuracy": "Balanced accuracy",
+    "average_precision": "Average precision",
     "f1": "F1 of the second class",
     "f1_macro": "F1, mean of classes",
     "brier": "Brier score",
@@ -127,7 +128,8 @@ def _further(record: RunRecord) -> str:
 class _Measure:
     """A number of a run. key: in the JSON of a sweep; empty where that has it not. unit: "bytes", "s" or none.
 
-    digits: significant ones, of a fact. of: its value in a run, None where it has none.
+    digits: significant ones, of a fact. of: its value in a run, None where it has none. It has an interval where the
+    run has one by its key.
     """
 
     group: str
@@ -142,6 +144,15 @@ class _Measure:
         values = [self.of(record) for record in records]
         unit, size = self.scale(values)
         return Row(self.group, self.name, unit, tuple(self._cell(value, size) for value in values))
+
+    def sure(self, run: RunRecord) -> str:
+        """Return its interval in a run, empty without one."""
+        low, high = run.test.intervals.get(self.key, (None, None))
+        return "" if low is None or high is None else f"{plain(low)} to {plain(high)}"
+
+    def guessed(self, run: RunRecord) -> str:
+        """Return what naming the commonest class, or the mean, always scores in a run; empty where not known."""
+        return "" if (value := run.test.guessed(self.key)) is None else plain(value)
 
     def scale(self, values: Iterable[float | None]) -> tuple[str, float]:
         """Return the unit that suits all values, and its size."""
@@ -169,9 +180,10 @@ def _at(*path: str) -> Callable[[RunRecord], Any]:
 
 def _measures(records: Sequence[RunRecord]) -> Iterator[_Measure]:
     """Yield the measures of runs, in the order of tables."""
-    yield from _scores(records)
+    leading = next((one.test.headline for one in records if len(one.test.headline) > 1), ())
+    yield from sorted(_scores(records), key=lambda one: [*leading, one.key].index(one.key))
     privacy, up, down = "Differential privacy", "up_per_silo_per_round", "down_per_silo_per_round"
-    yield _Measure("Early stopping", "Best round, which the run returned to", "", _at("facts", "best_round"), digits=9)
+    yield _Measure("Early stopping", "Best round", "", _at("facts", "best_round"), digits=9)
     yield _Measure(privacy, "Epsilon, of one example at one silo", "epsilon", _at("facts", "epsilon"), digits=3)
     yield _Measure(privacy, "Epsilon towards another silo", "", _at("facts", "epsilon_to_silos"), digits=3)
     yield _Measure(privacy, "Delta", "", _at("facts", "delta"), digits=3)
@@ -209,12 +221,34 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
     differences: the largest relative difference of the final weights from the reference's, by run folder (its path or
     its name) or by protocol.
     """
-    rows = [measure.row(records) for measure in _measures(records)]
+    rows, several = list[Row](), len(records) > 1
+    heads, sure = ("Measure", *labels(records)), any(record.test.intervals for record in records)
+    leading = {key for record in records for key in record.test.headline}
+    for measure in _measures(records):
+        rows.append(row := measure.row(records))
+        if sure and not several:
+            more = measure.sure(records[0]), measure.guessed(records[0])
+            rows[-1] = row if set(row.cells) == {MISSING} else replace(row, cells=(*row.cells, *more))
+        elif sure and measure.key in leading:
+            intervals = tuple(measure.sure(record) or MISSING for record in records)
+            rows.append(Row(row.group, f"{measure.name}, 95 % interval", "", intervals))
     if differences:
         distances = [_difference(record, differences) for record in records]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
         rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
-    return Table(("Measure", *labels(records)), tuple(row for row in rows if set(row.cells) != {MISSING}))
+    heads = heads if several or not sure else (*heads, "95 % interval", "Guessing")
+    return Table(heads, tuple(row for row in rows if set(row.cells) != {MISSING}))
+
+
+COSTS = ("Traffic", "Time")
+"""The groups of a comparison that say what runs cost."""
+
+
+def apart(table: Table, groups: Sequence[str], columns: int) -> tuple[Table, Table]:
+    """Return a table without some groups of rows, and those alone in so many columns."""
+    left = tuple(row for row in table.rows if row.group not in groups)
+    taken = tuple(replace(row, cells=row.cells[:columns]) for row in table.rows if row.group in groups)
+    return Table(table.heads, left), Table(table.heads[: columns + 1], taken)
 
 
 def _difference(record: RunRecord, differences: Mapping[str, float]) -> float | None:
@@ -392,29 +426,21 @@ def _three_digits(value: float) -> str:
 
 
 SCALES: Mapping[str, str] = {
-    "Accuracy": "part of the rows whose class is named rightly: 0 is none and 1 is all; to name the commonest class "
-    "always gets that class’s part, and guessing evenly gets 1 in as many as there are classes",
-    "Top-5 accuracy": "part of the rows whose class is among the five likeliest: 0 is none and 1 is all; guessing "
-    "evenly gets 5 in as many as there are classes",
-    "Balanced accuracy": "mean over classes of the part of their rows that are named rightly: 0 is none and 1 is all; "
-    "guessing gets 1 in as many as there are classes, 0.5 of two",
-    "AUC": "how often a row of a class is ranked above one of another: 0.5 is guessing, 1 perfect, 0 always wrong",
-    "F1": "how well a class is found and nothing else taken for it: 0 is nothing right and 1 is perfect; guessing gets "
-    "about the part of the rows that the class has",
-    "F1, mean of classes": "mean of F1 over classes, how well each is found and nothing else taken for it: 0 is "
-    "nothing right and 1 is perfect; guessing evenly gets about 1 in as many as there are classes",
-    "Brier score": "squared distance of probabilities from the truth: 0 is perfect and 2 the worst; guessing evenly "
-    "gets 0.5 of two classes and nears 1 of many",
-    "Calibration error": "how far stated probabilities are from how often they are right: 0 is perfect and 1 the "
-    "worst; it does not say how often they are right, and guessing that says so has 0",
-    "Mean squared error": "0 is perfect, and there is no upper end; to guess the mean always gets the variance of the "
-    "targets",
-    "Loss": "what training lowers: 0 is perfect, and there is no upper end; under cross-entropy guessing evenly gets "
-    "0.69 of two classes and 2.3 of ten",
+    "Accuracy": "fraction of rows classified correctly",
+    "Top-5 accuracy": "fraction of rows whose class is among the five likeliest",
+    "Balanced accuracy": "mean over classes of the fraction of their rows classified correctly",
+    "AUC": "probability that a positive row scores above a negative one; 0.5 is guessing",
+    "Average precision": "mean precision over all thresholds, each weighted by the recall that it adds",
+    "F1": "harmonic mean of precision and recall",
+    "F1, mean of classes": "mean over classes of the harmonic mean of precision and recall",
+    "Brier score": "mean squared distance of probabilities from the truth; 0 is perfect, 2 the worst",
+    "Calibration error": "mean gap between stated probability and accuracy; 0 is perfect",
+    "Mean squared error": "mean squared distance from the targets; 0 is perfect",
+    "Loss": "loss on these rows, without class weights and label smoothing; 0 is perfect",
 }
-"""By the beginning of a measure's name in a comparison: what it is, and what its ends and guessing are."""
+"""By the beginning of a measure's name in a comparison: what it is, in one short sentence."""
 
-UNKNOWN = "what its ends are, the run does not say"
+UNKNOWN = "a metric of the run’s own"
 
 ZEROS: Mapping[str, str] = {
     "area under the ROC curve": "wrong every time",
@@ -453,8 +479,11 @@ def figure(value: float | None) -> str:
 
 
 def ends(one: Attacked) -> str:
-    """Return what guessing, the best and 0 are on the scale of an attack's score."""
+    """Return what guessing, always the most frequent value, the best and 0 are on the scale of an attack's score."""
     guessing = "guessing is not known" if one.chance is None else f"{figure(one.chance)} is guessing"
+    if one.constant is not None:
+        share = "" if one.constant == one.chance else f", {figure(one.constant)}"
+        guessing += f"{share or ' or'} always naming the most frequent value"
     zero = next((words for start, words in ZEROS.items() if one.measure.startswith(start)), "")
     worst = f", 0 {zero}" if zero and one.chance != 0 else ""
     return f"{guessing}, 1 perfect{worst}"

@@ -72,6 +72,7 @@ def _of_rows(run_file: RunFile) -> _Found:
         dealt.feature_names,
         dataset.class_names,
         dataset.column_rules,
+        test_groups=dealt.test.groups if len(dealt.test) else None,
     )
     inputs, classes, table = dealt.test.x.shape[1:], dataset.classes, dataset.table
     return _Found(rows, inputs, dataset.outputs, classes, table, dataset.standardise, dataset.layout)
@@ -83,5 +84,6 @@ def _of_columns(run_file: RunFile) -> _Found:
     table = table_of(run_file)
     names, classes = expansion_of(table).names, len(table.classes) or None
     held = None if test is None else (test.x, test.y)
-    rows = RunRows(silos, held, None, names, table.classes, rules_of(table))
+    groups = None if test is None else test.groups
+    rows = RunRows(silos, held, None, names, table.classes, rules_of(table), test_groups=groups)
     return _Found(rows, (len(names),), classes or 1, classes, table, True, None)

@@ -27,6 +27,7 @@ from moretta.protocols.common.roles import Fitted
 from moretta.protocols.common.targets import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
+from moretta.run.intervals import curves, judged
 from moretta.run.metrics import Metric, figures_of_classes, name_of, scores
 
 SCORES = ("loss", "accuracy", "mse")
@@ -109,14 +110,18 @@ class Evaluator:
         displacement: Callable[[], Tensors] | None,
         by_silos: Mapping[str, Any],
         training: Sequence[Silo],
+        whom: NDArray[np.str_] | None = None,
     ) -> dict[str, Any]:
         """Return what ``result.json`` says of a run's last models.
 
         displacement: of confined models, as a model of its own. by_silos: what silos score on rows that they hold back.
         training: silos on whose own rows the common model is scored too, without the user's metrics: those are of test
-        rows, and may not be defined on a silo's rows, such as those of one class.
+        rows, and may not be defined on a silo's rows, such as those of one class. whom: the test rows are about.
         """
         scores = self.of_models(models, test) if test is not None and models else {}
+        shown = scores["worst"]["silo"] if "worst" in scores else next(iter(models)) if len(models) == 1 else None
+        if test is not None and shown is not None:
+            scores |= self._surely(models[shown], test, whom, {**scores, **scores["metrics"]})
         if by_silos:
             scores |= by_silos if test is None else {"silos": by_silos}
         if test is not None and displacement is not None:
@@ -128,6 +133,19 @@ class Evaluator:
                 name: {key: score[key] for key in score if key != "classes"} for name, score in of.items()
             }
         return scores
+
+    def _surely(
+        self, tensors: Tensors, rows: LabelledRows, whom: NDArray[np.str_] | None, figures: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return how sure one model's figures are, what no model at all reaches, and its curves."""
+        modules.load(self._module, tensors)
+        raw = outputs_of(self._module, self._prepared(rows[0])).cpu().numpy()
+        outputs, classified = self._fitted.preparation.unscaled(raw), self._task == "classification"
+        y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
+        found = judged(outputs, y, self._task, self._loss, together=whom, where="test")
+        sure = {name: [one["low"], one["high"]] for name, one in found["figures"].items() if name in figures}
+        said = {"units": found["units"], "baseline": found["baseline"], "intervals": sure}
+        return said | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
 
     def _evaluated(self, inputs: Inputs, y: NDArray[np.generic], **wanted: Any) -> dict[str, Any]:
         return evaluate(self._module, inputs, y, self._loss, self._task, self._fitted.preparation, **wanted)

@@ -39,6 +39,7 @@ class RunRows:
         column_rules: what is filled in where a value is absent; None takes the table's, or the specification's.
         tested: whom the test rows are about, which silos' rows are then compared with
             (`moretta.protocols.common.overlap`).
+        test_groups: the same, to draw them again together for intervals; None takes those of `tested`.
     """
 
     silos: Sequence[Silo]
@@ -48,6 +49,7 @@ class RunRows:
     class_names: Sequence[str] = ()
     column_rules: ColumnRules | None = None
     tested: Subjects | None = None
+    test_groups: NDArray[np.str_] | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class Trainable(Protocol):
         silos: everybody who trains, here or remote.
         layout: how a sample of several arrays is packed; None where it is one array.
         test, validation: rows on which the server measures, and by which early stopping judges.
+        test_groups: whom the test rows are about, where that is known.
         column_rules: how input columns are prepared.
         class_names, feature_names: where they have names.
     """
@@ -204,6 +207,7 @@ class Trainable(Protocol):
     layout: SampleLayout | None
     test: LabelledRows | None
     validation: LabelledRows | None
+    test_groups: NDArray[np.str_] | None
     column_rules: ColumnRules
     class_names: Sequence[str]
     feature_names: Sequence[str]

@@ -7,7 +7,7 @@ one patient are not independent. They say nothing of how other training would ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,17 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.rows import check_fit
 from moretta.data.split import generator, units_of
-from moretta.run.metrics import figures_of_classes
+from moretta.protocols.common.targets import BINS, binned, predicted, probabilities
+from moretta.run.metrics import at_thresholds, by_counts, figures_of_classes, ranked, rankings
 
 RESAMPLES = 1000
-MOST_DRAWN = 20_000_000  # rows in all resamples together; of larger files there are fewer, 100 at least
+MOST_DRAWN = 20_000_000  # outputs in all resamples together; of larger files there are fewer, 100 at least
+AT_ONCE = 2_000_000  # rows of resamples that are measured together
 INTERVAL = (2.5, 97.5)  # percentiles
+POINTS = 50  # of a curve, beside its beginning
+
+Measure = Callable[[Array], Mapping[str, NDArray[np.float64]]]
+"""Of weights [draws, rows], how often a row was drawn: each figure, [draws], NaN where a draw has none."""
 
 
 def judged(
@@ -42,37 +48,76 @@ def judged(
     outputs, classes = outputs.astype(np.float64), task == "classification"
     y = y if classes else y.reshape(outputs.shape)
     tables = figures_of_classes(outputs, y, loss, names)["classes"] if classes else None
-
-    def measure(of: NDArray[np.int64]) -> dict[str, float]:
-        return _of_classes(outputs[of], y[of], loss) if classes else _of_numbers(outputs[of], y[of])
-
-    figures = measure(np.arange(len(y)))
-    drawn = {name: list[float]() for name in figures}
+    measure = _of_classes(outputs, y, loss) if classes else _of_numbers(outputs, y)
+    figures = {name: float(one[0]) for name, one in measure(np.ones((1, len(y)))).items() if not np.isnan(one[0])}
     units, random = units_of(len(y), together, where), generator(0)
-    order, ends, count = np.argsort(units.of, kind="stable"), np.cumsum(units.sizes), len(units.sizes)
-    for _ in range(int(np.clip(MOST_DRAWN // max(1, len(y)), 100, RESAMPLES))):
-        chosen = random.integers(0, count, count)
-        sizes = units.sizes[chosen]  # each unit's rows lie behind each other in `order`
-        found = measure(order[np.arange(sizes.sum()) + np.repeat(ends[chosen] - np.cumsum(sizes), sizes)])
-        for name in figures.keys() & found.keys():
-            drawn[name].append(found[name])
+    count, drawn = len(units.sizes), {name: list[Array]() for name in figures}
+    draws = int(np.clip(MOST_DRAWN // max(1, outputs.size), 100, RESAMPLES))
+    each = max(1, AT_ONCE // max(1, len(y)))
+    for start in range(0, draws, each):
+        some = range(min(each, draws - start))
+        times = [np.bincount(random.integers(0, count, count), minlength=count) for _ in some]
+        found = measure(np.array(times, np.float64)[:, units.of])
+        for name, values in drawn.items():
+            values.append(found[name][np.isfinite(found[name])])
     told = {}
     for name, value in figures.items():
-        low, high = np.percentile(drawn[name], INTERVAL) if drawn[name] else (np.nan, np.nan)
+        finite = np.concatenate(drawn[name])
+        low, high = np.percentile(finite, INTERVAL) if len(finite) else (np.nan, np.nan)
         told[name] = {"value": value, "low": float(low), "high": float(high)}
     alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": told, "baseline": alone}
     return result | ({"classes": tables} if tables else {})
 
 
-def _of_classes(outputs: Array, y: Array, loss: str) -> dict[str, float]:
-    found = figures_of_classes(outputs, y, loss)
-    return {"accuracy": found["accuracy"], **found["metrics"]}
+def _of_classes(outputs: Array, y: Array, loss: str) -> Measure:
+    """Return what measures drawn rows of classes, as `figures_of_classes` does rows that each count once."""
+    chosen, count, every = predicted(outputs), max(outputs.shape[1], 2), np.ones(len(y))
+    orders, counted = rankings(outputs, y, loss), [(y, chosen == y, count), (y, every, count), (chosen, every, count)]
+    distances = None
+    if np.isfinite(outputs).all():
+        chances = probabilities(outputs, loss)
+        bins, summed = binned(chances, y)
+        counted += [(bins, one, BINS) for one in summed]
+        distances = np.square(chances - np.eye(count)[y]).sum(axis=1)
+
+    def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
+        right, rows, taken, *tables = (
+            np.stack([np.bincount(place, one * some, most) for some in weights]) for place, one, most in counted
+        )
+        total = weights.sum(axis=1)
+        brier = {} if distances is None else {"brier": weights @ distances / total}
+        by_class = by_counts(right, rows, taken, np.stack(tables, axis=1) if tables else None)
+        return {"accuracy": right.sum(axis=1) / total, **ranked(orders, weights), **brier, **by_class}
+
+    return measure
 
 
-def _of_numbers(outputs: Array, y: Array) -> dict[str, float]:
-    wrong = outputs - y
-    spread = float(np.square(y - y.mean(axis=0)).mean())
-    mse = float(np.square(wrong).mean())
-    explained = {"r2": 1 - mse / spread} if spread else {}
-    return {"mse": mse, "rmse": float(np.sqrt(mse)), "mae": float(np.abs(wrong).mean()), **explained}
+def _of_numbers(outputs: Array, y: Array) -> Measure:
+    wrong, apart = outputs - y, y - y.mean(axis=0)
+    parts = [one.mean(axis=1) for one in (np.square(wrong), np.abs(wrong), np.square(apart))]
+
+    def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
+        total = weights.sum(axis=1)
+        mse, mae, spread = (weights @ one / total for one in parts)
+        spread = spread - np.square(weights @ apart / total[:, None]).mean(axis=1)  # around the draw's own mean
+        explained = 1 - mse / np.where(spread > 0, spread, np.nan)
+        return {"mse": mse, "rmse": np.sqrt(mse), "mae": mae, "r2": explained}
+
+    return measure
+
+
+def curves(outputs: Array, y: Array, loss: str) -> dict[str, list[float]]:
+    """Return `roc`, recall by rate of false alarms, and `precision_recall`, precision by recall, means over rankings.
+
+    Each has so many values, at equal steps from 0 to 1. Empty where nothing is ranked (`rankings`).
+    """
+    at, found = np.linspace(0.0, 1.0, POINTS + 1), list[Any]()
+    for one in rankings(outputs.astype(np.float64), y, loss):
+        true, false = (side[0] for side in at_thresholds(one, np.ones((1, len(y)))))
+        recall = true / true[-1]
+        precision = (true / (true + false))[np.searchsorted(recall, at - 1e-12)]
+        found.append([np.interp(at, [0.0, *(false / false[-1])], [0.0, *recall]), precision])
+    return (
+        dict(zip(("roc", "precision_recall"), np.mean(found, axis=0).round(4).tolist(), strict=True)) if found else {}
+    )

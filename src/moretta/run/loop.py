@@ -285,8 +285,8 @@ class Session:
         if not outcome.tables:
             return {}
         counts, bins = (outcome.tables[name] for name in (CONFUSION, RELIABILITY))
-        found = {name: value for name, value in metrics_of_counts(counts, bins).items() if value is not None}
-        return {"metrics": found, "classes": tables_of_counts(counts, bins, self._of.class_names)}
+        tables = tables_of_counts(counts, bins, self._of.class_names)
+        return {"metrics": metrics_of_counts(counts, bins), "classes": tables}
 
     def _data(self) -> Mapping[str, Any] | None:
         """Return what a look before training may show, where one was wanted."""
@@ -302,7 +302,8 @@ class Session:
         noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would be without noise
         training = [] if noised or any(silo.columns for silo in here) else here
         said = {**by_silos, "by": "silos"} if by_silos else {}
-        return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training)
+        whom = self._of.test_groups
+        return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training, whom)
 
     def _module(self, tensors: Tensors) -> nn.Module:
         """Return a model that takes rows as the silos have them, several arrays by keyword."""

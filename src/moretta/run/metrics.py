@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moretta.contract.messages import Array
 from moretta.data.references import said
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import BINS, CONFUSION_UP_TO, confusion, predicted, probabilities, reliability
@@ -25,6 +26,7 @@ BUILT_IN = (
     "top5",
     "rows",
     "auc",
+    "average_precision",
     "brier",
     "calibration_error",
     "balanced_accuracy",
@@ -97,27 +99,40 @@ def figures_of_classes(
         chances = probabilities(outputs, loss)
         bins = reliability(chances, classes)
         brier = float(np.square(chances - np.eye(count)[classes]).sum(axis=1).mean())
-    metrics = {"auc": _auc(outputs, classes, loss), "brier": brier, **metrics_of_counts(counts, bins)}
-    said = {name: value for name, value in metrics.items() if value is not None}
-    return figures | {"metrics": said, "classes": tables_of_counts(counts, bins, names)}
+    ranks = ranked(rankings(outputs, classes, loss), np.ones((1, len(classes))))
+    metrics = {name: float(value[0]) for name, value in ranks.items()} | ({} if brier is None else {"brier": brier})
+    metrics |= metrics_of_counts(counts, bins)
+    return figures | {"metrics": metrics, "classes": tables_of_counts(counts, bins, names)}
 
 
-def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | None) -> dict[str, float | None]:
-    """Return the metrics that follow from a confusion matrix and from a reliability table, None where there is none.
+def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | None) -> dict[str, float]:
+    """Return the metrics of `by_counts` that a confusion matrix and a reliability table have."""
+    found = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0), bins)
+    return {name: float(value) for name, value in found.items() if not np.isnan(value)}
 
-    f1: with two classes that of class 1. f1_macro: the mean over classes that some row has or that is predicted for
-    one. balanced_accuracy: the mean recall over classes that some row has. calibration_error: the mean over rows of the
-    |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al., 2017).
+
+def by_counts(right: Array, rows: Array, chosen: Array, bins: Array | None) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics that follow from counts of classes and from reliability tables, NaN where there is none.
+
+    right, rows, chosen: [.., classes], how many rows of a class are found, have it, and are taken for it. bins: [.., 3,
+    bins]. f1: with two classes that of class 1. f1_macro: the mean over classes that some row has or that is predicted
+    for one. balanced_accuracy: the mean recall over classes that some row has. calibration_error: the mean over rows of
+    the |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al., 2017).
     """
-    of_class, there = counts.sum(axis=1) > 0, counts.sum(axis=1) + counts.sum(axis=0) > 0
-    f1, recall = _f1(counts), np.diag(counts) / np.maximum(counts.sum(axis=1), 1)
-    several = int(of_class.sum()) > 1
-    return {
-        "balanced_accuracy": float(recall[of_class].mean()) if several else None,
-        "f1": float(f1[1]) if len(counts) == 2 and several else None,
-        "f1_macro": float(f1[there].mean()) if several else None,
-        "calibration_error": None if bins is None else float(np.abs(bins[1] - bins[2]).sum() / bins[0].sum()),
-    }
+    has, there = rows > 0, rows + chosen > 0
+    f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
+    several = np.where(has.sum(axis=-1) > 1, 1.0, np.nan)
+    found = {"balanced_accuracy": several * _mean_where(has, recall), "f1_macro": several * _mean_where(there, f1)}
+    if rows.shape[-1] == 2:
+        found["f1"] = several * f1[..., 1]
+    if bins is not None:
+        apart = np.abs(bins[..., 1, :] - bins[..., 2, :]).sum(axis=-1)
+        found["calibration_error"] = apart / bins[..., 0, :].sum(axis=-1)
+    return found
+
+
+def _mean_where(those: NDArray[np.bool_], values: Array) -> NDArray[np.float64]:
+    return np.asarray(np.where(those, values, 0.0).sum(axis=-1) / np.maximum(those.sum(axis=-1), 1))
 
 
 def tables_of_counts(
@@ -129,7 +144,8 @@ def tables_of_counts(
     Bins without rows are left out.
     """
     named = list(names) if len(names) == len(counts) else [str(number) for number in range(len(counts))]
-    right, rows, chosen, f1 = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0), _f1(counts)
+    right, rows, chosen = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    f1 = _f1(right, rows, chosen)
     by_class = [
         {
             "class": name,
@@ -162,29 +178,53 @@ def _told(bins: NDArray[np.float64]) -> list[dict[str, float]]:
     ]
 
 
-def _f1(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def _f1(right: Array, rows: Array, chosen: Array) -> NDArray[np.float64]:
     """Return each class's F1, 2 precision recall / (precision + recall); 0 where nothing is right."""
-    return np.asarray(2 * np.diag(counts) / np.maximum(counts.sum(axis=1) + counts.sum(axis=0), 1))
+    return np.asarray(2 * right / np.maximum(rows + chosen, 1))
 
 
-def _auc(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> float | None:
-    """Return the area under the ROC curve: of class 1, or one class against the rest averaged over classes."""
+Ranking = tuple[NDArray[np.bool_], NDArray[np.float64]]
+"""Which rows are to have the higher scores, and all rows' scores."""
+
+
+def rankings(outputs: NDArray[np.float64], classes: NDArray[np.int64], loss: str) -> list[Ranking]:
+    """Return what a classifier puts in order: rows of class 1 or, of several classes, those of each against the rest.
+
+    There is nothing where a class has no row, or the model diverged.
+    """
     count = max(outputs.shape[1], 2)
     if len(np.unique(classes)) < count or not np.isfinite(outputs).all():
-        return None  # a class without a row has no curve, and neither has a model that diverged
+        return []
     if outputs.shape[1] <= 2:
-        return _area(classes == 1, outputs[:, -1] - outputs[:, 0] * (outputs.shape[1] == 2))
+        return [(classes == 1, outputs[:, -1] - outputs[:, 0] * (outputs.shape[1] == 2))]
     # One class against the rest needs an order of rows for each class, so under cross-entropy probabilities.
     scores = torch.softmax(torch.from_numpy(outputs), 1).numpy() if loss == "cross-entropy" else outputs
-    return float(np.mean([_area(classes == number, scores[:, number]) for number in range(count)]))
+    return [(classes == number, scores[:, number]) for number in range(count)]
 
 
-def _area(those: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
-    """Return the area under the ROC curve of scores that are to be higher for those: Mann and Whitney's U over pairs.
+def at_thresholds(ranking: Ranking, weights: Array) -> tuple[Array, Array]:
+    """Return how many of those rows, and of the others, score at least each threshold, the highest first.
 
-    By ranks, as importing scikit-learn for it takes longer than most runs of small models.
+    weights: [draws, rows], how often a row counts. Both results are [draws, thresholds]; equal scores have one.
     """
-    _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(times) - (times - 1) / 2  # of equal scores the mean of their ranks
-    chosen = int(those.sum())
-    return float((ranks[place][those].sum() - chosen * (chosen + 1) / 2) / (chosen * (len(those) - chosen)))
+    those, scores = ranking
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    of, there = weights[:, order], those[order]
+    return np.cumsum(of * there, axis=1)[:, ends], np.cumsum(of * ~there, axis=1)[:, ends]
+
+
+def ranked(orders: Sequence[Ranking], weights: Array) -> dict[str, NDArray[np.float64]]:
+    """Return the area under the ROC curve and the average precision, means over rankings, [draws]; empty of none.
+
+    The area is Mann and Whitney's U over pairs. Either is NaN in a draw that lacks a class.
+    """
+    areas, precisions = list[Array](), list[Array]()
+    for one in orders:
+        true, false = at_thresholds(one, weights)
+        found, passed = (np.diff(side, axis=1, prepend=0.0) for side in (true, false))
+        below = false[:, -1:] - false + passed / 2  # a tie counts half
+        with np.errstate(invalid="ignore"):
+            areas.append((found * below).sum(axis=1) / (true[:, -1] * false[:, -1]))
+            precisions.append((found * true / np.maximum(true + false, 1.0)).sum(axis=1) / true[:, -1])
+    return {"auc": np.mean(areas, axis=0), "average_precision": np.mean(precisions, axis=0)} if orders else {}

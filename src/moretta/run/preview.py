@@ -26,6 +26,7 @@ from moretta.errors import ParameterError
 from moretta.run.rows import load_columns, load_rows, table_of
 
 if TYPE_CHECKING:  # a look needs no torch
+    from moretta.audit.evidence.truth import Trained
     from moretta.protocols.common.row_counts import Counted
     from moretta.run.inputs import Trainable
 
@@ -101,6 +102,30 @@ def opening_of(federation: Trainable) -> list[str]:
         return [*lines, *inference.lines_of(federation.spec.table)]
     columns = len(federation.feature_names)
     return [*lines, f"numbers: {columns} columns"] if columns else lines
+
+
+def missing_in_audit(federation: Trained) -> list[str]:
+    """Return which settings take attacks from an audit, a sentence each; none where nothing is recorded for one."""
+    spec, silos = federation.spec, federation.silos
+    recorded = spec.run.record_views
+    if not recorded or any(silo.remote for silo in silos):
+        return []
+    from moretta.audit.catalogue import switched_off
+    from moretta.audit.evidence.truth import public_run
+    from moretta.report import audit
+
+    summing = spec.summing(len(silos))
+    planned = {
+        "run": "",
+        "protocol": getattr(spec.protocol, "name", ""),
+        "task": spec.task,
+        "settings": dict(spec.settings),
+        "silo_names": [silo.name for silo in silos],
+        "secure_aggregation": {"scheme": summing.scheme, "ring_bits": summing.ring_bits},
+        "rounds": spec.run.rounds,
+    }
+    rounds = recorded if isinstance(recorded, tuple) else tuple(range(1, spec.run.rounds + 1))
+    return audit.switched_off(switched_off(public_run(planned, federation, rounds)))
 
 
 def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, least: int = LEAST_SHOWN) -> Look:

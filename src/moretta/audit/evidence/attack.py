@@ -48,7 +48,8 @@ class AttackResult:
 
     score: higher, the more was learned; measure: of what, in a few words. chance: what guessing scores. interval: 95 %,
     of the score. sentence: one plain sentence of what the role learned, with its figure, without a full stop.
-    figures: further figures, by name.
+    figures: further figures, by name. constant: what naming the most frequent value always scores, None where a score
+    is of numbers and no value is the most frequent.
     """
 
     measure: str
@@ -58,6 +59,7 @@ class AttackResult:
     sentence: str
     figures: Mapping[str, float] = field(default_factory=dict)
     pictures: Sequence[Reconstruction] = ()
+    constant: float | None = None
 
     @property
     def succeeded(self) -> bool:

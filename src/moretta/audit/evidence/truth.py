@@ -126,7 +126,7 @@ class Truth:
                 f"{folder} was made with other rows than its silos have now; restore the data, or train again"
             )
         self.views.check()
-        self.run = _public(record, federation, self.views.rounds)
+        self.run = public_run(record, federation, self.views.rounds)
         self._background = background
         gone = [number for number in self.recorded if number - 1 not in rounds_kept(folder / "truth")]
         if gone or not (folder / "inputs.json").exists():
@@ -361,8 +361,8 @@ def gradient(model: torch.nn.Module, parameters: Tensors, rows: PartyRows, loss:
     return {name: one.cpu().numpy() for name, one in zip(trained, found, strict=True)}
 
 
-def _public(record: Mapping[str, Any], federation: Trained, recorded: tuple[int, ...]) -> PublicRun:
-    """Return what everybody in the run knows."""
+def public_run(record: Mapping[str, Any], federation: Trained, recorded: tuple[int, ...]) -> PublicRun:
+    """Return what everybody in a run knows. record: what ``result.json`` says of it."""
     settings = json.loads(json.dumps(record["settings"], default=str))
     data = {key: value for key, value in settings.get("data", {}).items() if key in PUBLIC}
     data["augment"] = data.get("augment") or "none"

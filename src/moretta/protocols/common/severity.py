@@ -39,3 +39,8 @@ MEANING: Mapping[Severity, str] = {
     "protocol": f"{_WHERE} a model, a key or an update is worked out, and by itself nothing of a single row.",
 }
 """What that means for the people whose rows they are, in a sentence."""
+
+
+def is_whole(low: float | None, high: float | None) -> bool:
+    """Whether the interval of a score is its whole range, from 0 or less to 1, so that it is evidence of nothing."""
+    return low is not None and high is not None and low <= 0.0 and high >= 1.0

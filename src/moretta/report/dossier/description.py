@@ -274,7 +274,7 @@ def works(evidence: Evidence) -> Iterator[Sentence]:
     if not record.test.given:
         yield sentence("No test rows say how well the model predicts", of_result("test"))
         return
-    yield sentence(reached(record), of_result("test", "mse" if record.test.accuracy is None else "accuracy"))
+    yield sentence(reached(record), of_result("test"))
 
 
 MEASURES = ("not given", "obfuscated", "bounded")

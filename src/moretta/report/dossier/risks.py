@@ -91,6 +91,8 @@ def _came_to(place: int, one: Attacked) -> list[Sentence]:
     """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
     verdict: Verdict = "succeeded" if one.succeeded else "failed"
     scored = f"with a score of {figure(one.score)} (95 %: {interval(one)}), where guessing scores {figure(one.chance)}"
+    if one.constant is not None:
+        scored += f" and always naming the most frequent value {figure(one.constant)}"
     source = of_audited("attacks", place)
     said = sentence(f"{who_does(one)}: this attack {verdict}, {scored}", source, name=one.attack)
     first = said.model_copy(update={"verdict": verdict})

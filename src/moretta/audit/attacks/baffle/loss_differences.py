@@ -128,6 +128,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         measure="area under the ROC curve of telling loss differences of data from those of noise",
         score=area,
         chance=0.5,
+        constant=0.5,
         interval=interval,
         sentence=f"The server tells {what} from those of noise with an AUC of {area:.2f} (two-sample p = {p:.1e})",
         figures=figures,

@@ -113,6 +113,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         measure="area under the ROC curve of which ids of a dictionary are in a list",
         score=area,
         chance=0.5,
+        constant=0.5,
         interval=interval,
         sentence=f"Whoever relays lists of ids tells those in a list from others of a dictionary of {len(inside)} with "
         f"an area under the ROC curve of {area:.2f}, where a coin has 0.50",
@@ -172,6 +173,7 @@ def score_shared(claim: Claim, truth: Truth) -> AttackResult:
         measure="rows of which a partner knows rightly whether the others have them",
         score=hits / len(true),
         chance=max(rate, 1 - rate),
+        constant=max(rate, 1 - rate),
         interval=of_rate(hits, len(true)),
         sentence=f"A partner knows of {hits} of its {len(true)} rows rightly whether the other holders have them too",
         figures={"rows": float(len(true)), "shared": float(true.sum())},

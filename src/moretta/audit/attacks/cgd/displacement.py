@@ -63,6 +63,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         measure="accuracy of D as a model" if tasks else "R^2 of D as a model",
         score=found,
         chance=chance,
+        constant=chance if tasks else None,
         interval=of_rate(int(hits.sum()), len(hits)) if tasks else of_mean(hits, -NO_FLOOR, 1.0),
         sentence=f"A participant that takes D for a model has {confined.said(truth, found)} on {len(hits)} rows "
         f"that nobody trained on, where confined models have {confined.said(truth, float(theirs.mean()))} on average; "
@@ -148,11 +149,12 @@ def score_outside(claim: Claim, truth: Truth) -> AttackResult:
         confined.merits(truth, {name: value[one] for name, value in claim.items()}, rows) for one in range(STARTS)
     ])  # fmt: skip
     found, mean = float(hits.mean()), float(confined.participants_scores(truth, number, rows).mean())
-    tasks = truth.run.task == "classification"
+    tasks, chance = truth.run.task == "classification", confined.guessing(truth, rows)
     return AttackResult(
         measure=f"{'accuracy' if tasks else 'R^2'} of D on a start of one's own, mean of {STARTS} starts",
         score=found,
-        chance=confined.guessing(truth, rows),
+        chance=chance,
+        constant=chance if tasks else None,
         interval=of_mean(hits.mean(axis=0), 0.0 if tasks else -NO_FLOOR, 1.0),
         sentence=f"Whoever is given D by {'the relay, which is not blind' if last else 'a participant'} has with a "
         f"start of its own {confined.said(truth, found)}, where participants have {confined.said(truth, mean)} on "

@@ -227,6 +227,7 @@ def score_labels(claim: Claim, truth: Truth) -> AttackResult:
         measure="adjusted Rand index of clusters and labels",
         score=found,
         chance=0.0,
+        constant=0.0,
         interval=_spread(pairs, lambda some: float(adjusted_rand_score(*some.T))),
         sentence=f"A participant without labels clusters {len(pairs)} rows of Delta by label to an adjusted Rand index "
         f"of {found:.2f}",

@@ -94,23 +94,26 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     usual = np.bincount(classes(truth.background.y), minlength=count).astype(float)
     whos = [list(run.silos)] if run.masked else [[silo] for silo in run.silos]
     present = [{silo for silo, there in zip(run.silos, one, strict=True) if there} for one in claim["present"]]
-    got, means = [], []
+    got, means, often = [], [], []
     for place, silos in enumerate(whos):
-        scores, batches = [], []
+        scores, batches, shares = [], [], []
         for at, number in enumerate(rounds):
             if counted := [silo for silo in silos if silo in present[at]]:
                 true = _true_counts(truth, counted, number, count)
                 scores.append(_scores(claim["counts"][at, place], true, usual))
+                shares.append(true / true.sum())
                 batches.append({(silo, row) for silo in counted for row in truth.batch(silo, number).tolist()})
         if scores:
             unit, values = units(batches, SAME), np.array(scores)
             means += [values[unit == one].mean(axis=0) for one in np.unique(unit)]
+            often += [np.array(shares)[unit == one].mean(axis=0) for one in np.unique(unit)]
             got += scores
     masked = []
     for at, number in enumerate(rounds if "masked" in claim else []):
         true = _true_counts(truth, [run.silos[claim["masked_of"][at]]], number, count)
         masked.append(_scores(claim["masked"][at], true, usual))
-    return _finding(summed(run, claim["present"]), np.array(got), np.array(means), np.array(masked))
+    constant = float(np.mean(often, axis=0).max())  # always naming a class gets its share right
+    return _finding(summed(run, claim["present"]), np.array(got), np.array(means), np.array(masked), constant)
 
 
 def summed(run: PublicRun, present: Array) -> str:
@@ -149,7 +152,7 @@ def _against_guess(scores: Matrix) -> tuple[Matrix, Matrix]:
     return scores[:, 0], scores[:, 1 + int(scores[:, 1:].mean(axis=0).argmax())]
 
 
-def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> AttackResult:
+def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix, constant: float) -> AttackResult:
     """Return the finding. scores, masked: of each upload; means: of each unit (`_scores`)."""
     got, guess = _against_guess(means)
     chance = float(guess.mean())
@@ -165,6 +168,7 @@ def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix) -> AttackRe
         measure="rows whose class is counted right, mean over batches",
         score=float(got.mean()),
         chance=chance,
+        constant=constant,
         interval=(max(0.0, chance + low), min(1.0, chance + high)),
         sentence=sentence,
         figures=figures,

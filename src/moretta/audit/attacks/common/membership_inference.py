@@ -230,6 +230,7 @@ def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResul
         "nobody trained on",
         score=area,
         chance=0.5,
+        constant=0.5,
         interval=interval,
         sentence=f"{who} training rows from rows that nobody trained on with an AUC of {area:.2f}, "
         f"and finds {hits:.0%} of them at 1 % of false alarms",

@@ -198,6 +198,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         measure=f"1 - error of the {what} in the others' batches",
         score=1.0 - error,
         chance=1.0 - misses[best],
+        constant=float(theirs.max()) if counted else None,
         interval=(1.0 - max(float(high), error), 1.0 - min(float(low), error)),
         sentence=f"A silo works out the {what} in the other silos' batches to an error of {error:.3f} (95 %: "
         f"{low:.3f} to {high:.3f}); without a model, the guess that they are {best} misses by {misses[best]:.3f}",

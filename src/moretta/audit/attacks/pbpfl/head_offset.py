@@ -287,6 +287,7 @@ def score_classes(claim: Claim, truth: Truth) -> AttackResult:
         measure="rate of true predicted classes, mean over rounds",
         score=rate,
         chance=chance,
+        constant=float(majority.mean()),
         interval=(chance + low, chance + high),
         sentence=f"A silo obtains the true prediction of {rate:.1%} of its rows, where Lemma 7 says {bound}",
         figures={

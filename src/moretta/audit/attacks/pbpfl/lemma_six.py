@@ -183,6 +183,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         measure="rate of games won in which a noisy model's true one is to be guessed out of two",
         score=won / games,
         chance=0.5,
+        constant=0.5,
         interval=of_rate(won, games),
         sentence=f"A silo tells of which of two models a noisy one was made in {won} of {games} games by signs, ranks "
         "and canonical forms",

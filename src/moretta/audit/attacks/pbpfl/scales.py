@@ -259,6 +259,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         measure=f"rate of scales told from {CANDIDATES - 1} decoys by the low bits of one noisy model",
         score=found / games,
         chance=1.0 / CANDIDATES,
+        constant=1.0 / CANDIDATES,
         interval=of_rate(found, games),
         sentence=f"A silo tells {found} of {games} scales of round {number} from {CANDIDATES - 1} decoys each by the "
         "low bits of the noisy model",
