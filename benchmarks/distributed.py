@@ -114,7 +114,7 @@ class Hospitals:
             kits = [self.folder / "run-kits" / name for name in self._sites]
             if all((kit / "local").is_dir() for kit in kits):
                 time.sleep(1.0)
-                words = [["join", str(kit), "--silo", f"{kit.name}/silo.toml"] for kit in kits]
+                words = [["join", str(kit), "--silo", f"{kit.name}/silo.toml", "--once"] for kit in kits]
                 self._joined = [self._start(one, f"join-{one[1].rpartition('/')[2]}.log") for one in words]
 
     def _start(self, words: list[str], log: str) -> subprocess.Popen[bytes]:

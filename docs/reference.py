@@ -50,6 +50,8 @@ RUN_FILE: Mapping[str, type[BaseModel]] = {
 SILO_FILE: Mapping[str, type[BaseModel]] = {
     "silo": silo_file.SiloSection,
     "data": silo_file.RowsSection,
+    "mapping": silo_file.ColumnMapping,
+    "mapping.units.NAME": silo_file.Conversion,
     "limits": silo_file.Limits,
     "runs": silo_file.Runs,
     "privacy": silo_file.Floors,
@@ -140,7 +142,7 @@ def _values(annotation: Any, metadata: Sequence[Any]) -> str:
 
 
 def _place(kind: type[BaseModel]) -> str:
-    return next(name for name, one in RUN_FILE.items() if one is kind)
+    return next(name for name, one in (*RUN_FILE.items(), *SILO_FILE.items()) if one is kind)
 
 
 def _many(inner: Sequence[Any]) -> str:

@@ -130,7 +130,11 @@ def whole_examples(text: str) -> list[dict[str, object]]:
 
 
 def test_the_examples_of_deploying_load(docs: Path, tmp_path: Path) -> None:
-    run, *silos = whole_examples((docs / "deploy.md").read_text())
+    page = (docs / "deploy.md").read_text()
+    run, *silos = whole_examples(page)
+    (tmp_path / "schema.toml").write_text(
+        page.partition("```toml\n[columns")[2].partition("```")[0].join(("[columns", ""))
+    )
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
     run_file = run_files.load(tmp_path / "run.toml")
     assert run_file.engine.sites == ("north", "south", "west")
@@ -148,8 +152,11 @@ def test_what_the_script_deals_out_is_what_the_page_shows(docs: Path, tmp_path: 
     shown, *_ = whole_examples((docs / "deploy.md").read_text())
     assert tomllib.loads((tmp_path / "server" / "run.toml").read_text()) == shown
     run_file = run_files.load(tmp_path / "server" / "run.toml")
-    federation = told.site_side(run_file, silo_file.load(tmp_path / "north" / "silo.toml"))
-    assert [len(silo.x) > 0 for silo in federation.silos] == [True, False, False]
+    for number, name in enumerate(run_file.engine.sites):
+        federation = told.site_side(run_file, silo_file.load(tmp_path / name / "silo.toml"))
+        mine = federation.silos[number]
+        assert (len(mine.x) > 100, mine.held_out is not None) == (True, True)
+        assert [len(silo.x) > 0 for silo in federation.silos] == [one == name for one in run_file.engine.sites]
     assert told.server_side(run_file, tmp_path / "out").test is not None
 
 

@@ -2,66 +2,182 @@
 
     python examples/many_machines/deal.py runs/many
 
-writes runs/many/server (run.toml, test.npz) and runs/many/north, south and west (patients.npz, silo.toml). In earnest
-every site has its own rows, writes its own silo.toml, and nobody deals anything.
+writes runs/many/server (run.toml, schema.toml, test.csv) and runs/many/north, south and west (patients.csv, silo.toml).
+South's table has semicolons and decimal commas; west's has other names, words and units. Nothing here is a real
+patient. In earnest every site has its own rows, writes its own silo.toml, and nobody deals anything.
 """
 
+import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from moretta.data import datasets, partition
-from moretta.data.settings import Data
-
-SITES = ("north", "south", "west")
+SITES = {"north": 300, "south": 240, "west": 180}
 SEED = 7
+WARDS = ("medicine", "surgery", "intensive")
 RUN = """[run]
-name = "wdbc"
+name = "readmission"
 rounds = 40
-seed = {seed}
+seed = 7
 
 [data]
-source = "sites"                    # each site's silo.toml says where its rows are; this file never does
-inputs = [30]
-classes = 2
-test = "test.npz"                   # the server's own test rows
+source = "sites"                # each site's silo.toml says where its rows are; this file never does
+schema = "schema.toml"          # what their columns mean, the same for all
+test = "test.csv"               # the server's own test rows, if it has any
 standardise = true
+batch-size = 64
 
 [model]
 source = "mlp"
-hidden = [32, 32]
+hidden = [16]
 
 [protocol]
 name = "pbpfl"
-loss = "mse"
-learning-rate = 0.3
+loss = "cross-entropy"
+learning-rate = 0.02
+optimizer = "adam"
 
 [engine]
 name = "flare"
-sites = [{sites}]
-deadline = 60
+sites = ["north", "south", "west"]
+deadline = 60                   # seconds that a silo may take for an answer; 600 if left out
+"""
+SCHEMA = """[columns.patient]
+kind = "group"                  # has several visits, all of them in training or all held back
+
+[columns.age]
+kind = "number"
+unit = "years"
+range = [0, 120]
+
+[columns.sex]
+kind = "category"
+categories = ["female", "male"]
+
+[columns.ward]
+kind = "category"
+categories = ["medicine", "surgery", "intensive"]
+
+[columns.creatinine]
+kind = "number"
+unit = "mg/dl"
+range = [0, 30]
+blanks = "median"
+
+[columns.smoker]
+kind = "category"
+categories = ["no", "yes"]
+blanks = "category"
+
+[columns.readmitted]
+kind = "target"
+classes = ["no", "yes"]
 """
 SILO = """[silo]
-name = "{name}"
+name = "{name}"                  # as in [engine] sites, and in the certificate of the site's kit
+out = "moretta"                 # where its state is kept, and what runs release to it
 
 [data]
-source = "patients.npz"
+source = "patients.csv"
+test-fraction = 0.2             # of whole patients, which no run trains on
 """
+SOUTH = """separator = ";"
+decimal = ","
+absent = ["n/a"]
+"""
+WEST = """
+[mapping]
+drop = ["Telefon"]
+
+[mapping.rename]
+Fall = "patient"
+Alter = "age"
+Geschlecht = "sex"
+Station = "ward"
+Kreatinin = "creatinine"
+Raucher = "smoker"
+Wiederaufnahme = "readmitted"
+
+[mapping.recode]
+Geschlecht = { w = "female", m = "male" }
+Station = { Innere = "medicine", Chirurgie = "surgery", Intensiv = "intensive" }
+Raucher = { ja = "yes", nein = "no" }
+Wiederaufnahme = { ja = "yes", nein = "no" }
+
+[mapping.units.Kreatinin]       # from umol/l to mg/dl
+factor = 0.01131
+unit = "umol/l"
+"""
+NAMES = ("patient", "age", "sex", "ward", "creatinine", "smoker", "readmitted")
+GERMAN = ("Fall", "Alter", "Geschlecht", "Station", "Kreatinin", "Raucher", "Wiederaufnahme")
+WORDS = {"female": "w", "male": "m", "medicine": "Innere", "surgery": "Chirurgie", "intensive": "Intensiv"}
+WORDS |= {"yes": "ja", "no": "nein"}
+
+
+def visits(random: np.random.Generator, count: int, letter: str) -> dict[str, list[str]]:
+    """Return the columns of a hospital's visits as words; some patients have several."""
+    ward, smoker = random.integers(0, 3, count), random.random(count) < 0.3
+    age, creatinine = random.integers(18, 95, count), random.gamma(6, 0.18, count).round(2)
+    risk = 0.06 * (age - 56) + 1.5 * (creatinine - 1.1) + 0.9 * (ward == 2) + 0.8 * smoker
+    risk += random.logistic(0, 0.6, count)
+    known = random.random((2, count)) > 0.06
+    return {
+        "patient": [f"{letter}{number}" for number in np.sort(random.integers(1000, 1000 + count, count))],
+        "age": [str(one) for one in age],
+        "sex": [str(one) for one in random.choice(["female", "male"], count)],
+        "ward": [WARDS[one] for one in ward],
+        "creatinine": [f"{one:g}" if there else "" for one, there in zip(creatinine, known[0], strict=True)],
+        "smoker": [
+            ("no", "yes")[one] if there else "" for one, there in zip(smoker.astype(int), known[1], strict=True)
+        ],
+        "readmitted": [("no", "yes")[one] for one in (risk > 0.5).astype(int)],
+    }
+
+
+def write(path: Path, columns: dict[str, list[str]], names: Sequence[str], separator: str = ",") -> None:
+    """Write columns as a .csv file."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerow(names)
+        writer.writerows(zip(*(columns[name] for name in names), strict=True))
+
+
+def as_south(columns: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return columns with decimal commas, and n/a where there is no value."""
+    return {name: [cell.replace(".", ",") or "n/a" for cell in cells] for name, cells in columns.items()}
+
+
+def as_west(columns: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return columns with German names and words, creatinine in umol/l, and a column that nobody needs."""
+    amounts = [f"{float(one) * 88.4:.0f} umol/l" if one else "" for one in columns["creatinine"]]
+    columns = columns | {"creatinine": amounts}
+    names = dict(zip(NAMES, GERMAN, strict=True))
+    found = {names[name]: [WORDS.get(cell, cell) for cell in cells] for name, cells in columns.items()}
+    return found | {"Telefon": [f"0{number}" for number in range(len(columns["age"]))]}
 
 
 def main(out: Path) -> None:
-    """Deal out the Wisconsin breast cancer records."""
-    dealt = partition.distribute(datasets.load(Data(source="wdbc"), seed=SEED), len(SITES), "iid", SEED)
-    server = out / "server"
+    """Deal out visits."""
+    random, server = np.random.default_rng(SEED), out / "server"
     server.mkdir(parents=True)
-    np.savez(server / "test.npz", x=dealt.test.x, y=dealt.test.y)
-    names = ", ".join(f'"{name}"' for name in SITES)
-    (server / "run.toml").write_text(RUN.format(seed=SEED, sites=names))
-    for name, rows in zip(SITES, dealt.silos, strict=True):
+    (server / "run.toml").write_text(RUN)
+    (server / "schema.toml").write_text(SCHEMA)
+    write(server / "test.csv", visits(random, 200, "T"), NAMES)
+    for name, count in SITES.items():
         (out / name).mkdir()
-        np.savez(out / name / "patients.npz", x=rows.x, y=rows.y)
-        (out / name / "silo.toml").write_text(SILO.format(name=name))
+        columns, written = visits(random, count, name[0].upper()), SILO.format(name=name)
+        if name == "south":
+            write(out / name / "patients.csv", as_south(columns), NAMES[::-1], ";")
+            written += SOUTH
+        elif name == "west":
+            columns = as_west(columns)
+            write(out / name / "patients.csv", columns, list(columns))
+            written += WEST
+        else:
+            write(out / name / "patients.csv", columns, NAMES)
+        (out / name / "silo.toml").write_text(written)
     print(f"made {server} and {', '.join(str(out / name) for name in SITES)}")
 
 

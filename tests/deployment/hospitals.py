@@ -195,7 +195,9 @@ class Hospitals:
     def join(self, name: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Have a site take part."""
         given = {PACE: str(self.pace_folder / name), **(environment or {})}
-        return self._start(name, ["join", str(self.kit(name)), "--silo", str(self.site(name) / "silo.toml")], given)
+        return self._start(
+            name, ["join", str(self.kit(name)), "--silo", str(self.site(name) / "silo.toml"), "--once"], given
+        )
 
     def join_all(self) -> None:
         """Have all sites take part."""

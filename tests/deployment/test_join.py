@@ -27,8 +27,9 @@ from test_cli import Called, call
 
 from moretta.deployment import join as joining
 from moretta.deployment import kits, processes, provisioning, server_connection, server_key
+from moretta.deployment.agreed_settings import CLOSED
 from moretta.engines.folder_lock import held
-from moretta.errors import ParameterError
+from moretta.errors import ParameterError, RunFailed
 
 SLEEPS = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
 SLEEPS += "print('up', flush=True); time.sleep(60)"
@@ -157,6 +158,16 @@ def test_what_is_wrong_with_a_silo_file(here: Path, before: str, after: str, mes
     assert "silo.toml" in refused(join(silo="nowhere/silo.toml"))
 
 
+def test_a_mapping_that_does_not_fit_ends_it_before_anything_is_started(here: Path) -> None:
+    (here / "rows.csv").write_text("Station\nInnere\nOPS\n")
+    (here / "silo.toml").write_text(
+        '[silo]\nname = "north"\n[data]\nsource = "rows.csv"\n[mapping.recode.Station]\nInnere = "medicine"\n'
+    )
+    assert refused(join()).startswith(
+        "rows.csv: column 'Station' has a word that [mapping.recode.Station] of silo.toml does not map in 1 of 2 rows"
+    )
+
+
 def test_what_is_not_installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "nvflare"]:
         monkeypatch.delitem(sys.modules, module)
@@ -195,9 +206,9 @@ def test_a_server_that_is_not_there_yet_is_waited_for(here: Path, monkeypatch: p
                 assert not started
                 stack.enter_context(answering(here / "kits/server", port))
 
-        out = joining.join(kit, here / "silo.toml", say)
+        done = joining.join(kit, here / "silo.toml", say, once=True)
     assert started == [kit]
-    assert out == here / "moretta"
+    assert done == joining.Attendance(here / "moretta")
     waiting = f"waiting for {host}:{port}, until it is there or ctrl-c: no server of this federation answers at "
     (line,) = [line for line in said if line.startswith("waiting")]
     assert line.startswith(f"{waiting}{host}:{port}, as ")
@@ -232,14 +243,109 @@ def test_a_site_joins_once(here: Path) -> None:
 def test_what_the_site_says_is_said_and_a_client_that_fails_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import sys, time; open('moretta/log.txt', 'a').write('round 1 of 2\\n'); time.sleep(0.2); sys.exit(101)"
+    code = (
+        "import sys, time; open('moretta/log.txt', 'a').write('round 1 of 2, 0 s\\n'); time.sleep(0.2); sys.exit(101)"
+    )
     starting(monkeypatch, code)
     with answering(here / "kits/server") as port:
         aim(here / "kits/north", port)
         called = join()
     assert called.code == 1
-    assert "round 1 of 2" in called.err.splitlines()
+    assert "round 1 of 2, 0 s" in called.err.splitlines()
     assert "FLARE's client ended with exit code 101" in called.err.splitlines()[-1]
+
+
+PLAYS = """
+import pathlib, sys, time
+out, number = pathlib.Path("moretta"), len(list(pathlib.Path("moretta").glob("run-*")))
+run = out / f"run-{number}"
+(run / "checkpoint").mkdir(parents=True)
+if "open" not in sys.argv:
+    (run / "run.toml").touch()
+    (run / "released.safetensors").touch()
+"""
+
+
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let ctrl-c come when a server's end has been waited for so often."""
+    waited = list[Path]()
+
+    def wait(kit: Path) -> None:
+        waited.append(kit)
+        if len(waited) == times:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(joining, "_wait_for_end", wait)
+
+
+def test_a_site_stays_for_the_next_run_and_says_at_the_end_what_it_did(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "moretta" / "old" / "checkpoint").mkdir(parents=True)
+    for path in (here / "moretta" / "old", here / "moretta" / "old" / "checkpoint"):
+        os.utime(path, (1, 1))
+    started, _ = starting(monkeypatch, PLAYS)
+    interrupted_at(monkeypatch, 3)
+    with answering(here / "kits/server") as port:
+        aim(here / "kits/north", port)
+        called = join()
+    assert called.code == 0
+    assert len(started) == 3
+    last = here / "moretta/run-2"
+    assert called.out == f"took part in 3 runs; the last one left {last}/released.safetensors\n"
+    assert called.err.count("the server has ended its run; waiting for its next one, until ctrl-c") == 3
+
+
+@pytest.mark.parametrize("code", ["pass", PLAYS.replace('"open" not in sys.argv', "number == 0")])
+def test_ctrl_c_before_a_run_has_ended_or_within_one_is_an_interruption(
+    here: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    starting(monkeypatch, code)
+    interrupted_at(monkeypatch, 2)
+    with answering(here / "kits/server") as port:
+        aim(here / "kits/north", port)
+        with pytest.raises(KeyboardInterrupt):
+            joining.join(here / "kits/north", here / "silo.toml", print)
+
+
+def test_a_server_that_ends_hangs_up_before_it_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([None, ParameterError("does not take the certificate"), None, RunFailed("nobody answers"), None])
+
+    def reach(kit: Path, wait: float) -> None:
+        if error := next(tries):
+            raise error
+
+    monkeypatch.setattr(server_connection, "reach", reach)
+    joining._wait_for_end(here / "kits/north")
+    assert [*tries] == [None]
+
+
+def test_rounds_are_said_once_a_minute_and_what_goes_wrong_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr(joining.time, "monotonic", lambda: now[0])
+    voice = joining.Voice(said.append)
+    at = "2026-11-26 06:41:02,123"
+    wrong = f"{at} ERROR cannot take part (ticket {{}}): silo `north`: rows.csv has no rows"
+    for number in range(1, 401):
+        voice.hear(f"{at} INFO round {number} of 400, {number} s; on its own rows held back: loss 0.5")
+        voice.speak()
+        now[0] += 1.0
+    assert [int(line.partition("round ")[2].partition(" of")[0]) for line in said] == [*range(1, 401, 60)]
+    assert said[0].endswith("loss 0.5")
+    said.clear()
+    voice.hear(f"{at} ERROR cannot take part (ticket 01): {CLOSED}, last at 06:41 (its log says why)")
+    assert said.pop().endswith("(its log says why)")
+    voice = joining.Voice(said.append)
+    for ticket in ("3f9a2c1d", "00aa11bb"):
+        voice.hear(wrong.format(ticket))
+        voice.hear("Traceback (most recent call last):")
+    voice.hear(f"{at} ERROR cannot take part (ticket 02): {CLOSED}, last at 06:41 (its log says why)")
+    voice.hear(f"{at} INFO the run has ended; what is this site's is in moretta/x")
+    assert said == [
+        wrong.format("3f9a2c1d"),
+        "Traceback (most recent call last):",
+        f"{at} INFO the run has ended; what is this site's is in moretta/x",
+    ]
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -257,7 +363,7 @@ def test_a_kit_that_has_joined_elsewhere_too_is_noticed(
     with answering(here / "kits/server") as port:
         aim(here / "kits/north", port)
         starting(monkeypatch, code.replace("PORT", str(port if answers else 1)))
-        joining.join(here / "kits/north", here / "silo.toml", said.append)
+        joining.join(here / "kits/north", here / "silo.toml", said.append, once=True)
     assert sum("the same kit has joined on another machine too" in line for line in said) == answers
 
 
@@ -279,7 +385,7 @@ def test_what_a_join_that_was_killed_has_left_is_ended(here: Path, monkeypatch: 
     starting(monkeypatch, "pass", "next")
     with answering(here / "kits/server") as port:
         aim(kit, port)
-        joining.join(kit, here / "silo.toml", said.append)
+        joining.join(kit, here / "silo.toml", said.append, once=True)
     reaper.join(10)
     assert left.returncode == -signal.SIGKILL
     assert processes.family_of(left) == []
@@ -350,6 +456,7 @@ def test_a_client_of_flare_that_was_left_is_ended_by_the_next_join(here: Path, m
         "mine/north",
         "--silo",
         "silo.toml",
+        "--once",
     ]
     remembered = made.sites["north"] / "local/join.json"
     joins: list[subprocess.Popen[bytes]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,10 @@ VALIDATED = RUN.replace("rounds = 3\n", "rounds = 30\nearly-stopping = 4\nevalua
 )
 
 
-def test_sites_validate_on_whole_patients_and_the_run_ends_at_its_best_round(tmp_path: Path, one_process: None) -> None:
+def test_sites_validate_on_whole_patients_and_the_run_ends_at_its_best_round(
+    tmp_path: Path, one_process: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "moretta")
     text = VALIDATED.replace('"pbpfl"', '"fedsgd"').replace("learning-rate = 0.1", "learning-rate = 1.5")
     hospitals = Hospitals(tmp_path, text, 30)
     hospitals.start()
@@ -177,6 +181,11 @@ def test_sites_validate_on_whole_patients_and_the_run_ends_at_its_best_round(tmp
         hospitals.serve(tmp_path / "many", least=3)
     finally:
         hospitals.stop()
+    logged = [one.getMessage() for one in caplog.records if one.getMessage().startswith("round 3 of 30, ")]
+    own = {
+        re.sub(r"^round 3 of 30, \d+ s; on its own rows held back: loss \S+ accuracy \S+$", "", one) for one in logged
+    }
+    assert (len(logged), len(set(logged)), own) == (3, 3, {""})  # each site's own score, in its own log
     run_file = hospitals.run_file
     assert run_file.table is not None
     silos = []

@@ -48,7 +48,10 @@ def silo_files() -> list[bytes]:
 
 
 def silo_file_words() -> list[str]:
-    kinds = (silo_file.SiloSection, silo_file.RowsSection, silo_file.Limits, silo_file.Floors)
+    kinds = (
+        *(silo_file.SiloSection, silo_file.RowsSection, silo_file.Limits, silo_file.Floors),
+        *(silo_file.ColumnMapping, silo_file.Conversion),
+    )
     return sorted({key for kind in kinds for key in run_files.keys_of(kind)})
 
 

@@ -109,8 +109,11 @@ def join(
         typer.Option("--reply", metavar="FILE", help="Complete KIT with the server's reply."),
     ] = None,
     fingerprint: Fingerprint = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End with the server's run, and do not wait for its next one.")
+    ] = False,
 ) -> None:
-    """Take part in runs as one site, until the server ends them; or, before that, have its own key certified."""
+    """Take part in a server's runs as one site, until ctrl-c; or, before that, have its own key certified."""
     if request or reply is not None:
         if request and reply is not None:
             raise ParameterError("--request comes first, and --reply when the server has answered; give one of them")
@@ -119,8 +122,8 @@ def join(
         from moretta.deployment.join import join as take_part
 
         with interruptible("interrupted; joining again takes part in the next run"):
-            out = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib)
-    say({"out": str(out)}, lambda: print(f"ended; what is this site's is in {out}"))
+            done = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib, once=once)
+    say(done.told(), lambda: print(done.said()))
 
 
 def _ask_for_certificate(kit: Path, silo: Path) -> None:

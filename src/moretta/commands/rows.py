@@ -110,7 +110,7 @@ def check(
 
     def show() -> None:
         print(*lines_of(found), sep="\n")
-        print(f"{len(rows.x)} rows, {rows.x.shape[1]} inputs; the schema's digest begins with {found.digest[:16]}")
+        print(f"{len(rows.x)} rows, {rows.x.shape[1]} inputs; the schema's digest begins with {found.digest[:32]}")
 
     say(told, show)
 

@@ -18,6 +18,12 @@ rows-in-order = false         # true: this site's word that its rows are in the 
 test-fraction = 0.2           # of these rows, to be held back: no run trains on them, some score models on them;
                               # or test = "test.csv", rows of their own (of images, a table as labels is)
 
+[mapping]                     # what becomes of the table's columns before the run's schema reads them
+drop = ["phone"]              # all keys are the file's own names
+rename = { Alter = "age" }
+recode = { Station = { Medicine = "medicine", OPS = "surgery" } }     # every word; "" is no value
+units = { Kreatinin = { factor = 0.0113, offset = 0.0 } }             # number * factor + offset
+
 [limits]
 message-mib = 1024            # the most of a message from the server
 parameters = 100_000_000      # the most of a run's model
@@ -56,6 +62,7 @@ from moretta.config.run_files import read_toml
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
 from moretta.contract.wording import unknown_section
 from moretta.data.tables.files import Format, Separator
+from moretta.data.tables.mapping import ColumnMapping, Conversion
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine, Precision
 from moretta.errors import ParameterError
@@ -205,6 +212,7 @@ class SiloFile(Section):
 
     silo: SiloSection
     data: RowsSection
+    mapping: ColumnMapping = ColumnMapping()
     limits: Limits = Limits()
     runs: Runs = Runs()
     privacy: Floors = Floors()
@@ -242,6 +250,7 @@ def load(path: str | Path) -> SiloFile:
     kinds: dict[str, type[Section]] = {
         "silo": SiloSection,
         "data": RowsSection,
+        "mapping": ColumnMapping,
         "limits": Limits,
         "runs": Runs,
         "privacy": Floors,
@@ -257,6 +266,10 @@ def load(path: str | Path) -> SiloFile:
         for name, key in (("silo", "name"), ("data", "source")):
             if name not in tables:
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
+        units = tables.get("mapping", {}).get("units", {})
+        for name, given in units.items() if isinstance(units, dict) else ():
+            run_files.check_table(f"mapping.units.{name}", given)
+            run_files.section(f"mapping.units.{name}", Conversion, given)
         sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in kinds.items()}
         return SiloFile(**sections, base=path.absolute().parent)
     except ParameterError as error:

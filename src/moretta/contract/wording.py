@@ -25,6 +25,7 @@ _EXPECTED: Mapping[str, str] = {
     "string_too_short": "a string that is not empty",
     "path_type": "a path in quotes",
     "list_type": "a list",
+    "dict_type": "a table, such as {{ key = value }}",
     "tuple_type": "a list",
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "{ge:g} or more",

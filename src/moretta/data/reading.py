@@ -34,6 +34,7 @@ from moretta.data.rows import (
     check_targets_finite,
 )
 from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
+from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError, RowsError
@@ -76,7 +77,8 @@ class Source(NamedTuple):
 
     source: a table, an .npz file with x and y (or x_train and y_train), and id where rows have one, "module:function"
     that returns (x_train, y_train, x_test, y_test), or "image-folder": the images in the folder `path` that the table
-    `labels` names. form: how a .csv file is written. base: where relative paths and modules start.
+    `labels` names. form: how a .csv file is written. base: where relative paths and modules start. mapping: what
+    becomes of a table's columns before the schema reads them.
     """
 
     source: str
@@ -84,6 +86,7 @@ class Source(NamedTuple):
     path: Path | None = None
     labels: Path | None = None
     base: Path = Path(".")
+    mapping: ColumnMapping = ColumnMapping()
 
 
 def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
@@ -102,10 +105,10 @@ def read(source: Source, expected: ExpectedRows, where: str) -> Rows:
 
 
 def _read(source: Source, expected: ExpectedRows, where: str) -> Rows:
-    name, form, path, labels, base = source
+    name, base = source.source, source.base
     if name == FOLDER:
-        return _images_of_folder(path and base / path, labels and base / labels, expected, where, form)
-    if path is not None or labels is not None:
+        return _images_of_folder(source, expected, where)
+    if source.path is not None or source.labels is not None:
         raise ParameterError(f'{where}: path and labels are for "{FOLDER}", and source = {name!r} is none')
     if expected.image is not None:
         raise ParameterError(
@@ -113,7 +116,9 @@ def _read(source: Source, expected: ExpectedRows, where: str) -> Rows:
             f'"{FOLDER}", with path and labels'
         )
     if is_table(name):
-        return _of_table(base / name, expected, where, form)
+        return _of_table(source, expected, where)
+    if source.mapping != ColumnMapping():
+        raise ParameterError(f"{where}: [mapping] of silo.toml is for tables, and source = {name!r} is none; remove it")
     if expected.table is not None:
         raise ParameterError(
             f"{where}: the run's rows are a table's, and source = {name!r} is none; expected a file that ends in "
@@ -129,25 +134,23 @@ def _read(source: Source, expected: ExpectedRows, where: str) -> Rows:
     )
 
 
-def _of_table(path: Path, expected: ExpectedRows, where: str, form: Format | None) -> Rows:
-    table = expected.table
+def _of_table(source: Source, expected: ExpectedRows, where: str) -> Rows:
+    table, path, form, mapping = expected.table, source.base / source.source, source.form, source.mapping
     if table is None:
         raise ParameterError(
             f"{where}: {path.name} is a table, and the run says nothing of what columns mean; have it name a schema by "
             "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
-    columns = read_columns(path, form, table.dropped)
     labelled, training = expected.labelled, expected.training
     said = f"{where}: {path.name}"
+    columns, _ = mapping.applied(read_columns(path, form, mapping.unread(table.dropped)), said, form)
     rows = encode(columns, table, said, form, labelled=labelled, training=training, leave_out=not training)
     names, y = expansion_of(table).names, _numbers(rows.y, expected, where)
     return Rows(rows.x, y, rows.ids, rows.groups, names=names, left_out=rows.left_out)
 
 
-def _images_of_folder(
-    folder: Path | None, labels: Path | None, expected: ExpectedRows, where: str, form: Format | None
-) -> Rows:
-    if folder is None or labels is None:
+def _images_of_folder(source: Source, expected: ExpectedRows, where: str) -> Rows:
+    if source.path is None or source.labels is None:
         raise ParameterError(
             f'{where}: source = "{FOLDER}" needs path, the folder of images, and labels, the table of their files'
         )
@@ -156,8 +159,11 @@ def _images_of_folder(
             f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
             "all sites; this one's rows are something else"
         )
-    told, labelled = f"{where}: {labels.name}", expected.labelled
-    rows = read_labelled(folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=told)
+    folder, labels, told = source.base / source.path, source.base / source.labels, f"{where}: {source.labels.name}"
+    form, mapping, labelled = source.form, source.mapping, expected.labelled
+    rows = read_labelled(
+        folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=told, mapping=mapping
+    )
     return Rows(rows.x, _numbers(rows.y, expected, where), rows.ids, rows.groups)
 
 

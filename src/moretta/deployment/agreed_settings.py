@@ -31,6 +31,7 @@ from moretta.errors import ParameterError, PolicyError
 FORMAT = 1
 MOST = 3  # refusals of a round: each tells a server one bit about one site's rows
 FILE = "agreed.json"
+CLOSED = "this site's rows did not fit these settings"
 Settings = Mapping[str, Mapping[str, Any]]
 """Of pinned settings: by section, by key, as a run file has them; `columns` is the schema, and `schema` its order."""
 
@@ -140,7 +141,7 @@ class SiteAgreement:
         for one in self._read()[0]:
             if one.settings == settings and one.closed:
                 raise ParameterError(
-                    f"this site's rows did not fit these settings, last at {one.closed} (its log says why), and each "
+                    f"{CLOSED}, last at {one.closed} (its log says why), and each "
                     "try tells the server something about them; correct the rows or silo.toml, then run moretta accept"
                 )
 

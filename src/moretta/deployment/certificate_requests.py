@@ -54,7 +54,15 @@ from moretta.deployment.server_key import SERVER_KEY, load_json
 from moretta.engines.files import make_folder, rename, write_atomically
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
-from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
+from moretta.secure_aggregation.identity import (
+    Identity,
+    Roster,
+    fingerprint,
+    grouped,
+    parse_public_line,
+    public_line,
+    verify,
+)
 
 BITS, EXPONENT = 2048, 65537  # FLARE's ciphers between cells cut at the length of such a key's signatures
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # of what FLARE takes, what is a folder's name too and no option
@@ -77,7 +85,7 @@ class Request:
     @property
     def fingerprint(self) -> str:
         """The first 128 bits of the digest, in groups of four digits, to read out by telephone."""
-        return " ".join(self.digest[place : place + 4] for place in range(0, 32, 4))
+        return grouped(self.digest)
 
 
 def new_key() -> rsa.RSAPrivateKey:

@@ -22,7 +22,8 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
 from moretta.contract.memory import free_memory
-from moretta.data.tables.files import ENDINGS
+from moretta.data.images.folder import FOLDER
+from moretta.data.tables.files import ENDINGS, is_table, read_columns
 from moretta.deployment import job, kits, provisioning, server_connection, server_key, shared_settings, site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, differences, pinned_settings
 from moretta.deployment.server_key import identity_of, load_json, server_keys
@@ -241,9 +242,9 @@ def patched(kit: Path, silo: Path | None) -> str:
     """Check that the kit runs our jobs."""
     missing = provisioning.lacks(kit, silo)
     if missing:
-        return Warned(
-            f"not yet, {len(missing)} changes are missing; moretta serve and join make them, and for a FLARE that you "
-            f"start yourself run: moretta kit patch {kit}{'' if silo is None else f' --silo {silo}'}"
+        return (
+            f"not yet: moretta serve and join make {len(missing)} changes when they start; for a FLARE that you start "
+            f"yourself run: moretta kit patch {kit}{'' if silo is None else f' --silo {silo}'}"
         )
     return "runs Moretta's jobs"
 
@@ -331,7 +332,7 @@ def identified(file: SiloFile) -> str:
             f"{file.base / file.silo.identity}; put there what moretta keys show prints"
         )
     mine = fingerprint(identity.public_key)
-    return f"{mine}, in a roster of {len(roster.keys)} whose digest begins with {roster.digest[:16]}"
+    return f"{mine}, in a roster of {len(roster.keys)} whose digest begins with {roster.digest[:32]}"
 
 
 def pinned(kit: Path, file: SiloFile) -> str:
@@ -366,6 +367,18 @@ def openable(file: SiloFile) -> str:
     return f"{path} can be read; give --run to see whether its rows fit"
 
 
+def mapped(file: SiloFile) -> str:
+    """Check that [mapping] fits the site's tables, and count what it does. Raises `moretta.errors.ParameterError`."""
+    data, said = file.data, list[str]()
+    source = str(data.labels) if data.source == FOLDER else data.source
+    if not is_table(source):
+        raise ParameterError(f"[mapping] is for tables, and [data] source = {source!r} is none; remove it")
+    for name in (source, *([] if data.test is None else [data.test])):
+        columns = read_columns(file.base / name, data.form, file.mapping.drop)
+        said.append(f"{name}: {file.mapping.applied(columns, name, data.form)[1].said()}")
+    return "; ".join(said)
+
+
 def for_many_machines(run_file: RunFile) -> str:
     """Check that a run file is for many machines."""
     job.check(run_file)
@@ -387,7 +400,7 @@ def model(run_file: RunFile, file: SiloFile | None, server: bool, built: list[Fe
         run_file = _as_sent(run_file, file)
         federation = shared_settings.server_side(run_file, run_file.base)
     built.append(federation)
-    digest = shared_settings.model_digest(federation, run_file)[:16]
+    digest = shared_settings.model_digest(federation, run_file)[:32]
     from moretta.protocols.common.modules import size  # it needs torch, as the federation does
 
     count = size(federation.model)
@@ -399,7 +412,7 @@ def roster_lists_all(run_file: RunFile) -> str:
     path = run_file.secure_aggregation.roster
     roster = Roster.load(run_file.resolve(path or ""))
     roster.check(run_file.engine.sites)
-    return f"{len(roster.keys)} silos; its digest begins with {roster.digest[:16]}, the same for all"
+    return f"{len(roster.keys)} silos; its digest begins with {roster.digest[:32]}, the same for all"
 
 
 def rows_fit(run_file: RunFile, file: SiloFile) -> str:

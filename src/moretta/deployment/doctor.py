@@ -14,6 +14,7 @@ from moretta import __version__
 from moretta.config import run_files, silo_file
 from moretta.config.run_files import RunFile
 from moretta.config.silo_file import SiloFile
+from moretta.data.tables.mapping import ColumnMapping
 from moretta.deployment import checks, kits, server_connection
 from moretta.deployment.checks import CheckResult, loaded, look
 from moretta.errors import ParameterError
@@ -115,6 +116,10 @@ def _of_site(file: SiloFile, silo: Path | None, kit: Path | None, run_file: RunF
 
 def _of_run(run_file: RunFile | None, file: SiloFile | None, server: bool) -> Iterator[CheckResult]:
     built: list[Federation] = []
+    mapped = True
+    if file is not None and file.mapping != ColumnMapping():
+        yield (effect := look("mapping", lambda: checks.mapped(file)))
+        mapped = effect.passes  # else the data fails by the same sentence
     if run_file is not None:
         played = look("many machines", lambda: checks.for_many_machines(run_file))
         yield played
@@ -122,8 +127,9 @@ def _of_run(run_file: RunFile | None, file: SiloFile | None, server: bool) -> It
             yield look("model", lambda: checks.model(run_file, file, server, built))
             if server and run_file.secure_aggregation.roster is not None:
                 yield look("roster", lambda: checks.roster_lists_all(run_file))
-            if file is not None:
+            if file is not None and mapped:
                 yield look("data", lambda: checks.rows_fit(run_file, file))
+            if file is not None:
                 yield look("sums", lambda: checks.same_sums(run_file, file))
     elif file is not None:
         yield look("data", lambda: checks.openable(file))

@@ -1,17 +1,27 @@
-"""`moretta join`: patch a startup kit, wait for the server, start FLARE's client, and say what becomes of it."""
+"""`moretta join`: patch a startup kit, wait for the server, start FLARE's client, and say what becomes of it.
+
+FLARE's client outlives a job, and ends when `moretta serve` ends its server after a run. Then the server's next run is
+waited for, and another client started, until somebody ends the command.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
+from moretta.data.tables.mapping import ColumnMapping
 from moretta.deployment import checks, kits, processes, provisioning, server_connection
+from moretta.deployment.agreed_settings import CLOSED
 from moretta.deployment.checks import writable
 from moretta.deployment.server_key import SILO
 from moretta.engines.files import new_lines, write_atomically
@@ -21,6 +31,8 @@ from moretta.protocols.registry import check_edge_packages
 
 LOOK = 0.2
 AGAIN = 2.0  # seconds between two tries to reach a server that is not there yet
+ENDING = 30.0  # seconds that a server has to be gone in, once it has ended this site's client
+MINUTE = 60.0  # seconds between two lines about rounds
 OFTEN, WITHIN = 4, 150.0  # so many connections in so many seconds: somebody else takes them over; FLARE starts by two
 LOCK = "join.lock"
 KIT_HELD = "this kit has joined already, by {holder}; a site joins once, so leave one of them"
@@ -33,15 +45,59 @@ TWICE = (
     "machine too; leave one of them"
 )
 Say = Callable[[str], None]
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \S+ ([A-Z]+) (.*)")  # a line of a site's log: its level and what it says
+TICKET = re.compile(r" \(ticket \w+\)")
 
 
-def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mib: float | None = None) -> Path:
-    """Take part in runs by a startup kit until the server ends them; return the folder of what the site has now.
+@dataclass(frozen=True)
+class Attendance:
+    """What a site took part in since a moment.
 
-    A server that is not there yet is waited for. Raises `moretta.errors.ParameterError` for what cannot work: a kit, a
-    silo.toml, keys or rows that are wrong or do not fit, a clock outside of the certificate's dates, a server of
-    another federation; and `moretta.errors.RunFailed` where FLARE's client ends by itself.
+    out: its folder. ended: those of runs, the last one last. going: whether one began after these.
     """
+
+    out: Path
+    ended: tuple[Path, ...] = ()
+    going: bool = False
+
+    @classmethod
+    def since(cls, out: Path, began: float) -> Attendance:
+        """Return it as the folder has it. began: by `time.time`."""
+        found = sorted((path.stat().st_mtime, path.parent) for path in out.glob("*/checkpoint"))
+        folders = [folder for moment, folder in found if moment >= began]
+        ended = [one for one in folders if (end := one / "run.toml").exists() and end.stat().st_mtime >= began]
+        return cls(out, tuple(ended), folders[-1:] != ended[-1:])
+
+    @property
+    def model(self) -> Path | None:
+        """The model that the last run left here."""
+        names = ("released.safetensors", "confined.safetensors")
+        return next((path for name in names for one in self.ended[-1:] if (path := one / name).exists()), None)
+
+    def said(self) -> str:
+        """Return it as a sentence."""
+        if not self.ended:
+            return f"took part in no run to its end; what this site keeps is in {self.out}"
+        left = f"left no model; its folder is {self.ended[-1]}" if self.model is None else f"left {self.model}"
+        return f"took part in {len(self.ended)} run{'s' if len(self.ended) > 1 else ''}; the last one {left}"
+
+    def told(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        model = None if self.model is None else str(self.model)
+        return {"out": str(self.out), "runs": [str(one) for one in self.ended], "model": model}
+
+
+def join(
+    kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mib: float | None = None, once: bool = False
+) -> Attendance:
+    """Take part in a server's runs by a startup kit until somebody interrupts; return what came of it.
+
+    A server that is not there yet is waited for, and after a run its next one. once: return after the first one's run.
+    Raises `moretta.errors.ParameterError` for what cannot work: a kit, a silo.toml, keys or rows that are wrong or do
+    not fit, a clock outside of the certificate's dates, a server of another federation; `moretta.errors.RunFailed`
+    where FLARE's client ends by itself; and KeyboardInterrupt where one comes before a run has ended, or within one.
+    """
+    began = time.time()
     file = silo_file.load(silo)
     edge = edge or file.silo.edge
     processes.require("edge-flare" if edge else "flare")
@@ -53,7 +109,12 @@ def join(kit: Path, silo: Path, say: Say, *, edge: bool = False, memory_limit_mi
     settings |= {} if memory_limit_mib is None else {"memory-limit-mib": memory_limit_mib}
     file.out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with held(kit / "local", LOCK, KIT_HELD), held(file.out, LOCK, OUT_HELD):
-        return _join(kit, file.out, settings, say)
+        try:
+            _join(kit, file.out, settings, say, once=once)
+        except KeyboardInterrupt:
+            if not (done := Attendance.since(file.out, began)).ended or done.going:
+                raise
+        return Attendance.since(file.out, began)
 
 
 def _check(kit: Path, silo: Path, file: SiloFile) -> None:
@@ -63,10 +124,12 @@ def _check(kit: Path, silo: Path, file: SiloFile) -> None:
     checks.identified(file)
     checks.pinned(kit, file)
     checks.openable(file)
+    if file.mapping != ColumnMapping():
+        checks.mapped(file)
     writable(file.out)
 
 
-def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Path:
+def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say, *, once: bool) -> None:
     if kits.for_trials(kit):
         say("this kit is for trials: its private key was made by the server (else: moretta join --request)")
     remembered = kit / "local" / "join.json"
@@ -75,19 +138,33 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say) -> Pat
     for change in provisioning.patch(kit):
         say(change)
     write_atomically(kit / "local" / SILO, (json.dumps(settings, indent=2) + "\n").encode())
-    _wait_for_server(kit, say)
     host, port = kits.address_of(kit)
-    say(f"joining {host}:{port} as {kits.name_of(kit)}; ends when the server ends it, or by ctrl-c")
-    logs = out / "log.txt", out / "flare.log"
-    site, flare = (new_lines(log, log.stat().st_size if log.exists() else 0) for log in logs)  # before it starts
-    with processes.running(kit, out / "flare.log", remembered) as client:
-        _watch(client, kit, site, flare, say)
-    if client.returncode != 0:
-        raise RunFailed(
-            f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining again "
-            "takes part in the next run"
-        )
-    return out
+    while True:
+        _wait_for_server(kit, say)
+        say(f"joining {host}:{port} as {kits.name_of(kit)}; ctrl-c ends it")
+        logs = out / "log.txt", out / "flare.log"
+        site, flare = (new_lines(log, log.stat().st_size if log.exists() else 0) for log in logs)  # before it starts
+        with processes.running(kit, out / "flare.log", remembered) as client:
+            _watch(client, kit, site, flare, say)
+        if client.returncode != 0:
+            raise RunFailed(
+                f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining "
+                "again takes part in the next run"
+            )
+        if once:
+            return
+        say("the server has ended its run; waiting for its next one, until ctrl-c")
+        _wait_for_end(kit)
+
+
+def _wait_for_end(kit: Path) -> None:
+    """Return once a server that ends is gone; one of FLARE's own stays."""
+    until = time.monotonic() + ENDING
+    with suppress(RunFailed):
+        while time.monotonic() < until:
+            with suppress(ParameterError):  # it hangs up before it is gone
+                server_connection.reach(kit, LOOK)
+            time.sleep(LOOK)
 
 
 def _wait_for_server(kit: Path, say: Say) -> None:
@@ -114,7 +191,7 @@ def _wait_for_server(kit: Path, say: Say) -> None:
 def _watch(
     client: processes.Parent, kit: Path, site: Iterator[list[bytes]], flare: Iterator[list[bytes]], say: Say
 ) -> None:
-    """Say what the site's log says until the client ends, and where somebody else has joined by the same kit.
+    """Say what the site's log says (`Voice`) until the client ends, and where another has joined by the same kit.
 
     site, flare: what comes to their logs.
     """
@@ -122,11 +199,12 @@ def _watch(
     again = f"=> {host}:{port}] is created: PID: {client.pid}".encode()  # what FLARE logs when this process connects
     connected: deque[float] = deque(maxlen=OFTEN)
     warned, why = False, TWICE
-    ended = False
+    ended, voice = False, Voice(say)
     while not ended:
         ended = client.poll() is not None  # before its last words are read
         for line in next(site):
-            say(line.decode(errors="replace"))
+            voice.hear(line.decode(errors="replace"))
+        voice.speak()
         if found := [line for line in next(flare) if again in line]:
             connected.extend(time.monotonic() for _ in found)
             try:
@@ -141,3 +219,30 @@ def _watch(
             say(why)
         if not ended:
             time.sleep(LOOK)
+
+
+class Voice:
+    """Says what a site's log says: of rounds the last one, once a minute, and what goes wrong again and again once."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._round, self._spoke = say, "", float("-inf")
+        self._wrong, self._again = set[str](), False
+
+    def hear(self, line: str) -> None:
+        """Take up a line of the log."""
+        level, what = found.groups() if (found := LOGGED.match(line)) else ("", line)
+        if what.startswith("round "):
+            self._round = line
+            return
+        if level:  # else it goes on with the line before
+            known, wrong = TICKET.sub("", what), level in ("WARNING", "ERROR")
+            self._again = wrong and (known in self._wrong or (bool(self._wrong) and CLOSED in known))
+            self._wrong |= {known} if wrong else set()
+        if not self._again:
+            self._say(line)
+
+    def speak(self) -> None:
+        """Say which round it is, if that was not said in the last minute."""
+        if self._round and time.monotonic() - self._spoke >= MINUTE:
+            self._say(self._round)
+            self._round, self._spoke = "", time.monotonic()

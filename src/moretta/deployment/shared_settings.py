@@ -105,7 +105,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
         wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
     wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
     of = site.data
-    source = Source(of.source, of.form, of.path, of.labels, site.base)
+    source = Source(of.source, of.form, of.path, of.labels, site.base, site.mapping)
     rows = read(source, wanted, f"silo `{name}`")
     mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False)
     mine = holding_back(_in_order(mine, site), of.test_fraction, "test-fraction")

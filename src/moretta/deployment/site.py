@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from moretta.deployment.site_roles import EdgeRole, TorchRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.files import make_folder, write_atomically
 from moretta.engines.flare.envelope import Hello
+from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, MorettaError, ParameterError, RowsError
@@ -77,7 +79,8 @@ class Site:
         self._folder: RunFolder | None = None
         self._recorder: Recorder | None = None
         self._place = CheckpointId("", 0, 0, "")
-        self._round = 0
+        self._round, self._began = 0, time.monotonic()
+        self._helped: HelpedFile | None = None
         self._lasting = dict[str, bytes]()
 
     def enter(self, hello: Hello) -> tuple[Client, Codec]:
@@ -90,7 +93,8 @@ class Site:
             self._roster.check_identity(self.name, self._key)
         self._agreement.open(self._settings)
         site_policy.greet(hello, self._role.own(self._text))
-        helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
+        helped = self._helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
+        self._began = time.monotonic()
         path = self._file.out / hello.run
         make_folder(path, 0o700)
         self._folder = RunFolder(path)
@@ -111,7 +115,7 @@ class Site:
             yield
         except Exception as error:
             if _is_of_rows(error) and self._agreement.close(self._settings):
-                log.error("this site's rows do not fit the run, so it takes no part until moretta accept: %s", error)
+                error.add_note("it takes no part in such runs until moretta accept")
             raise
 
     def refused(self, error: BaseException) -> bool:
@@ -122,14 +126,22 @@ class Site:
         """Record what was seen, and keep at once what the role must not forget even if it is killed."""
         if asked.stamp.round != self._round:
             self._round = asked.stamp.round
-            rounds = self._run_file.run.rounds
-            log.info(*(("round %d of %d", self._round, rounds) if self._round <= rounds else ("release",)))
+            self._log_round()
         if self._recorder is not None and self._recorder.wants(asked.stamp.round):
             codec = Codec([type(one) for one in (asked, answer) if one is not None])
             self._recorder.saw(self.name, "received", "server", codec.encode(asked))
             if answer is not None:
                 self._recorder.saw(self.name, "sent", "server", codec.encode(answer))
         self._remember(client)
+
+    def _log_round(self) -> None:
+        """Log which round it is, the seconds since the run began here, and the last score on the site's own rows."""
+        rounds, seconds = self._run_file.run.rounds, time.monotonic() - self._began
+        here = None if self._file.silo.edge else self._helped  # an edge client's process opens the file itself
+        figures = {} if here is None else here.opened.answers.scored
+        own = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        at = f"round {self._round} of {rounds}" if self._round <= rounds else "release"
+        log.info("%s, %.0f s%s", at, seconds, f"; on its own rows held back: {own}" if own else "")
 
     def keep(self, client: Client, round: int) -> None:
         """Keep the role's state as of the end of a round."""

@@ -129,8 +129,13 @@ def is_silo_name(name: str) -> bool:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return the first 16 hexadecimal digits of a public key's SHA-256, to compare by telephone."""
-    return hashlib.sha256(key).hexdigest()[:16]
+    """Return the first 128 bits of a public key's SHA-256, in groups of four digits, to compare by telephone."""
+    return grouped(hashlib.sha256(key).hexdigest())
+
+
+def grouped(digest: str) -> str:
+    """Return the first 128 bits of a digest in hex, in groups of four digits."""
+    return " ".join(digest[place : place + 4] for place in range(0, 32, 4))
 
 
 def public_line(key: bytes) -> str:

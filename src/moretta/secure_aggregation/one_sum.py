@@ -76,6 +76,7 @@ class Answers:
     def __init__(self, keep: Callable[[str], None] = lambda line: None, *, over_runs: bool = False) -> None:
         self._keep, self._over_runs = keep, over_runs
         self._held = dict[tuple[str, str], str]()  # by run and what is answered
+        self.scored: Mapping[str, float] = {}  # what a model scored last on the silo's own rows; neither kept nor sent
 
     def hold(self, run: str, name: str, *content: int | str | bytes, lasting: bool = False) -> bool:
         """Record that an answer is about to be given, unless another one was.

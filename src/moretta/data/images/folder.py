@@ -27,6 +27,7 @@ from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
 from moretta.data.tables.files import Column, Format, read_columns
+from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import TableRows, encode, words_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError, UnreadableRow
@@ -48,16 +49,20 @@ def read_labelled(
     labelled: bool = True,
     where: str | None = None,
     in_memory: int | None = None,
+    mapping: ColumnMapping | None = None,
 ) -> TableRows:
     """Read the images [rows, channels, size, size] that a table names, by its schema, with a column of kind "file".
 
     written: how a .csv table is written. labelled: whether targets are wanted.
     where: what sentences call the table.
     in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
+    mapping: what becomes of the table's columns before the schema reads them.
     Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
     not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
     """
     columns, where = read_columns(labels, written), where or labels.name
+    if mapping is not None:
+        columns, _ = mapping.applied(columns, where, written)
     rows = encode(columns, schema, where, written, labelled=labelled)
     name = schema.name_of("file")
     if name is None:

@@ -172,6 +172,7 @@ class HeldOut:
         for name, total in sums.items():
             if not abs(total) < LARGEST:
                 raise RowsError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
+        self.answers.scored = {name: total / len(self.x) for name, total in sums.items() if name != ROWS}
         return {_tensor(name, self.validates): to_limbs([value])[:, 0] for name, value in sums.items()}
 
     def _tables(self, outputs: Array) -> dict[str, Array]:

@@ -1,0 +1,170 @@
+"""What a site does to the columns of its own tables before a schema reads them: [mapping] of silo.toml.
+
+A recoded column holds the words on either side of its table and no others: one that was forgotten is refused here,
+where the schema might take it for a blank. `[data] absent` lists what stands for no value, numbers too, in the file's
+own unit. All of it stays at the site: a server sees rows as if the file had been so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from moretta.contract.settings import Positive, Section, Words
+from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers
+from moretta.data.tables.rows import CENSORED, bare, hint_of, plain_number, words_of
+from moretta.data.tables.schema import Finite, Number
+from moretta.errors import ParameterError
+
+
+class Conversion(Section):
+    """How numbers come into the schema's unit: number * factor + offset, also behind < and >.
+
+    factor: by which a number is multiplied first. offset: what is added then.
+    unit: what a cell of the file may end in, as 88 umol/l does in "umol/l".
+    thousands: the mark between thousands in the file, as in 1,234.
+    """
+
+    factor: Positive = 1.0
+    offset: Finite = 0.0
+    unit: str = ""
+    thousands: Literal[",", ".", "'", " "] | None = None
+
+
+class ColumnMapping(Section):
+    """What becomes of the columns of the site's tables, rows held back too, before the schema reads them.
+
+    Every key names columns as the file does.
+    drop: columns that are not read. rename: the schema's names of columns.
+    recode: of a column, each word and the schema's word for it; an empty one is no value, and a word on neither side is
+    refused. units: of a column of numbers, how they come into the schema's unit.
+    """
+
+    drop: tuple[Words, ...] = ()
+    rename: dict[Words, Words] = {}  # noqa: RUF012  # pydantic copies it
+    recode: dict[Words, dict[Words, str]] = {}  # noqa: RUF012
+    units: dict[Words, Conversion] = {}  # noqa: RUF012
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if dropped := [name for name in self.drop if name in {*self.rename, *self.recode, *self.units}]:
+            raise ParameterError(f"[mapping] drop: {dropped[0]!r} is also mapped; remove it there, or from drop")
+        if both := [name for name in self.units if name in self.recode]:
+            raise ParameterError(
+                f"[mapping] units: {both[0]!r} is recoded too; words are recoded and numbers have units, so remove one"
+            )
+        targets = list(self.rename.values())
+        if twice := [name for name in targets if targets.count(name) > 1]:
+            raise ParameterError(
+                f"[mapping.rename] gives the name {twice[0]!r} to two columns; expected each once, so drop one of them"
+            )
+        return self
+
+    def unread(self, dropped: Collection[str]) -> set[str]:
+        """Return the file's columns whose cells need not be looked at. dropped: those of the schema that are not."""
+        kept = {name for name in dropped if name not in self.rename}
+        return {*self.drop, *kept, *(old for old, new in self.rename.items() if new in dropped)}
+
+    def applied(self, columns: Columns, where: str, form: Format | None) -> tuple[dict[str, Column], MappingEffect]:
+        """Return a file's columns as the schema reads them, and what was done, as counts.
+
+        where: the file or site, which begins the sentence of an error. form: how a .csv file is written.
+        Raises `moretta.errors.ParameterError` for a column that is not there, a word that is not mapped, a unit of what
+        is no number, and two columns of one name; no cell is quoted.
+        """
+        for name in (*self.drop, *self.rename, *self.recode, *self.units):
+            if name not in columns:
+                raise ParameterError(
+                    f"{where}: [mapping] of silo.toml names a column {name!r}, which is not among its {len(columns)}; "
+                    f"{hint_of(name, columns)}"
+                )
+        found = {name: column for name, column in columns.items() if name not in self.drop}
+        effect = MappingEffect(len(next(iter(columns.values()))), len(self.rename), len(self.drop))
+        for name, words in self.recode.items():
+            found[name], effect.recoded[name] = _recoded(found[name], words, f"{where}: column {name!r}", name)
+        for name, conversion in self.units.items():
+            said = f"{where}: [mapping.units] converts column {name!r}"
+            found[name], effect.converted[name] = _converted(found[name], conversion, said, form or Format())
+        renamed = dict[str, Column]()
+        for old, column in found.items():
+            name = self.rename.get(old, old)
+            if name in renamed:
+                raise ParameterError(
+                    f"{where}: [mapping.rename] of silo.toml makes a second column {name!r}; drop or rename the other"
+                )
+            renamed[name] = column
+        return renamed, effect
+
+
+@dataclass(frozen=True)
+class MappingEffect:
+    """What a mapping did to a file. rows: of it. renamed, dropped: columns. recoded, converted: cells, by column."""
+
+    rows: int
+    renamed: int
+    dropped: int
+    recoded: dict[str, int] = field(default_factory=dict)
+    converted: dict[str, int] = field(default_factory=dict)
+
+    def said(self) -> str:
+        """Return it as the end of a sentence."""
+        parts = [f"{self.renamed} columns renamed", f"{self.dropped} dropped"]
+        for what, counts in (("recoded", self.recoded), ("converted", self.converted)):
+            each = ", ".join(f"{name} {count}" for name, count in counts.items())
+            parts.append(f"{sum(counts.values())} cells {what}{f' ({each})' if each else ''}")
+        return f"of {self.rows} rows: {', '.join(parts)}"
+
+
+def _recoded(column: Column, table: Mapping[str, str], where: str, name: str) -> tuple[Column, int]:
+    """Return the words that stand for a column's, and in how many cells they are others."""
+    distinct, which = np.unique(words_of(column).astype(str), return_inverse=True)
+    known = {"": "", **{word: word for word in table.values()}, **table}
+    words = [str(word) for word in distinct]
+    became = [known.get(word, known.get(plain_number(word))) for word in words]
+    _refuse(
+        np.array([word is None for word in became])[which],
+        f"{where} has a word that [mapping.recode.{name}] of silo.toml does not map",
+        'add it there, as itself where it stays, or as "" where it is no value',
+    )
+    changed = np.array([old != new for old, new in zip(words, became, strict=True)])
+    return np.array(became, object)[which], int(changed[which].sum())
+
+
+def _converted(column: Column, conversion: Conversion, where: str, form: Format) -> tuple[Column, int]:
+    """Return a column in another unit, and how many numbers it has; words only where some have < or > before them."""
+    factor, offset, decimal = conversion.factor, conversion.offset, form.decimal
+    if column.dtype.kind == "M":
+        raise ParameterError(f"{where}, which has dates; remove it there, as dates have no unit")
+    if column.dtype.kind == "f":
+        return column * factor + offset, int(np.isfinite(column).sum())
+    cells = bare(column, Number(unit=conversion.unit, thousands=conversion.thousands), decimal)
+    signs = [sign[0] if (sign := CENSORED.match(str(cell))) else "" for cell in cells]
+    words = np.array([str(cell)[len(before) :] for cell, before in zip(cells, signs, strict=True)], object)
+    _refuse(
+        ~are_numbers(words, decimal) & (words != ""),
+        f"{where}, which has something else than a number",
+        "remove it there if the column is of words; else give unit or thousands there, as the cells have them, or list "
+        "in [data] absent what stands for no value",
+    )
+    if (numbers := as_numbers(words, decimal)) is None:
+        raise ParameterError(
+            f'{where}, which has numbers with a point, and [data] decimal = ","; write all numbers of the file alike'
+        )
+    found, count = numbers * factor + offset, int((words != "").sum())
+    if not any(signs):
+        return found, count
+    written = ["" if np.isnan(one) else repr(float(one)).replace(".", decimal) for one in found]
+    return np.array([before + word for before, word in zip(signs, written, strict=True)], object), count
+
+
+def _refuse(wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
+    if wrong.any():
+        raise ParameterError(
+            f"{what} in {int(wrong.sum())} of {len(wrong)} rows (the first is row {int(np.argmax(wrong)) + 1}); "
+            f"{remedy}"
+        )
