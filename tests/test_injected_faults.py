@@ -135,9 +135,14 @@ def test_the_run_folder_tells_of_them(tmp_path: Path) -> None:
     assert not any("faults" in warning for warning in make(None).train(1).record["warnings"])
 
 
-def test_a_round_that_nobody_is_left_for_fails_by_name_and_is_resumed_without_faults(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"round 3 cannot be completed by 0 of 4 silos.*north: fault injection: "):
-        make(drop(*((3, name) for name in ALL)), out=tmp_path / "run", checkpoint_every=1).train(4)
+def test_rounds_that_nobody_is_left_for_fail_by_name_and_are_resumed_without_faults(tmp_path: Path) -> None:
+    away = make(drop(*((number, name) for number in (1, 2, 3, 4) for name in ALL)))
+    with pytest.raises(RunFailed, match=r"round 4 cannot be completed by 0 of 4 silos.*north: fault injection: "):
+        away.train(9)
+    bad = Faults.model_validate({"corrupt": [{"round": 3, "silo": name} for name in ALL]})
+    of = make(bad, out=tmp_path / "run", checkpoint_every=1)
+    with pytest.raises(RunFailed, match=r"round 3 cannot be .* by 0 of 4 silos.*north: fault injection: the last byte"):
+        of.train(4)
     lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
     resumed = make(None, out=tmp_path / "run", checkpoint_every=1).train(4, resume=True)

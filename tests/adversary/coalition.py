@@ -36,8 +36,9 @@ class Sum:
     """Play a round, after a new set-up, as if it were asked for the first time.
 
     model: its number; equal numbers are the same model, and halves nearly that of the number below.
-    lost: are not asked to upload. late: are, and what they answer is kept from the server. mute: are not asked for
-    their shares. told: (who, S): these are told another set of survivors. odd: are asked with another model.
+    lost: are not asked to upload. late: are, and what they answer is kept from the server. unsigned: are not asked to
+    sign who is left. mute: are not asked for their shares. told: (who, S): these are told another set of survivors.
+    odd: are asked with another model.
     fooled: (who, n): under PBPFL's cross-entropy these are sent another softmax: its nth row is turned.
     """
 
@@ -47,6 +48,7 @@ class Sum:
     take: int = 0
     lost: str = ""
     late: str = ""
+    unsigned: str = ""
     mute: str = ""
     told: tuple[str, str] = ("", "")
     odd: str = ""
@@ -179,6 +181,7 @@ class Coalition:
             uploads = issubclass(ask.reply, MaskedUpload | SealedShares)
             hidden = how.late if uploads else ""
             unasked = how.lost if uploads else how.mute if isinstance(message, Unmask | AddShares) else ""
+            unasked = how.unsigned if isinstance(message, Survivors) else unasked
             try:
                 changed, self.tap.model = self._changed(silo, message, how)
                 reply = GONE if silo in unasked else self.ask(silo, changed)

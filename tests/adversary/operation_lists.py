@@ -72,6 +72,7 @@ def _sums(draw: st.DrawFn, world: World, *, one_model: bool) -> Sum:
         "take": st.integers(0, 2),
         "lost": few,
         "late": few,
+        "unsigned": few,
         "mute": few,
         "odd": few,
         "told": st.tuples(_some(world.honest, 1), _some(world.names, world.floor)),

@@ -35,6 +35,19 @@ WITHHELD = [Sum(1, "abcde", 1, mute="d"), Sum(1, "abce", 1)]
 WITHHELD_AT_SET_UP = [SetUp(1, "abcde", mute="d"), SetUp(1, "abce")]
 """The same with the common statistics: the difference is how many rows `d` has, and what their columns sum to."""
 
+LET_IN_AGAIN = [
+    Sum(1, "abcde", 1, unsigned="e"), Sum(1, "abcd", 1, take=1),
+    Sum(2, "abcde", 2, mute="e"), Sum(2, "abcd", 2, take=1),
+    Sum(3, "abcd", 3), Sum(4, "abcde", 4), Sum(2, "abcde", 2), Sum(1, "abcde", 1), Sum(1, "abcde", 1, take=1),
+]  # fmt: skip
+"""`e` costs two takes, sits a round out and is set up anew; now it would complete the takes that it held up."""
+
+SAID_TO_BE_LOST = [
+    Sum(1, "abcde", 1, lost="de"), Sum(2, "abcde", 1, mute="ab"), Sum(3, "abcd", 1), Sum(2, "abcde", 1),
+    Sum(2, "abcd", 1), Sum(1, "abcd", 1),
+]  # fmt: skip
+"""A server says that rounds were lost, goes on under the same model, and comes back to the lost ones."""
+
 FOOLED = [Sum(1, "abcde", 1), Sum(1, "abcde", 1, fooled=("d", 0))]
 """PBPFL's cross-entropy: the second time `d` alone is sent another softmax, which gives its gradient of one output."""
 
@@ -65,7 +78,16 @@ def test_a_withheld_share_gives_no_second_sum(operations: list[Operation], schem
     assert told(operations, World(scheme=scheme, roster=roster, corrupted=1)) == []
 
 
-@pytest.mark.parametrize("operations", [RESUMED, LOST, ODD])
+@pytest.mark.parametrize("roster", [False, True], ids=["", "roster"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("operations", [LET_IN_AGAIN, SAID_TO_BE_LOST])
+def test_neither_a_lost_round_nor_a_silo_let_in_again_gives_one(
+    operations: list[Operation], scheme: str, roster: bool
+) -> None:
+    assert told(operations, World(scheme=scheme, roster=roster, corrupted=1)) == []
+
+
+@pytest.mark.parametrize("operations", [RESUMED, LOST, ODD, LET_IN_AGAIN, SAID_TO_BE_LOST])
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "fedsgd"])
 def test_nor_under_another_protocol(protocol: str, operations: list[Operation]) -> None:
     assert told(operations, World(protocol, corrupted=1)) == []

@@ -4,6 +4,7 @@
     nothing                                             the bytes of the same run in one process, message by message
     a site's job is killed, idle or at work             named for what it missed, back after a restart
     a site's FLARE client is killed                     named, and the run ends without it
+    and its `join` is begun again                       named, awaited where a round needs it, and back in the same run
     a site hangs, never ends, or sends broken bytes     named: disconnected, late, malformed; back when it is mended
     a site is killed after its upload                   its rows still count: the same bytes as in one process
     sites are killed at random moments                  the same bytes as in one process with the same sites missing
@@ -261,6 +262,30 @@ def test_a_site_whose_flare_client_is_killed(hospitals: Callable[..., Hospitals]
     check_ended(hospital, "north")
     assert hospital.rounds in hospital.missed("north")
     measure("site's FLARE client killed: noticed", noticed)
+
+
+def test_a_site_whose_join_is_begun_again(hospitals: Callable[..., Hospitals], measure: Measure) -> None:
+    """Of three sites a round needs all: the run waits, and goes on with the one that came back, without `--resume`."""
+    hospital = hospitals(rounds=80)
+    hospital.pace("west", IDLE)
+    hospital.serve()
+    hospital.join_all()
+    hospital.reach(5)
+    killed = time.monotonic()
+    for pid in hospital.processes("north"):  # as when the machine is switched off
+        with suppress(ProcessLookupError):
+            hospital.kill(pid)
+    hospital.until_noticed("north", killed)
+    assert "for 1 of north to come back" in hospital.said()
+    joined = time.monotonic()
+    hospital.join("north")
+    wait_for(lambda: "restarted, and back: north" in hospital.said(), "north is back", hospital.said)
+    wait_for(lambda: "goes on with its run" in hospital.said("north"), "north says so", lambda: hospital.said("north"))
+    measure("site's join begun again: back", hospital.until_back("north", joined))
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    assert not any("lost" in line for line in hospital.history())
+    assert not hospital.missed("south") | hospital.missed("west")
 
 
 # -- sums of those who uploaded, whoever vanishes then -----------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +12,12 @@ from toy import SCHEMA, Said, Say, ToyClient, ToyServer
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
-from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
+from moretta.engines.driver import COSTS, LOSSES, READMITS, Driver, DroppedSilo, RoundEnd
 from moretta.engines.in_process import InProcess
 from moretta.engines.journal import Journal
 from moretta.engines.takes import SAYS, AskedTakes
 from moretta.errors import Disconnected, MisuseError, ParameterError, PeerError, RunFailed, SumSpent
+from moretta.secure_aggregation.unmasking import Unmask
 
 Clients = dict[str, ToyClient]
 
@@ -312,25 +313,116 @@ def test_after_silos_were_bound_the_next_take_goes_on_without_the_silent() -> No
     assert ends[0].dropped == [DroppedSilo(1, "c", "late: it was silent")]
 
 
-def test_a_silo_that_has_cost_two_takes_is_left_out_until_the_run_is_resumed() -> None:
+def test_a_silo_that_has_cost_two_takes_sits_a_round_out_and_is_set_up_anew() -> None:
     server = Opening({(1, 0): "c", (3, 0): "c"})
-    driver = driver_of(server, spenders())
-    ends = list(driver.rounds(1, 5))
+    ends = list(driver_of(server, spenders()).rounds(1, 5))
     assert [(end.take, end.report.figures["sum"]) for end in ends] == [
-        (1, 11.0), (0, 111.0), (1, 11.0), (0, 11.0), (0, 11.0)
+        (1, 11.0), (0, 111.0), (1, 11.0), (0, 11.0), (0, 111.0)
     ]  # fmt: skip
-    assert [[one.silo for one in end.dropped] for end in ends] == [["c"], [], ["c"], ["c"], ["c"]]
+    assert [[one.silo for one in end.dropped] for end in ends] == [["c"], [], ["c"], ["c"], []]
     assert "silent 2 times" in ends[3].dropped[0].reason
-    assert next(driver_of(server, spenders()).rounds(6, 6)).report.figures == {"sum": 111.0}
+    assert "set up anew in the next" in ends[3].dropped[0].reason
+    assert (Stamp("run", 5, 0, 0), tuple("abc")) in server.setups, "its keys are new"
+
+
+def test_a_silo_that_costs_takes_without_end_is_let_in_again_a_stated_number_of_times() -> None:
+    """What a silo that works with a server may gain, a take more each time, has a bound."""
+    server = Opening({(number, 0): "c" for number in range(1, 100)})
+    ends = list(driver_of(server, spenders()).rounds(1, 99))
+    assert sum(end.take for end in ends) == COSTS * (READMITS + 1)
+    assert all([one.silo for one in end.dropped] == ["c"] for end in ends)
+    assert "left out until the run is resumed" in ends[-1].dropped[0].reason
+    assert next(driver_of(server, spenders()).rounds(100, 100)).report.figures == {"sum": 111.0}
 
 
 def test_a_costly_silo_stays_where_there_would_be_too_few_without_it() -> None:
     server = Opening({(1, 0): "b", (2, 0): "b", (3, 0): "c", (4, 0): "c"})
     ends = list(driver_of(server, spenders(), least=1).rounds(1, 5))
-    assert [end.report.figures["sum"] for end in ends] == [101.0, 101.0, 1.0, 1.0, 1.0]
+    assert [end.report.figures["sum"] for end in ends] == [101.0, 101.0, 1.0, 11.0, 11.0]
     driver = driver_of(Opening({}), spenders(), least=2)
-    driver._cost.update("bbcc")  # as if each had held up the others where the other one was there
+    driver._charge(0, [*"bbcc"])  # as if each had held up the others where the other one was there
     assert [end.report.figures["sum"] for end in driver.rounds(1, 1)] == [111.0]
+
+
+# Lost rounds: what cannot be completed is given up, and the next round follows.
+
+
+class Away(InProcess):
+    """An engine that does not reach silos: `away` has them by round and, if not all of it, the tag of the message."""
+
+    def __init__(self, clients: Clients, away: Mapping[int, str]) -> None:
+        super().__init__(clients, Codec(SCHEMA))
+        self.gone = away
+
+    def deliver(self, ask: Ask) -> Replies:
+        gone = {silo for silo, one in ask.messages.items() if silo in self.gone.get(one.stamp.round, "")}
+        replies = super().deliver(replace(ask, messages={k: v for k, v in ask.messages.items() if k not in gone}))
+        return replace(replies, missing={**replies.missing, **dict.fromkeys(gone, Missing(Reason.LATE, "gone"))})
+
+
+class Unmasking(ToyServer):
+    """A server that asks to open a sum, of which too few come back."""
+
+    def round(self, now: Stamp) -> Exchange[Report | Aborted]:
+        report = yield from super().round(now)
+        if isinstance(report, Aborted):
+            message = Unmask(stamp=now, survivors=("a",), signatures={}, sealed=b"", digests=b"")
+            yield Ask.all(self.cohort, message, Said)
+        return report
+
+
+def lossy(away: Mapping[int, str], last: int, server: ToyServer | None = None, **known: bool) -> Iterator[RoundEnd]:
+    clients = spenders()
+    return Driver(server or ToyServer(), list(clients), "run", Away(clients, away), 2, **known).rounds(1, last)
+
+
+def test_a_round_that_too_few_are_there_for_is_lost_and_the_next_begins_with_new_keys() -> None:
+    server = ToyServer()
+    ends = list(lossy({2: "bc"}, 3, server))
+    assert [end.report.figures.get("sum") for end in ends] == [111.0, None, 111.0]
+    assert [bool(end.lost) for end in ends] == [False, True, False]
+    assert "round 2 cannot be completed by 1 of 3 silos" in ends[1].lost
+    assert (ends[1].cohort, ends[1].dropped) == ([*"abc"], [DroppedSilo(2, silo, "late: gone") for silo in "bc"])
+    assert [stamp for stamp, _ in server.setups][-1] == Stamp("run", 3, 0)
+
+
+def test_so_many_rounds_in_a_row_may_be_lost() -> None:
+    rounds, ends = lossy(dict.fromkeys(range(2, 99), "bc"), 99), list[RoundEnd]()
+    with pytest.raises(RunFailed, match=f"round {LOSSES + 2} cannot .*; the {LOSSES} rounds before it were lost too$"):
+        ends.extend(rounds)
+    assert len(list(lossy({number: "bc" for number in range(2, 99) if number % (LOSSES + 1)}, 98))) == 98
+
+
+def test_a_run_with_no_round_to_show_fails() -> None:
+    with pytest.raises(RunFailed, match=r"round 2 cannot be completed by 1 of 3 silos.*bring the others back$"):
+        list(lossy({1: "bc", 2: "bc"}, 2))
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_whole_rows_of_which_a_sum_may_be_open_are_not_asked_for_in_another_round(draws: bool) -> None:
+    rounds = lossy({2: "bc"}, 3, Unmasking(), draws=draws)
+    if draws:
+        assert [bool(end.lost) for end in rounds] == [False, True, False]
+        return
+    with pytest.raises(RunFailed, match=r"round 2 cannot be completed by 1 of 3 silos"):
+        list(rounds)
+
+
+def test_a_round_that_others_will_not_mend_is_not_lost() -> None:
+    """Who refuses would refuse the next round too."""
+    clients = spenders()
+    for silo in "bc":
+        clients[silo].faults["toy/say", 2] = PeerError("no")
+    with pytest.raises(RunFailed, match=r"round 2 .*mend what these silos say"):
+        play(ToyServer(), clients)
+
+
+def test_the_release_is_not_lost() -> None:
+    clients = spenders()
+    driver = Driver(ToyServer(), list(clients), "run", Away(clients, {2: "bc"}), 2)
+    assert len(list(driver.rounds(1, 1))) == 1
+    with pytest.raises(RunFailed, match=r"round 2 cannot be completed by 1 of 3 silos"):
+        driver.finish(2)
 
 
 def test_whole_rows_are_played_again_by_the_same_silos_alone() -> None:

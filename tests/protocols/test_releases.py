@@ -402,10 +402,14 @@ def test_in_the_clear_and_of_one_silo_nothing_is_shared() -> None:
     assert SecureAggregation().sharing_noise(1).least == 2
 
 
-def test_no_round_is_played_by_fewer_than_the_noise_assumes(tmp_path: Path) -> None:
-    from moretta.errors import RunFailed
-
-    drop = [{"round": 2, "silo": silo, "phase": phase} for silo in NAMES[2:] for phase in ("set-up", "upload")]
+@pytest.mark.parametrize("phases", [("set-up", "upload"), ("unmasking",)], ids=["closed", "opened"])
+def test_a_round_that_fewer_play_than_the_noise_assumes_is_lost_and_counts_as_one_release(
+    phases: tuple[str, ...],
+) -> None:
+    drop = [{"round": 2, "silo": silo, "phase": phase} for silo in NAMES[2:] for phase in phases]
     engine = Engine(faults=Faults.model_validate({"drop": drop}))
-    with pytest.raises(RunFailed, match="round 2 cannot be completed by 2 of 4 silos, at least 3 are needed"):
-        made(engine=engine).train(3)
+    result = made(engine=engine).train(3)
+    (lost,) = result.record["lost"]
+    assert "round 2 cannot be completed by 2 of 4 silos, at least 3 are needed" in lost["reason"]
+    assert result.record["facts"]["releases"] == 3
+    assert [line["epsilon"] for line in result.history] == [line["epsilon"] for line in made().train(3).history]

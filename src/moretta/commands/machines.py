@@ -121,7 +121,7 @@ def join(
     with needs_flare("edge-flare" if edge else "flare"):
         from moretta.deployment.join import join as take_part
 
-        with interruptible("interrupted; joining again takes part in the next run"):
+        with interruptible("interrupted; joining again goes on with this run, or takes part in the next one"):
             done = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib, once=once)
     say(done.told(), lambda: print(done.said()))
 

@@ -149,7 +149,7 @@ def _join(kit: Path, out: Path, settings: Mapping[str, object], say: Say, *, onc
         if client.returncode != 0:
             raise RunFailed(
                 f"FLARE's client ended with exit code {client.returncode}; {out / 'flare.log'} says why, and joining "
-                "again takes part in the next run"
+                "again goes on with its run, or takes part in the next one"
             )
         if once:
             return

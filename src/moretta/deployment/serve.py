@@ -24,6 +24,7 @@ from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import new_lines
 from moretta.engines.folder_lock import held
 from moretta.errors import MorettaError, ParameterError, RunFailed
+from moretta.run.preview import losable_of
 from moretta.secure_aggregation.identity import KEY_FILE, Roster, public_line
 
 LOOK = 0.1  # seconds between two looks at the history
@@ -73,11 +74,14 @@ def serve(
     """
     processes.require()
     job.check(run_file)
-    shared_settings.server_side(run_file, places.out).rehearse(run_file.run.rounds, run_file.run.seed)
+    federation = shared_settings.server_side(run_file, places.out)
+    federation.rehearse(run_file.run.rounds, run_file.run.seed)
     if places.out.exists() and any(places.out.iterdir()) and not resume:
         raise ParameterError(
             f"{places.out} exists and is not empty; go on with that run by --resume, or name another folder by --out"
         )
+    for line in losable_of(federation):
+        say(line)
     places.work.mkdir(mode=0o700, parents=True, exist_ok=True)
     with held(places.work):  # else a second `serve` would end the first one's server as a left-over
         remembered = places.work / "server.json"

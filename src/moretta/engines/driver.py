@@ -8,7 +8,12 @@ A silo helps to open one sum of a take (`moretta.secure_aggregation.one_sum`). S
 the attempt failed, or say that they were before (`Reason.SPENT`). Then the next take follows, with other rows; where
 silos upload all their rows, the same silos repeat the same take, and the driver waits for them. These are the silos
 that most of them name (`moretta.engines.takes`); a silo that names an impossible set counts as malformed. A silo that
-was silent when others were bound has cost a take. One that has cost two is left out until the run is resumed.
+was silent when others were bound has cost a take. One that has cost two sits the next round out, and is then set up
+anew with the others, `READMITS` times in a session.
+
+A round that too few silos are left for is lost where those who are away would complete it, and the next one follows,
+with a new set-up: it draws other rows, or nobody was asked to open a sum of the lost one. Where all rows are used and a
+sum may be open, the next round would add up the same rows under the same model over other silos: the run fails by name.
 """
 
 from __future__ import annotations
@@ -17,19 +22,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeVar
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Exchange, Missing, Outcome, Reason, Replies, Report, Server
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.engines.delivery import Delivery
-from moretta.engines.takes import AskedTakes, OpenedSum, RoundTakes, can_play, opened_by
+from moretta.engines.takes import AskedTakes, OpenedSum, RoundTakes, can_play, opened_by, opens
 from moretta.errors import MisuseError, MorettaError, ParameterError, PeerError, RunFailed
 
 log = logging.getLogger("moretta")
 
 WAITS = 3  # times that a round waits for silos to come back, before the run fails
 COSTS = 2  # takes that a silo may cost before it is left out
+READMITS = 5  # times in a session that it is let in again after that
+LOSSES = 3  # rounds in a row that may be lost, before the run fails
 
 R = TypeVar("R")
 
@@ -49,6 +57,7 @@ class RoundEnd:
 
     cohort: of the successful attempt's set-up. dropped: every silo that missed an answer of the round, in its cohort or
     not, each with the first reason. sums: those opened since the round before, also in attempts that were aborted.
+    lost: why the round was given up, empty if it was not; attempt, take and cohort are then of the last try.
     """
 
     number: int
@@ -58,13 +67,23 @@ class RoundEnd:
     dropped: Sequence[DroppedSilo]
     take: int = 0
     sums: Sequence[OpenedSum] = ()
+    lost: str = ""
+
+
+class RoundLost(RunFailed):
+    """Too few silos are left for a round, and the next one may follow it. end: the round as it was given up."""
+
+    def __init__(self, sentence: str, end: RoundEnd) -> None:
+        super().__init__(sentence)
+        self.end = end
 
 
 class Driver:
     """Plays a server against the silos that an engine delivers to.
 
     run: the id that all stamps carry. least: the fewest silos a round may have. chosen: which silos take part in a
-    round, by its number; all of them if None. asked: the takes that were asked for in earlier sessions.
+    round, by its number; all of them if None. asked: the takes that were asked for in earlier sessions. draws: whether
+    each round is known to draw other rows than the one before.
     """
 
     def __init__(
@@ -76,13 +95,17 @@ class Driver:
         least: int,
         chosen: Callable[[int], Sequence[str]] | None = None,
         asked: AskedTakes | None = None,
+        *,
+        draws: bool = False,
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
-        self._engine, self._least, self._chosen = engine, least, chosen
+        self._engine, self._least, self._chosen, self._draws = engine, least, chosen, draws
         self._asked = asked or AskedTakes()
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
         self._wanted: Sequence[str] = ()  # who is to play the round
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
+        self._out = dict[str, float]()  # the last round that a silo sits out for what it has cost
+        self._opens = False  # whether anybody was asked to open a sum of the round
         self._sums = list[OpenedSum]()
 
     def rounds(self, first: int, last: int) -> Iterator[RoundEnd]:
@@ -90,11 +113,21 @@ class Driver:
         before: Sequence[DroppedSilo] = ()
         if self._chosen is not None:  # statistics are over all silos, whoever plays the first round
             _, _, before = self._repeat(first - 1, self._silos, _nothing)
+        row = 0  # of lost rounds
         for number in range(first, last + 1):
             present = self._silos if self._chosen is None else list(self._chosen(number))
-            report, now, dropped = self._repeat(number, present, self._server.round)
-            missing, sums = [*before, *dropped], self.take_sums()
-            yield RoundEnd(number, now.attempt, self._cohort or (), report, missing, now.take, sums)
+            try:
+                report, now, dropped = self._repeat(number, present, self._server.round)
+                end, row = RoundEnd(number, now.attempt, self._cohort or (), report, dropped, now.take), 0
+            except RoundLost as lost:
+                if row == LOSSES:
+                    raise RunFailed(f"{lost}; the {LOSSES} rounds before it were lost too") from None
+                if number == last and row == number - first:  # there would be no round to show for it
+                    raise
+                log.warning("round %d is lost: %s", number, lost)
+                end, row = lost.end, row + 1
+                self._cohort = None  # whoever was half-way through it begins with new keys
+            yield replace(end, dropped=[*before, *end.dropped], sums=self.take_sums())
             before = ()
 
     def finish(self, number: int) -> tuple[Outcome, Sequence[DroppedSilo]]:
@@ -111,7 +144,8 @@ class Driver:
         self, number: int, present: list[str], begin: Callable[[Stamp], Exchange[R | Aborted]]
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
-        self._wanted, lost = present, self._left_out(present)  # who is to play, and who of them is left out by now
+        # Who is to play, and who of them is left out by now.
+        self._wanted, self._opens, lost = present, False, self._left_out(number, present)
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
@@ -123,16 +157,22 @@ class Driver:
             if not isinstance(ended, Aborted):
                 for missing in (lost, ended.left_out if isinstance(ended, Report) else {}, takes.others()):
                     _note(gone, missing)
-                dropped = [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
-                return ended, now, dropped
+                return ended, now, _dropped(number, gone)
             _note(lost, takes.after(ended, lost))
             _note(gone, lost)
             if ended.because:
                 log.warning("round %d, attempt %d is repeated: %s", number, attempt, ended.because)
-            failure = failure or self._shortage(number, takes, lost)
-            if failure is not None:
+            shortage = None if failure else self._shortage(number, takes, lost)
+            if (failure := failure or shortage) is not None:
                 waits += 1
-                lost = self._after_waiting(failure, waits, takes, lost)
+                named = takes.names_silos
+                try:
+                    lost = self._after_waiting(failure, waits, takes, lost)
+                except MorettaError:
+                    if failure is not shortage or named or not self._may_be_lost(takes, lost):
+                        raise
+                    end = RoundEnd(number, attempt, present, Report({}), _dropped(number, gone), now.take)
+                    raise RoundLost(str(failure), replace(end, lost=str(failure))) from None
             attempt += 1
 
     def _tried(
@@ -167,7 +207,7 @@ class Driver:
                     f"round {now.round} was aborted without naming a silo; a protocol must name who is missing"
                 )
             _note(lost, ended.missing)
-            self._cost.update(silo for silo in ended.opened if ended.missing[silo].spent is None)
+            self._charge(now.round, [silo for silo in ended.opened if ended.missing[silo].spent is None])
         return ended, None
 
     def _shortage(self, number: int, takes: RoundTakes, lost: Mapping[str, Missing]) -> MorettaError | None:
@@ -186,7 +226,7 @@ class Driver:
     ) -> dict[str, Missing]:
         """Wait for silos that are away; return who is still left out. Raises the failure where too few come back."""
         needed = len(takes.only) or self._least
-        away = [silo for silo, why in lost.items() if why.reason in (Reason.DISCONNECTED, Reason.LATE)]
+        away = [silo for silo, why in lost.items() if why.reason in AWAY]
         least = needed - len(takes.playing(lost))  # 0 or less: all of them, as the round needs each
         back = self._engine.back(away, least if least > 0 else len(away)) if away and waits <= WAITS else []
         left = {silo: why for silo, why in lost.items() if silo not in back}
@@ -198,12 +238,31 @@ class Driver:
             raise failure
         return left
 
-    def _left_out(self, present: Sequence[str]) -> dict[str, Missing]:
-        """Return the silos that have cost too many takes, unless too few would be left."""
-        out = [silo for silo in present if self._cost[silo] >= COSTS]
+    def _may_be_lost(self, takes: RoundTakes, lost: Mapping[str, Missing]) -> bool:
+        """Return whether only silos that are away keep the round from its end, and the next one gives nothing away.
+
+        It then adds up other rows, or no sum of this one can be open.
+        """
+        away = [silo for silo, why in lost.items() if why.reason in AWAY]
+        return len(takes.playing(lost)) + len(away) >= self._least and (self._draws or not self._opens)
+
+    def _charge(self, number: int, silos: Sequence[str]) -> None:
+        """Note who has cost a take in a round, and how long those that have cost too many sit out."""
+        for silo in silos:
+            self._cost[silo] += 1
+            times, rest = divmod(self._cost[silo], COSTS)
+            if not rest:
+                self._out[silo] = number + 1 if times <= READMITS else inf
+
+    def _left_out(self, number: int, present: Sequence[str]) -> dict[str, Missing]:
+        """Return the silos that sit this round out for the takes that they have cost, unless too few would be left."""
+        out = [silo for silo in present if self._out.get(silo, 0) >= number]
         if len(present) - len(out) < self._least:
             return {}
-        return dict.fromkeys(out, _COSTLY)
+        return {
+            silo: Missing(Reason.DISCONNECTED, _COSTLY + (_FOR_GOOD if self._out[silo] == inf else _ONCE))
+            for silo in out
+        }
 
     def _play(self, exchange: Exchange[R], gone: dict[str, Missing], *, set_up: bool = False) -> R:
         """Drive one generator to its end, note who is missing in `gone`, and which sums were opened.
@@ -220,6 +279,7 @@ class Driver:
                 except StopIteration as end:
                     used = not isinstance(end.value, Aborted)
                     return end.value  # type: ignore[no-any-return]
+                self._opens |= not set_up and opens(ask)
                 replies = self._believed(self._engine.deliver(ask))
                 _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
@@ -248,10 +308,15 @@ class Driver:
         return replace(replies, missing={**replies.missing, **heard}) if heard else replies
 
 
-_COSTLY = Missing(
-    Reason.DISCONNECTED,
-    f"it was silent {COSTS} times when the others had said who is in a sum, and is left out until the run is resumed",
-)
+AWAY = (Reason.DISCONNECTED, Reason.LATE)  # of silos that may come back by themselves
+
+_COSTLY = f"it was silent {COSTS} times when the others had said who is in a sum, and "
+_ONCE = "sits this round out; it is set up anew in the next"
+_FOR_GOOD = f"has been let in again {READMITS} times, so it is left out until the run is resumed"
+
+
+def _dropped(number: int, gone: Mapping[str, Missing]) -> list[DroppedSilo]:
+    return [DroppedSilo(number, silo, f"{why.reason}: {why.detail}") for silo, why in gone.items()]
 
 
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
@@ -290,7 +355,7 @@ def _too_few(number: int, missing: Mapping[str, Missing], left: int, least: int)
 def _way_out(missing: Mapping[str, Missing], left: int) -> str:
     """Return what helps, by whose fault it is: a machine's that is away, the model's, or a silo's."""
     reasons = {why.reason for why in missing.values()}
-    if reasons <= {Reason.DISCONNECTED, Reason.LATE}:
+    if reasons <= {*AWAY}:
         return "bring the others back"
     if reasons == {Reason.FAILED} and len({why.detail for why in missing.values()}) == 1 and not left:
         return "each silo says the same, so it is the model or a setting, and no silo's rows: mend that"

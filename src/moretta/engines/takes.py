@@ -92,6 +92,11 @@ class RoundTakes:
         """Return who plays, of those who are wanted."""
         return [silo for silo in self.only or self._wanted if silo not in lost and silo not in self._alone]
 
+    @property
+    def names_silos(self) -> bool:
+        """Whether any silo says that some silos alone may play the round again, as it uploads all its rows."""
+        return bool(self.only or self._alone)
+
     def others(self) -> dict[str, Missing]:
         """Return who of those who are wanted may not play, and why."""
         why = Missing(
@@ -175,6 +180,11 @@ class OpenedSum:
     def of(cls, now: Stamp, silos: tuple[str, ...], *, set_up: bool, used: bool) -> OpenedSum:
         """Return the sum of a stamp, whose run id begins with the name of a group where there is one."""
         return cls(now.round, now.take, silos, now.run.rpartition("/")[0], set_up, used)
+
+
+def opens(ask: Ask) -> bool:
+    """Return whether silos that answer an ask help to open a sum that they hide; an answer may have left unheard."""
+    return any(isinstance(message, Unmask | AddShares) for message in ask.messages.values())
 
 
 def opened_by(ask: Ask, replies: Replies) -> Iterator[tuple[Stamp, tuple[str, ...]]]:

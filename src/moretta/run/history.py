@@ -57,6 +57,7 @@ def line_of(
         "round": end.number,
         "attempt": end.attempt,
         **({"take": end.take} if end.take else {}),
+        **({"lost": end.lost} if end.lost else {}),
         **end.report.figures,
         **({} if peak_mib is None else {"edge_peak_mib": peak_mib}),
         "seconds": dict(phases),
@@ -73,7 +74,7 @@ def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
     for one in end.sums:
         found.append(sum_line(one, "round"))
         used |= one.used and not one.set_up
-    return found if used else [*found, {"of": "no sum", "round": end.number, "silos": list(end.cohort)}]
+    return found if used or end.lost else [*found, {"of": "no sum", "round": end.number, "silos": list(end.cohort)}]
 
 
 def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
@@ -156,6 +157,7 @@ class FinishedRound:
 
     number: from 1 to `rounds`. loss: the mean over rows before the round's step, None where nobody is told it; where
     targets are standardised, of those.
+    lost: why the round was given up, and no step was taken in it; empty where it was completed.
     metrics: scores on test and validation rows by their names in the history, such as ``test_accuracy``; empty in
     rounds in which the model is not evaluated. missing: silos that missed an answer, each with the reason. bytes: up
     and down per silo, keys and shares in all. seconds: of the whole round. epsilon: spent so far, where silos add
@@ -170,6 +172,7 @@ class FinishedRound:
     bytes: Mapping[str, float]
     seconds: float
     epsilon: float | None
+    lost: str = ""
 
 
 OnRound = Callable[[FinishedRound], object]
@@ -187,4 +190,5 @@ def round_of(line: Mapping[str, Any], rounds: int) -> FinishedRound:
         bytes=MappingProxyType(dict(line["bytes"])),
         seconds=line["seconds_total"],
         epsilon=float(str(line["epsilon"]).replace("unbounded", "inf")) if "epsilon" in line else None,
+        lost=line.get("lost", ""),
     )

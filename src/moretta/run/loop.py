@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from moretta.contract.codec import Codec
-from moretta.contract.messages import Tensors
+from moretta.contract.messages import Stamp, Tensors
 from moretta.contract.roles import Outcome, State
 from moretta.engines.checkpoint import CheckpointId, begin_session
 from moretta.engines.delivery import Delivery
@@ -169,15 +169,19 @@ class Session:
 
     def _driver(self) -> Driver:
         """Return what plays the server; who takes part in a round is drawn from the training seed and is no secret."""
-        some = self._of.spec.run.participation < 1
+        spec = self._of.spec
+        some = spec.run.participation < 1
+        rows = [spec.data.least_rows or 0 if silo.remote else len(silo.x) for silo in self._of.silos]
+        lot = spec.protocol.lot(spec.data.batch_size)  # of more than half of a silo's rows all rounds have the same
         return Driver(
             self._players.server,
             self._silos,
             self._place.run,
             self._engine,
             self._players.least,
-            self._of.spec.playing(self._silos, self._seed).of_round if some else None,
+            spec.playing(self._silos, self._seed).of_round if some else None,
             None if self._files is None else self._files.asked_takes(),
+            draws=spec.protocol.privacy is not None or 0 < 2 * lot <= min(rows),
         )
 
     def _lines(self, driver: Driver) -> Iterator[Line]:
@@ -185,8 +189,13 @@ class Session:
         scaled = self._of.spec.data.standardise_targets
         private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
+        counts = self._players.releases
+        released = 0 if counts is None else counts.count
         try:
             for end in driver.rounds(self._place.round + 1, self._rounds):
+                if counts is not None and end.lost and counts.count == released:
+                    counts.add(Stamp(self._place.run, end.number, end.attempt, end.take), "lost")
+                released = 0 if counts is None else counts.count
                 traffic, phases = self._engine.take_traffic(), self._engine.clock.take()
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)

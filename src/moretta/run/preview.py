@@ -23,6 +23,7 @@ from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN
 from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
+from moretta.protocols.registry import entry_of
 from moretta.run.rows import load_columns, load_rows, table_of
 
 if TYPE_CHECKING:  # a look needs no torch
@@ -99,9 +100,33 @@ def opening_of(federation: Trainable) -> list[str]:
     else:  # they are put in order in the set-up, and there are no whole rows until then
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.spec.table is not None:
-        return [*lines, *inference.lines_of(federation.spec.table)]
-    columns = len(federation.feature_names)
-    return [*lines, f"numbers: {columns} columns"] if columns else lines
+        lines += inference.lines_of(federation.spec.table)
+    elif columns := len(federation.feature_names):
+        lines = [*lines, f"numbers: {columns} columns"]
+    return [*lines, *losable_of(federation)]
+
+
+def losable_of(federation: Trainable) -> list[str]:
+    """Return what is said before round one of silos that rounds cannot do without, and in a run of three what can help.
+
+    Nothing where silos hold columns, whose groups are of several sizes, and where no masks are taken off.
+    """
+    spec, silos = federation.spec, federation.silos
+    secure, names = spec.summing(len(silos)), [silo.name for silo in silos]
+    count = spec.playing(names, spec.run.seed).count
+    masked = entry_of(spec.protocol).summed and secure.scheme == "pairwise" and not spec.engine.simulates
+    if not masked or count < 3 or any(silo.columns for silo in silos):
+        return []
+    if (spare := count - secure.fewest(count)) > 0:
+        return [f"a round can do without {spare} of its 3 silos"] if count == 3 else []
+    needs = f"a round needs all of its {count} silos, and is lost where one stays away"
+    if count > 3:
+        return [f"{needs}; a lower threshold in [secure-aggregation] lets it do without some"]
+    roster = "" if secure.roster is not None else "a roster (moretta keys new) and "
+    return [
+        f"{needs}; {roster}threshold = 2 in [secure-aggregation] let it do without one, and then the server together "
+        "with one silo can read what another uploads"
+    ]
 
 
 def missing_in_audit(federation: Trained) -> list[str]:

@@ -28,6 +28,7 @@ REFRESH = 0.2  # seconds between pictures in a notebook
 def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
     """Return one line about a round: what it came to, how long it took, and who was missing."""
     said = [f"{name} {value:.4g}" for name, value in _figures(line).items()]
+    said = ["lost", *said] if "lost" in line else said
     said += [f"{line['seconds_total']:.4g} s"] if "seconds_total" in line else []
     sums = [one for one in line.get("sums", ()) if one["of"] != "set-up" and one.get("used", True)]
     for gone in line["dropped"]:
@@ -46,8 +47,10 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
     return {said: line[name] for name, said in names.items() if isinstance(line.get(name), float)}
 
 
-def _missed(gone: Mapping[str, Any]) -> str:
-    return f"round {gone['round']}: {gone['silo']} {gone['reason']}"
+def _events(line: Mapping[str, Any]) -> list[str]:
+    """Return what must not pass unseen of a round: who was missing, and that it was lost."""
+    missed = [f"round {gone['round']}: {gone['silo']} {gone['reason']}" for gone in line["dropped"]]
+    return [*missed, f"round {line['round']} is lost: the others are too few"] if "lost" in line else missed
 
 
 class Rhythm:
@@ -139,8 +142,8 @@ class _Lines:
     def show(self, number: int, line: Mapping[str, Any]) -> None:
         if self._quiet:
             return
-        for gone in line["dropped"]:
-            self.say(_missed(gone))
+        for event in _events(line):
+            self.say(event)
         self._waiting = f"{self._label}: {round_line(number, self._rounds, line)}"
         if self._rhythm.due(last=number == self._rounds):
             self.end()
@@ -182,8 +185,8 @@ class _Bar:
 
     def show(self, number: int, line: Mapping[str, Any]) -> None:
         self.begun = True
-        for gone in line["dropped"]:
-            self.say(_missed(gone))
+        for event in _events(line):
+            self.say(event)
         figures = "  ".join(f"{name} {value:.4f}" for name, value in _figures(line).items())
         self._bar.update(self._task, completed=number, **({"figures": figures} if figures else {}))
 
@@ -214,7 +217,7 @@ class _Cell:
         self._handle = notebook.display(self._picture(), raw=True, display_id=True)
 
     def show(self, number: int, line: Mapping[str, Any]) -> None:
-        self._said += [_missed(gone) for gone in line["dropped"]]
+        self._said += _events(line)
         figures = "  ".join(f"{name} {value:.4f}" for name, value in _figures(line).items())
         self._at, self._figures = number, figures or self._figures
         if self._rhythm.due(last=number == self._rounds or bool(line["dropped"])):

@@ -84,6 +84,7 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
         **({} if end.data is None else {"data": dict(end.data)}),
         "bytes": total_bytes(history),
         "seconds": total_seconds(history),
+        **({"lost": lost} if (lost := lost_rounds(history)) else {}),
         "dropped": [gone for line in history for gone in line["dropped"]] + [asdict(gone) for gone in end.dropped],
         **({} if sums is None else {"sums": sums}),
         "sessions": end.sessions,
@@ -101,6 +102,11 @@ def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[s
     }
     record["warnings"] = [*record["warnings"], *_warnings_of_claims(record)]
     return record
+
+
+def lost_rounds(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rounds that were given up, and why."""
+    return [{"round": line["round"], "reason": line["lost"]} for line in history if "lost" in line]
 
 
 def spent(record: Mapping[str, Any]) -> list[str]:
@@ -134,6 +140,8 @@ def facts_of(plan: RunPlan, end: RunEnd) -> dict[str, float | str]:
     ring = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
     best = {} if end.best_round is None else {"best_round": float(end.best_round)}
     peaks = [line["edge_peak_mib"] for line in end.history if "edge_peak_mib" in line]
+    lost = len(lost_rounds(end.history))
+    best |= {"lost_rounds": float(lost)} if lost else {}
     return {**end.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
 
 
@@ -200,10 +208,15 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
         yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
     if end.stopped:
         yield f"the run was stopped after round {end.history[-1]['round']} of {plan.rounds}, by whoever started it"
+    if lost := [str(one["round"]) for one in lost_rounds(end.history)]:
+        yield (
+            f"rounds {_listed(lost)} were lost, {len(lost)} in all: too few silos were there to complete them, so the "
+            "model took no step in them"
+        )
     clipped = [str(line["round"]) for line in end.history if {"clipped", "clipped_buffers"} & line.keys()]
     if clipped:
         yield (
-            f"the silos' sum was clipped in rounds {', '.join(clipped[:20])}{' ..' * (len(clipped) > 20)}, being "
+            f"the silos' sum was clipped in rounds {_listed(clipped)}, being "
             "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
         )
     facts = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
@@ -220,6 +233,10 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
             f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
             f'accuracy in {plan.spec.run.dtype}; with dtype = "float64" it stays as set'
         )
+
+
+def _listed(rounds: Sequence[str]) -> str:
+    return ", ".join(rounds[:20]) + " .." * (len(rounds) > 20)
 
 
 def _warnings_of_scores(plan: RunPlan, end: RunEnd) -> Iterator[str]:

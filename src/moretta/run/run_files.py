@@ -60,11 +60,12 @@ class RunFiles:
         return self._checkpoints.asked_takes()
 
     def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
-        """Write what belongs to a finished round. line: of the history."""
+        """Write what belongs to a finished round, or to a lost one. line: of the history."""
         number = line["round"]
         self.flush_views()  # first, so that no round is in the history without its views
         self.folder.append(line)
-        if number % self.of.spec.run.checkpoint_every == 0 or number == self.rounds:
+        # A lost round is behind the run for good: what followed it was asked under the same model.
+        if number % self.of.spec.run.checkpoint_every == 0 or number == self.rounds or "lost" in line:
             self.save(number, best)
         self._save_truth(number)
 

@@ -98,11 +98,12 @@ class SecureAggregation(Section):
         if self.scheme == "none" or silos < 2:
             return self
         chosen = max(self.least, round(participation * silos))
-        if self.scheme == "pairwise":
-            fewest = max(self.least, self.rules(None).plan(chosen).threshold)
-        else:
-            fewest = self.min_survivors or chosen * 2 // 3 + 1
+        fewest = self.fewest(chosen) if self.scheme == "pairwise" else self.min_survivors or chosen * 2 // 3 + 1
         return self.model_copy(update={"min_survivors": fewest})
+
+    def fewest(self, chosen: int) -> int:
+        """Return the fewest silos that open a sum under masks, of those that are chosen for a round."""
+        return max(self.least, self.rules(None).plan(chosen).threshold)
 
     def rules(self, roster: Roster | None, participation: Participation | None = None) -> Rules:
         """Return the rules that all roles share. roster: the file's content. participation: who plays a round."""

@@ -578,7 +578,10 @@ def test_a_round_may_wait_for_sites_to_come_back(network: Network, clock: Time) 
     network.instead["b"] = later
     assert engine.back(["a", "b"], 1) == ["b"]
     assert 30.0 <= clock.now - began < 30.0 + AGAIN + 0.2
-    assert told == [f"waiting up to {BACK:g} s for 1 of a, b to come back"]
+    assert told == [
+        f"waiting up to {BACK:g} s for 1 of a, b to come back",
+        "restarted, and back: b; all get new keys by a set-up, and play on together",
+    ]
     assert len(network.requests("a")) <= 1 + 32 / AGAIN
     assert numbers(say(engine, 2)) == {"b": 20, "c": 300}
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -189,11 +189,38 @@ def test_flare_builds_the_launcher_and_starts_by_its_words(tmp_path: Path) -> No
     arguments[JobProcessArgs.AUTH_TOKEN] = ("-t", "token")
     context.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True)
     handle = launcher.Launcher().launch_job({"job_id": "job-1"}, context)
+    assert (tmp_path / "job-1" / launcher.BEGUN).exists()
     handle.wait()
+    assert not (tmp_path / "job-1" / launcher.BEGUN).exists()
     assert first.read_text() == "run -n job-1 token"  # which no command line shows
     assert handle.starts == 2
     assert handle.poll() == JobReturnCode.SUCCESS
     assert not outcome.exists()
+
+
+def test_a_client_that_starts_begins_the_job_again_that_the_one_before_was_ended_in(tmp_path: Path) -> None:
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.workspace import Workspace
+
+    class Engine:
+        begun: ClassVar[list[tuple[str, object]]] = []
+
+        def start_app(self, job: str, job_meta: object) -> str:
+            self.begun.append((job, job_meta))
+            return "Start the client app..."
+
+    for folder in ("startup", "local", "ended", "left"):
+        (tmp_path / folder).mkdir()
+    workspace, context = Workspace(str(tmp_path), "site-a"), FLContext()
+    Path(workspace.get_job_meta_path("left")).write_text('{"job_id": "left"}')
+    (tmp_path / "left" / launcher.BEGUN).touch()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
+    context.set_prop(ReservedKey.ENGINE, Engine(), private=True)
+    for event in (EventType.SYSTEM_BOOTSTRAP, EventType.SYSTEM_START):
+        launcher.Launcher().handle_event(event, context)
+    assert Engine.begun == [("left", {"job_id": "left"})]
 
 
 DETACHED = (

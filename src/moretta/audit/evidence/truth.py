@@ -126,7 +126,8 @@ class Truth:
                 f"{folder} was made with other rows than its silos have now; restore the data, or train again"
             )
         self.views.check()
-        self.run = public_run(record, federation, self.views.rounds)
+        lost = {one["round"] for one in record.get("lost", ())}  # their sums came to nothing
+        self.run = public_run(record, federation, tuple(one for one in self.views.rounds if one not in lost))
         self._background = background
         gone = [number for number in self.recorded if number - 1 not in rounds_kept(folder / "truth")]
         if gone or not (folder / "inputs.json").exists():

@@ -162,12 +162,19 @@ class Sites:
             if len(free) >= least:
                 break
             time.sleep(0.1)
+        self._tell_returned()
         return free
 
     def away(self, silos: Sequence[str]) -> Mapping[str, Missing]:
         """Return who of some silos cannot be asked now, and why; those that may be back are greeted first."""
         self._live.greet(silos)
+        self._tell_returned()
         return self._live.away(silos)
+
+    def _tell_returned(self) -> None:
+        if returned := ", ".join(self._live.returned):
+            self._live.returned = []
+            self._waiting(f"restarted, and back: {returned}; all get new keys by a set-up, and play on together")
 
     def keep(self, place: CheckpointId) -> None:
         """Have all sites that are there keep their states; name those that cannot, as they would resume from less."""

@@ -2,6 +2,8 @@
 
 FLARE's own launcher tells the server when a job process dies, and the server then ends the job for all sites. This one
 starts the process again, in the same job and with the same arguments; the new process announces itself by answering.
+Where FLARE's client of the site was ended itself, the next one begins the job again that it was in, as FLARE's server
+gives a running job to nobody who comes later. If that job has ended meanwhile, the server has it ended here too.
 
 It also closes what FLARE leaves open. A site's FLARE client checks the site's policy only if the request says so, and
 takes requests from the server and, by its relay, from every other site. One of them runs `cat` on any file.
@@ -10,6 +12,7 @@ takes requests from the server and, by its relay, from every other site. One of 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -18,6 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
@@ -27,6 +31,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.utils.job_launcher_utils import add_custom_dir_to_path, get_credential_env
 
 PAUSES = tuple(min(0.2 * 1.5**n, 30.0) for n in range(20))  # seconds before each new start: 20 of them, 5 min in all
+BEGUN = "begun.moretta"  # in a job's folder, from its start here until it has ended here
 HOPELESS = (JobReturnCode.CONFIG_ERROR, JobReturnCode.UNSAFE_COMPONENT)  # it would end so again
 TOPICS = {  # requests that begin, follow and end jobs and the client; a site's FLARE client answers no other
     TrainingTopic.CHECK_RESOURCE,
@@ -47,15 +52,20 @@ class Respawned(JobHandleSpec):
     """A job process, and those that took its place.
 
     start: starts one. forget: removes what the one that died has left to be read as the outcome of the job.
+    ended: called when the job has ended here.
     pauses: seconds to wait before each new start; after the last the site stays away, and the job goes on without it.
     """
 
     def __init__(
-        self, start: Callable[[], subprocess.Popen[bytes]], forget: Callable[[], None], pauses: Sequence[float] = PAUSES
+        self,
+        start: Callable[[], subprocess.Popen[bytes]],
+        forget: Callable[[], None],
+        pauses: Sequence[float] = PAUSES,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.starts = 1
-        self._start, self._forget, self._pauses = start, forget, pauses
+        self._start, self._forget, self._pauses, self._over = start, forget, pauses, ended
         self._ended = threading.Event()
         self._lock = threading.Lock()  # held where a process starts or is killed: none may start after the last kill
         self._process = start()
@@ -76,6 +86,7 @@ class Respawned(JobHandleSpec):
                 self.starts += 1
         if self._process.returncode != 0:
             self._forget()
+        self._over()
 
     def poll(self) -> int:
         """Tell the outcome; whatever it is except a regular end is unknown, since FLARE fails a job for all others."""
@@ -100,6 +111,19 @@ class Launcher(ClientProcessJobLauncher):
         processors = ClientRequestProcessors.request_processors
         processors[:] = [each for each in processors if TOPICS.issuperset(each.get_topics())]
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Offer itself for jobs; where the client has just started, begin jobs again that another one was ended in."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type != EventType.SYSTEM_START:
+            return
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        for begun in Path(workspace.get_root_dir()).glob(f"*/{BEGUN}"):
+            job = begun.parent.name
+            said = fl_ctx.get_engine().start_app(
+                job, job_meta=json.loads(Path(workspace.get_job_meta_path(job)).read_text())
+            )
+            self.logger.info(f"run ({job}): taken up again: {said}")
+
     def launch_job(self, job_meta: dict[str, object], fl_ctx: FLContext) -> Respawned:
         """Start a site's process of a job."""
         workspace, job = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT), job_meta.get(JobConstants.JOB_ID)
@@ -107,11 +131,13 @@ class Launcher(ClientProcessJobLauncher):
         add_custom_dir_to_path(workspace.get_app_custom_dir(job), environment)
         environment.update(get_credential_env(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}))
         words = shlex.split(self.get_command(job_meta, fl_ctx), True)
-        outcome = Path(workspace.get_run_dir(job)) / FLMetaKey.PROCESS_RC_FILE
+        folder = Path(workspace.get_run_dir(job))
+        outcome, begun = folder / FLMetaKey.PROCESS_RC_FILE, folder / BEGUN
+        begun.touch()
 
         def start() -> subprocess.Popen[bytes]:
             process = subprocess.Popen(words, env=environment, start_new_session=True)
             self.logger.info(f"run ({job}): started process {process.pid}")
             return process
 
-        return Respawned(start, lambda: outcome.unlink(missing_ok=True))
+        return Respawned(start, lambda: outcome.unlink(missing_ok=True), ended=lambda: begun.unlink(missing_ok=True))

@@ -131,6 +131,7 @@ class Liveness:
         self.hello = self._session.hello
         self._send, self._keys, self._largest = send, keys, largest
         self._renewed = False
+        self.returned = list[str]()  # as other processes than before; for whoever tells
 
     def processes(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return the process ids of those of some sites, or of all, that are there."""
@@ -167,7 +168,9 @@ class Liveness:
         replies |= self.requests(alone, {}, PATIENCE, processes=awake)
         asleep = {name: reply for name, reply in woken.items() if isinstance(reply, Missing)}
         for name, reply in (asleep | replies).items():
-            self._renewed |= self.sites[name].note(name, reply, awake.get(name, ""))
+            if self.sites[name].note(name, reply, awake.get(name, "")):
+                self._renewed = True
+                self.returned += [name] if self.sites[name].fresh else []
 
     def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
         """Ask sites for their process ids; whoever forges one has it greeted in vain."""
