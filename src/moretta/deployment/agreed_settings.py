@@ -40,6 +40,7 @@ MOVES: Mapping[str, frozenset[str]] = {
     "protocol": frozenset(
         {"learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"}
         | {"optimizer", "momentum", "betas", "weight-decay", "clip-norm", "local-epochs"}
+        | {"checkpoint-minutes"}
         | {"partitions", "rho", "mu", "schedule", "k", "k-last", "sigma", "form", "direction", "seed-pool", "ema"}
         | {"ema-each", "orthogonal"}
     ),

@@ -2,13 +2,17 @@
 
 ``checkpoint/round-000010/`` holds ``run.json`` (format, run id, round, session, digest of the run file) and one
 ``<role>.safetensors`` a role, with mode 0600: it holds the role's secret root. A checkpoint appears by one rename.
+Within a round a silo may keep its own half-done work (`HalfDone`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +25,13 @@ from moretta.contract.messages import Array
 from moretta.contract.roles import State
 from moretta.engines.files import make_folder, read_file, rename, write_atomically
 from moretta.errors import ParameterError
+from moretta.secure_aggregation.keystream import encode_parts
+
+log = logging.getLogger("moretta")
 
 FORMAT = 2  # 1 had neither norms of earlier rounds nor counted rows, and pbpfl's weights in the run's dtype
 KEPT = 2
+MINUTE = 60.0  # seconds
 _CODES = {
     "u8": "U64", "i8": "I64", "f8": "F64", "f4": "F32", "u4": "U32", "i4": "I32", "f2": "F16", "u1": "U8", "b1": "BOOL",
 }  # fmt: skip
@@ -152,3 +160,48 @@ def _unpack(content: bytes) -> State:
     plain = json.loads(header["__metadata__"]["moretta"])
     restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}
     return arrays | restored
+
+
+class HalfDone:
+    """A silo's local work of a round as far as it is done, in a file of its own (0600). Nobody is sent it.
+
+    path: of the file. minutes: from one writing to the next. None of either keeps nothing.
+    """
+
+    def __init__(self, path: Path | None = None, minutes: float | None = None) -> None:
+        self._path, self._pause = None if minutes is None else path, MINUTE * (minutes or 0.0)
+        self._of, self._last = b"", 0.0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept."""
+        return self._path is not None
+
+    def begin(self, *of: int | str | bytes) -> State:
+        """Return what was kept of this very work; nothing where there is none, or of other work, which is removed.
+
+        of: all that the work follows from.
+        """
+        if self._path is None:
+            return {}
+        self._of, self._last = hashlib.sha256(encode_parts(*of)).digest(), time.monotonic()
+        try:
+            found = dict(_unpack(read_file(self._path.parent, self._path.name)))
+            if found.pop("of") == self._of:
+                return found
+        except FileNotFoundError:
+            return {}
+        except (ParameterError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            log.warning("%s is damaged (%s), so the round's work begins anew", self._path, error)
+        self._path.unlink()
+        return {}
+
+    def keep(self, state: Callable[[], State]) -> None:
+        """Keep the state if it is due. Where the disk does not take it, work goes on."""
+        if self._path is None or time.monotonic() < self._last + self._pause:
+            return
+        self._last = time.monotonic()
+        try:
+            write_atomically(self._path, _pack({**state(), "of": self._of}), mode=0o600)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): what is done of the round is not kept", self._path, error.strerror)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from moretta.contract.rules import SettingRule
-from moretta.contract.settings import Positive, Spelled
+from moretta.contract.settings import Positive, Spelled, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST
@@ -17,7 +17,7 @@ from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.common.augmentation import CROPS
 from moretta.protocols.common.own_loss import found, of_arrays
 from moretta.protocols.common.targets import RowLosses
-from moretta.protocols.common.training import PrivateTraining
+from moretta.protocols.common.training import Minutes, PrivateTraining
 
 Directions = Annotated[int, Field(ge=2, le=MOST // 2)]
 ALL = 100  # directions of a round that moves all parameters at once
@@ -78,6 +78,8 @@ class BAFFLE(PrivateTraining):
     local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
         level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
         difference, as long as the model, is summed. Adam's moments stay at the silo.
+    checkpoint_minutes: at the epoch level, after so many minutes each silo keeps what it has done of a round in a file
+        of its own, and after a restart goes on from there; None keeps nothing within a round.
     batch_statistics: BatchNorm normalises by the statistics of a silo's batch, which are summed beside its losses, so
         that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
@@ -138,6 +140,7 @@ class BAFFLE(PrivateTraining):
     clip_entry: Positive | None = None
     trainable: tuple[str, ...] = ()
     local_epochs: PositiveInt | None = None
+    checkpoint_minutes: Annotated[Minutes | None, Unit("minutes")] = None
     batch_statistics: bool = False
 
     @property
@@ -238,6 +241,8 @@ class BAFFLE(PrivateTraining):
                 "batch-statistics are of one batch a round, whose rows have no losses of their own; remove it, or "
                 "local-epochs and dp-noise"
             )
+        if self.checkpoint_minutes is not None and self.local_epochs is None:
+            raise ParameterError("checkpoint-minutes keeps work of local-epochs; remove it, or give those")
         if self.local_epochs is not None and self.momentum:
             raise ParameterError(
                 "with local-epochs silos step by themselves, by Adam or by SGD without momentum; remove momentum"
@@ -278,4 +283,5 @@ class BAFFLE(PrivateTraining):
             clip_entry=self.clip_entry or 0.0,
             augment=augment,
             rule=self.rule(),
+            checkpoint_minutes=self.checkpoint_minutes,
         )

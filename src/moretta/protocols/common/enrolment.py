@@ -198,6 +198,14 @@ class SiloRows:
         agreed = self.agreed if agreed is None else agreed
         return held.upload(ask, contributor, outputs, agreed, blind, own)
 
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Torch's own generators that dropout and augmentation draw from."""
+        cuda = self.device.startswith("cuda")
+        return [torch.default_generator] + (
+            [torch.cuda.default_generators[torch.device(self.device).index or 0]] if cuda else []
+        )
+
     @contextmanager
     def randomness(self, number: int, take: int = 0) -> Iterator[None]:
         """Seed torch for a round and take (`Stamp.drawn`), for dropout, and restore its generator afterwards.
@@ -207,9 +215,7 @@ class SiloRows:
         drawn = [number, take] if take else [number]
         seed = np.random.SeedSequence([*self.batches.entropy, *drawn]).generate_state(1, np.uint64)
         # Not torch.manual_seed: without a GPU it formats a stack trace at every call, a third of a millisecond.
-        generators = [torch.default_generator]
-        if self.device.startswith("cuda"):
-            generators.append(torch.cuda.default_generators[torch.device(self.device).index or 0])
+        generators = self.generators
         saved = list(map(torch.Generator.get_state, generators))
         for generator in generators:
             generator.manual_seed(int(seed[0] >> np.uint64(1)))

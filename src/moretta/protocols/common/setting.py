@@ -246,7 +246,7 @@ class Setting:
         if protocol.privacy is None:
             return b""
         told = {
-            "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={"warm_start", *protocol.OWN}),
+            "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={*UNBOUND, *protocol.OWN}),
             "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
             "roster": "" if self.roster is None else self.roster.digest,
             "silos": sorted(silo.name for silo in self.silos),
@@ -326,6 +326,8 @@ class Setting:
         insecure = self.spec.run.insecure_secret_seed
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, role)
 
+
+UNBOUND = {"warm_start", "checkpoint_minutes"}  # what no upload depends on
 
 LEAST_ROWS_MISSING = (
     "[data] least-rows is missing: silos on machines of their own do not tell how many rows they have, and what "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.messages import Array
 from moretta.data.rows import Subjects
+from moretta.engines.checkpoint import HalfDone
 from moretta.engines.journal import HelpedFile
 from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches, UnionBatches
@@ -96,6 +97,10 @@ class SiloSetup:
     def credentials(self) -> Credentials | None:
         """How it proves who it is, where it has an identity. Raises as `Credentials.of`."""
         return Credentials.of(self.name, self.identity, self.rules.roster)
+
+    def half_done(self, minutes: float | None) -> HalfDone:
+        """Return what keeps its work within a round, beside its record of sums. minutes: as of `HalfDone`."""
+        return HalfDone(None if self.helped is None else Path(self.helped.path).with_suffix(".half-done"), minutes)
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
         """Return its rows, which answer the set-up. batches: in the place of its own."""

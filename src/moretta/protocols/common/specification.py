@@ -63,7 +63,7 @@ class Specification:
                 **({"score-at-silos": data.score_at_silos} if data.score_at_silos else {}),
                 **({"validation-fraction": data.validation_fraction} if data.silos_validate else {}),
             },
-            "protocol": self.protocol.model_dump(mode="json", by_alias=True),
+            "protocol": self.protocol.model_dump(mode="json", by_alias=True, exclude={"checkpoint_minutes"}),
             "secure-aggregation": self.secure_aggregation.model_dump(mode="json", by_alias=True, exclude_none=True),
             "engine": self.engine.model_dump(mode="json", by_alias=True, exclude_none=True),
         }

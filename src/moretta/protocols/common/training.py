@@ -149,6 +149,9 @@ class Training(Section):
         return self
 
 
+Minutes = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
+
+
 class PrivateTraining(Training):
     """Training in which silos can add noise, so that their rows are hidden by differential privacy.
 

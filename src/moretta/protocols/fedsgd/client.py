@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message
 from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_phase
+from moretta.engines.checkpoint import HalfDone
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.modules import take_step
@@ -32,6 +33,7 @@ from moretta.protocols.fedsgd.own_loop import fitted
 from moretta.protocols.fedsgd.params import Epochs, FedAvg
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.secure_aggregation.keyed_sums import Contributor
+from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.sums import query_of
 
 MOST_NUMBERS = 1 << 22  # of the inputs that are gathered for a stack at once
@@ -49,6 +51,7 @@ class Client:
     object for all silos that may be stepped together. rounds: of the whole run.
     private: computes the gradient under differential privacy; the constructor then raises
     `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
+    half_done: keeps epochs as far as they are done; it then steps by itself.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class Client:
         rounds: int,
         private: PrivateGradient | None = None,
         stacked: Stacked | None = None,
+        half_done: HalfDone | None = None,
     ) -> None:
         self.phase: Phase = no_phase
+        self.half_done = half_done or HalfDone()
         self.params, self.rows, self.loss, self._rounds = params, rows, params.loss_function, rounds
         self.stacked, self._given = stacked or Stacked(model, self.loss), model
         self._contributor, self._private = contributor, private
@@ -159,10 +164,13 @@ class Client:
 
     def epochs(self, ask: TrainOn, batches: Batches) -> Upload:
         """Take epochs of SGD; return W - W_k and the mean loss along the way, without the pull towards W."""
-        parameters, total, rows = self.trained, 0.0, 0
+        parameters, steps, total, rows = self.trained, 0, 0.0, 0
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
-        for index in batches:
+        if self.half_done.keeps:
+            work = ask.stamp.run, *ask.stamp.drawn, digest_of(ask.parameters), self.rows.of.digest
+            steps, total, rows = self._take_up(self.half_done.begin(*work), kept)
+        for index in batches[steps:]:
             found, loss = modules.gradient(self.model, parameters, self.loss, self.rows.rows(index), self.phase)
             with self.phase("update"):
                 if self._pull:  # else -0 might become 0, and federated averaging's bits are kept
@@ -177,9 +185,30 @@ class Client:
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
                 for name, parameter in parameters.items():
                     take_step(parameter, found[name], kept[name], self.rate(ask), self.params)
-            total, rows = total + loss * len(index), rows + len(index)
+            steps, total, rows = steps + 1, total + loss * len(index), rows + len(index)
+            if steps < len(batches):  # the last of them is what is uploaded
+                self.half_done.keep(partial(self._halfway, steps, total, rows, kept))
         upload = modules.on_host({f"gradient/{name}": before[name] - parameters[name] for name in parameters})
         return upload | {"loss": np.asarray(total / rows)}
+
+    def _halfway(self, steps: int, loss: float, rows: int, kept: Mapping[str, Mapping[str, Tensor]]) -> State:
+        model = {f"model/{name}": value for name, value in modules.arrays(self.model).items()}
+        optimizer = {f"kept/{key}/{name}": one for name, some in kept.items() for key, one in some.items()}
+        random = {f"random/{place}": one.get_state() for place, one in enumerate(self.rows.generators)}
+        tensors = {name: one.cpu().numpy() for name, one in {**optimizer, **random}.items()}
+        return {**model, **tensors, "steps": steps, "loss": loss, "rows": rows}
+
+    def _take_up(self, done: State, kept: Mapping[str, dict[str, Tensor]]) -> tuple[int, float, int]:
+        """Go back to where `_halfway` was called, if it was; return the steps taken, their loss and rows."""
+        if not done:
+            return 0, 0.0, 0
+        modules.load(self.model, modules.under("model/", done))
+        for key, value in modules.under("kept/", done).items():
+            slot, _, name = key.partition("/")
+            kept[name][slot] = torch.tensor(value, device=self.rows.device)
+        for place, value in modules.under("random/", done).items():
+            self.rows.generators[int(place)].set_state(torch.tensor(value))
+        return done["steps"], done["loss"], done["rows"]
 
     def rate(self, ask: TrainOn) -> float:
         """Return the learning rate of the round."""
@@ -211,7 +240,7 @@ class LocalWork:
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
         rows = self.silo.rows
-        if not isinstance(rows.x, Tensor) or rows.augment:
+        if not isinstance(rows.x, Tensor) or rows.augment or self.silo.half_done.keeps:
             return None
         found = self.silo.stacked.key(tuple(map(len, self.batches)), rows.x, rows.y)
         return found and (id(self.silo.params), id(self.ask.parameters), self.ask.stamp, *found)

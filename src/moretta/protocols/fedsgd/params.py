@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moretta.contract.settings import NonNegative, kebab
+from moretta.contract.settings import NonNegative, Unit, kebab
 from moretta.errors import ParameterError
 from moretta.protocols.common.own_loss import OwnFunction
-from moretta.protocols.common.training import PrivateTraining, Training
+from moretta.protocols.common.training import Minutes, PrivateTraining, Training
 
 
 class FedSGD(PrivateTraining):
@@ -27,10 +27,13 @@ class Epochs(Training):
 
     learning_rate, momentum, weight_decay and clip_norm are those of the silos' own SGD.
     local_epochs: how many epochs a silo steps in a round.
+    checkpoint_minutes: after so many minutes each silo keeps what it has done of a round in a file of its own, and
+        after a restart goes on from there; None keeps nothing within a round. Silos then step one by one.
     """
 
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
+    checkpoint_minutes: Annotated[Minutes | None, Unit("minutes")] = None
 
     @property
     def steps_at_silos(self) -> bool:
@@ -57,7 +60,16 @@ class FedAvg(Epochs):
 
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:
-        ours = ("own_loss", "learning_rate", "lr_schedule", "momentum", "weight_decay", "clip_norm", "local_epochs")
+        ours = (
+            "own_loss",
+            "learning_rate",
+            "lr_schedule",
+            "momentum",
+            "weight_decay",
+            "clip_norm",
+            "local_epochs",
+            "checkpoint_minutes",
+        )
         fields = type(self).model_fields
         given = [kebab(name) for name in ours if getattr(self, name) != fields[name].default]
         if self.fit is not None and given:

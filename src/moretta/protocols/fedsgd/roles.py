@@ -56,7 +56,14 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
     stacked = Stacked(model, loss)
     clients = {
         name: Client(
-            protocol, model, own, setup.contributor(setting.insecure_root(name)), rounds, private.get(name), stacked
+            protocol,
+            model,
+            own,
+            setup.contributor(setting.insecure_root(name)),
+            rounds,
+            private.get(name),
+            stacked,
+            setup.half_done(getattr(protocol, "checkpoint_minutes", None)),
         )
         for name, (setup, own) in played.items()
     }

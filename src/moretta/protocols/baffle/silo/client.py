@@ -66,7 +66,7 @@ class Client:
         root, name, noise = insecure or SecretRoot.fresh(), setup.name, insecure or SecretRoot.fresh()
         self._recipe, self._name, self._forward, self._rows = recipe, name, forward, setup.rows()
         self._contributor, self._load, self._runs = setup.contributor(insecure), load, runs
-        self._private = noise_of(setup, noise)
+        self._private, self._half_done = noise_of(setup, noise), setup.half_done(recipe.checkpoint_minutes)
         self._seed, self._computes, self._combine, self._steps = Seed(name, root), model, combine, recipe.steps()
 
     @InSteps
@@ -253,16 +253,22 @@ class Client:
         about = self._asked(ask, whole=True)
         at, total, counted, steps = ask.parameters.copy(), 0.0, 0.0, 0
         self._steps.begin(number)
-        for epoch in range((number - 1) * recipe.local_epochs, number * recipe.local_epochs):
-            for index in batches.of_epoch(epoch):
-                own = (*purpose, self._name, steps)
-                work = self._work(forward, at, index, ask.k, own)
-                means, estimate, loss = self._means(work, work.alone())
-                with self.phase("update"):
-                    density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
-                    self._steps.step(at, work.gradient(means, estimate) / density, recipe.rates[number - 1])
-                total, counted = total + loss[0] * len(index), counted + density * len(index)
-                steps += 1
+        if kept := self._half_done.begin(*purpose, self._rows.digest, ask.k):
+            at, total, counted, steps = kept["at"].copy(), kept["loss"], kept["counted"], kept["steps"]
+            self._steps.restore({key.removeprefix("steps/"): value for key, value in kept.items()})
+        epochs = range((number - 1) * recipe.local_epochs, number * recipe.local_epochs)
+        indices = [index for epoch in epochs for index in batches.of_epoch(epoch)]
+        for index in indices[steps:]:
+            own = (*purpose, self._name, steps)
+            work = self._work(forward, at, index, ask.k, own)
+            means, estimate, loss = self._means(work, work.alone())
+            with self.phase("update"):
+                density = loss[1] if len(loss) > 1 else 1.0  # rows count by their class's weight
+                self._steps.step(at, work.gradient(means, estimate) / density, recipe.rates[number - 1])
+            total, counted = total + loss[0] * len(index), counted + density * len(index)
+            steps += 1
+            if steps < len(indices):  # the last of them is what is uploaded
+                self._half_done.keep(partial(self._halfway, at, total, counted, steps))
         if not np.isfinite(at).all():
             raise RowsError(
                 f"the parameters of silo `{self._name}` are no longer finite after its own steps; lower learning-rate "
@@ -272,6 +278,10 @@ class Client:
         upload = {"difference": ask.parameters.astype(np.float64) - at, "loss": np.asarray(mean_loss)}
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, batches.rows, ask.encoding, asked=about)
+
+    def _halfway(self, at: Array, total: float, counted: float, steps: int) -> State:
+        moments = {f"steps/{key}": value for key, value in self._steps.state().items()}
+        return {"at": at, "loss": float(total), "counted": float(counted), "steps": steps, **moments}
 
     def _score(self, ask: Question) -> Message:
         """Upload what the trained parameters score on the rows held back, as many at a time as a round's batch."""

@@ -96,7 +96,8 @@ class Recipe:
     (`augmentation.cropped`), empty: not. batch_statistics: whether those of BatchNorm go up too. At the epoch
     level alone: local_epochs; rates, the learning rate of each round; adam, whether steps are Adam's, of these betas,
     else SGD's; weight_decay; clip_norm, the largest norm of a step's gradient, 0 for any. rule: of blocks of layers
-    that move one after the other; None where all parameters move at once. blocks: of the model, once it is known;
+    that move one after the other; None where all parameters move at once. checkpoint_minutes: None keeps nothing
+    within a round. blocks: of the model, once it is known;
     `most` is then how many moves a round has.
     """
 
@@ -119,6 +120,7 @@ class Recipe:
     augment: str = ""
     rule: Rule | None = None
     blocks: tuple[LayerBlock, ...] = ()
+    checkpoint_minutes: float | None = None
 
     def by(self, blocks: Sequence[LayerBlock], shapes: Mapping[str, tuple[int, ...]]) -> Recipe:
         """Return the same with the blocks of a model. shapes: of its trained tensors."""
