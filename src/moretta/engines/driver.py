@@ -168,11 +168,11 @@ class Driver:
                 named = takes.names_silos
                 try:
                     lost = self._after_waiting(failure, waits, takes, lost)
-                except MorettaError:
-                    if failure is not shortage or named or not self._may_be_lost(takes, lost):
+                except MorettaError as raised:
+                    if raised is not shortage or named or not self._may_be_lost(takes, lost):
                         raise
                     end = RoundEnd(number, attempt, present, Report({}), _dropped(number, gone), now.take)
-                    raise RoundLost(str(failure), replace(end, lost=str(failure))) from None
+                    raise RoundLost(str(raised), replace(end, lost=str(raised))) from None
             attempt += 1
 
     def _tried(
