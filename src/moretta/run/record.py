@@ -210,8 +210,8 @@ def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
         yield f"the run was stopped after round {end.history[-1]['round']} of {plan.rounds}, by whoever started it"
     if lost := [str(one["round"]) for one in lost_rounds(end.history)]:
         yield (
-            f"rounds {_listed(lost)} were lost, {len(lost)} in all: too few silos were there to complete them, so the "
-            "model took no step in them"
+            f"rounds that were lost, as too few silos were there to complete them: {_listed(lost)}; the model took no "
+            "step in them"
         )
     clipped = [str(line["round"]) for line in end.history if {"clipped", "clipped_buffers"} & line.keys()]
     if clipped:

@@ -168,8 +168,8 @@ class Client:
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         if self.half_done.keeps:
-            work = ask.stamp.run, *ask.stamp.drawn, digest_of(ask.parameters), self.rows.of.digest
-            steps, total, rows = self._take_up(self.half_done.begin(*work), kept)
+            model, own = digest_of(ask.parameters), self.rows.of.digest
+            steps, total, rows = self._take_up(self.half_done.begin(ask.stamp.run, *ask.stamp.drawn, model, own), kept)
         for index in batches[steps:]:
             found, loss = modules.gradient(self.model, parameters, self.loss, self.rows.rows(index), self.phase)
             with self.phase("update"):
