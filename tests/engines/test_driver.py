@@ -355,7 +355,7 @@ class Away(InProcess):
         self.gone = away
 
     def deliver(self, ask: Ask) -> Replies:
-        gone = {silo for silo, one in ask.messages.items() if silo in self.gone.get(one.stamp.round, "")}
+        gone = [silo for silo, one in ask.messages.items() if silo in self.gone.get(one.stamp.round, "")]
         replies = super().deliver(replace(ask, messages={k: v for k, v in ask.messages.items() if k not in gone}))
         return replace(replies, missing={**replies.missing, **dict.fromkeys(gone, Missing(Reason.LATE, "gone"))})
 
@@ -404,7 +404,7 @@ def test_whole_rows_of_which_a_sum_may_be_open_are_not_asked_for_in_another_roun
     if draws:
         assert [bool(end.lost) for end in rounds] == [False, True, False]
         return
-    with pytest.raises(RunFailed, match=r"round 2 cannot be completed by 1 of 3 silos"):
+    with pytest.raises(RunFailed, match=r"round 2 cannot be completed by 0 of 3 silos"):  # nor does a toy unmask
         list(rounds)
 
 

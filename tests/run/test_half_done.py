@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stopped import Killed
 from torch import nn
 
 from moretta import BAFFLE, Engine, FedAvg, Federation, FedProx, Silo
@@ -42,6 +41,10 @@ def made(protocol: Training, out: Path) -> Federation:
     return Federation(model, silos, protocol, out=out, engine=Engine(workers=1), **settings)
 
 
+def kill() -> None:
+    raise Killed
+
+
 def steps_counted(monkeypatch: pytest.MonkeyPatch, at: int = 0, act: Callable[[], object] = lambda: None) -> list[int]:
     """Count steps at silos; call `act` before step `at`, of all silos and rounds together. FedAvg's are by tensor."""
     taken = [0]
@@ -67,14 +70,10 @@ def test_a_run_that_is_killed_at_half_an_epoch_goes_on_from_there(
     monkeypatch.setattr(checkpoint, "MINUTE", 0.0)  # each step is kept
     whole = made(protocol, tmp_path / "whole").train(2, progress=False)
     killed = 3 * STEPS + STEPS + 7  # in round 2, at the second silo, in its second epoch
-    child = os.fork()
-    if not child:  # a process of its own, ended as by kill -9
-        try:
-            steps_counted(monkeypatch, killed, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with monkeypatch.context() as patch:
+        steps_counted(patch, killed, kill)
+        with pytest.raises(Killed):
             made(protocol, tmp_path / "run").train(2, progress=False)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     kept = tmp_path / "run" / "helped" / "silo-1.half-done"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     taken = steps_counted(monkeypatch)

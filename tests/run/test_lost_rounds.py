@@ -25,7 +25,7 @@ from moretta.run.progress import round_line
 
 def made(names: int, rows: int, protocol: Training, faults: Any = None, **settings: Any) -> Federation:
     silos = []
-    for number in range(names):
+    for number in range(1, names + 1):
         x = np.random.default_rng(number).normal(0, 1, (rows, 4)).astype(np.float32)
         silos.append(Silo(f"silo-{number}", x, x[:, :2] - x[:, 2:]))
     engine = Engine(faults=None if faults is None else Faults.model_validate(faults))
@@ -42,12 +42,18 @@ def test_eight_silos_of_which_each_is_away_in_every_seventh_round_end_with_a_mod
 ) -> None:
     keys: dict[str, Any] = {}
     if roster:
-        enrol(tmp_path, [f"silo-{number}" for number in range(8)])
+        enrol(tmp_path, [f"silo-{number}" for number in range(1, 9)])
         keys = {"roster": tmp_path / "roster.toml", "identity": str(tmp_path / "keys" / "{silo}")}
     aggregation = SecureAggregation(threshold=5, **keys)
     told = list[FinishedRound]()
     of = made(
-        8, 375, protocol, {"drop_probability": 0.15}, aggregation=aggregation, batch_size=64, out=tmp_path / "run"
+        8,
+        375,
+        protocol,
+        {"drop_probability": 0.15, "seed": 1},
+        aggregation=aggregation,
+        batch_size=64,
+        out=tmp_path / "run",
     )
     result = of.train(60, on_round=told.append)
     lost = [one["round"] for one in result.record["lost"]]
@@ -73,16 +79,15 @@ def test_whole_rows_of_a_round_in_which_nobody_was_asked_to_unmask_may_follow_it
     assert [one["round"] for one in result.record["lost"]] == [2]
     assert [line.get("rows") for line in result.history] == [36, None, 36, 36]
     undisturbed = made(3, 12, FedSGD(), batch_size=0).train(3)
-    assert [line["loss"] for line in result.history if "loss" in line] == [line["loss"] for line in undisturbed.history]
+    expected = [line["loss"] for line in undisturbed.history]
+    assert [line["loss"] for line in result.history if "loss" in line] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_resumed_run_does_not_play_a_lost_round_again(tmp_path: Path) -> None:
     """What followed it was asked under the same model: over other silos its sum and the next could be subtracted."""
     settings: dict[str, Any] = {"batch_size": 0, "out": tmp_path / "run", "checkpoint_every": 100}
     rounds = list(range(2, LOSSES + 3))
-    with pytest.raises(
-        RunFailed, match=rf"round {rounds[-1]} cannot .* silo-1: .*; the {LOSSES} rounds before it were"
-    ):
+    with pytest.raises(RunFailed, match=rf"round {rounds[-1]} cannot .*silo-1: .*; the {LOSSES} rounds before it were"):
         made(3, 12, FedSGD(), without("silo-1", *rounds), **settings).train(9)
     assert max(rounds_kept(tmp_path / "run" / "checkpoint")) == rounds[-2]
     record = made(3, 12, FedSGD(), **settings).train(9, resume=True).record
