@@ -578,12 +578,20 @@ def test_a_round_may_wait_for_sites_to_come_back(network: Network, clock: Time) 
     network.instead["b"] = later
     assert engine.back(["a", "b"], 1) == ["b"]
     assert 30.0 <= clock.now - began < 30.0 + AGAIN + 0.2
-    assert told == [
-        f"waiting up to {BACK:g} s for 1 of a, b to come back",
-        "restarted, and back: b; all get new keys by a set-up, and play on together",
-    ]
+    assert told == [f"waiting up to {BACK:g} s for 1 of a, b to come back"]
     assert len(network.requests("a")) <= 1 + 32 / AGAIN
     assert numbers(say(engine, 2)) == {"b": 20, "c": 300}
+
+
+def test_a_site_that_was_restarted_is_told_of(network: Network) -> None:
+    told: list[str] = []
+    engine = over(network, waiting=told.append)
+    say(engine, 1)
+    network.stop("b")
+    network.start("b")
+    assert say(engine, 2).missing == {"b": RESTARTED}
+    assert not engine.away(["a", "b", "c"])
+    assert told == ["restarted, and back: b; all get new keys by a set-up, and play on together"]
 
 
 def test_sites_that_do_not_come_back_are_not_waited_for_for_ever(network: Network, clock: Time) -> None:
