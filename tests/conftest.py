@@ -65,6 +65,14 @@ def quiet() -> Iterator[None]:
     logger.level = level
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what training notes out of the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _logs_are_seen() -> None:
     """Have each test see Moretta's log, whatever one before it left: a site keeps it to its own file."""

@@ -18,7 +18,8 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.report.folder import read_run
 from moretta.run.comparison import seeds_of
 
-SWEEP = ("compare", "run.toml", "--protocols", "fedsgd,pbpfl", "--seeds", "2", "--out", "all")
+VALIDATED = ("--set", "data.validation-fraction=0.2")
+SWEEP = ("compare", "run.toml", "--protocols", "fedsgd,pbpfl", "--seeds", "2", "--out", "all", *VALIDATED)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +45,18 @@ def test_a_sweep_has_a_folder_a_cell_and_tells_mean_and_deviation(here: Path) ->
     results = [json.loads((Path(run["folder"]) / "result.json").read_text()) for run in told["runs"]]
     assert [result["settings"]["run"]["seed"] for result in results] == [7, 7, 8, 8]
     for name in ("fedsgd", "pbpfl"):
-        losses = [result["test"]["loss"] for result in results if result["protocol"] == name]
+        folders = [Path(run["folder"]) for run in told["runs"] if run["name"] == name]
+        losses = [json.loads(_last_line(folder))["validation_loss"] for folder in folders]
         assert len(set(losses)) == 2
-        assert told["spread"][name]["loss"] == {
+        assert told["spread"][name]["validation_loss"] == {
             "mean": pytest.approx(np.mean(losses)),
             "deviation": pytest.approx(np.std(losses, ddof=1)),
             "values": losses,
         }
+        assert ("accuracy" in told["spread"][name]) == (name == told["chosen"])  # test rows are looked at once
+        assert {"seconds", "up_per_silo_per_round"} < told["spread"][name].keys()
+    tested = [result["test"]["accuracy"] for result in results if result["protocol"] == told["chosen"]]
+    assert told["spread"][told["chosen"]]["accuracy"]["values"] == tested
     assert "run 4 of 4: pbpfl, seed 8" in done.err
     page = Path(told["report"]).read_text()
     assert "Over 2 seeds" in page
@@ -60,10 +66,62 @@ def test_a_sweep_has_a_folder_a_cell_and_tells_mean_and_deviation(here: Path) ->
     assert again.err.count("has ended before") == 4
     assert "from seeds 7, 8" in again.out
     assert " ± " in again.out
+    assert "* is chosen: the lowest mean loss on validation rows" in again.out
     other = call(*SWEEP, "--resume", "--set", "data.batch-size=8")
     assert other.code == 2
     assert "holds a run with other settings" in other.sentence
     assert "exists and is not empty" in call(*SWEEP).sentence
+
+
+def _last_line(folder: Path) -> str:
+    return (folder / "history.jsonl").read_text().splitlines()[-1]
+
+
+def test_any_key_is_varied_and_the_table_fits_80_columns(here: Path) -> None:  # noqa: F811
+    variants = (
+        "model.hidden=[8] protocol.learning-rate=0.1",
+        "fedsgd learning-rate=1 data.batch-size=8 run.dtype=float64 model.hidden=[16,16,8]",
+        "protocol.rho=2",
+    )
+    words = [word for one in variants for word in ("--variant", one)]
+    done = call("compare", "run.toml", *words, *VALIDATED, "--out", "all", "--seeds", "2")
+    assert done.code == 0, done.err
+    assert max(map(len, done.out[: done.out.index("* is chosen")].splitlines())) <= 80
+    assert "hidden-8-learning" in done.out
+    assert "…" not in done.out
+    assert done.out.count("Accuracy") == 2  # on validation rows of all, on test rows of the chosen
+    told = call("compare", "run.toml", *words, *VALIDATED, "--out", "all", "--seeds", "2", "--resume", "--json").told
+    kept = {name: json.loads((here / "all" / name / "seed-7" / "result.json").read_text()) for name in told["spread"]}
+    settings = [one["settings"] for one in kept.values()]
+    assert [one["model"]["hidden"] for one in settings] == [[8], [16, 16, 8], [4]]
+    assert [one["protocol"]["learning-rate"] for one in settings] == [0.1, 1.0, 0.2]
+    assert [one["data"]["batch-size"] for one in settings] == [16, 8, 16]
+
+
+def test_a_sweep_needs_validation_rows_where_it_chooses(here: Path) -> None:  # noqa: F811
+    several = ("compare", "run.toml", "--variant", "fedsgd", "--variant", "protocol.rho=2", "--out", "all")
+    refused = call(*several)
+    assert refused.code == 2
+    assert "[data] validation-fraction is missing" in refused.sentence
+    assert "give --set data.validation-fraction=0.2" in refused.sentence
+    assert not (here / "all").exists()
+    assert call(*several, *VALIDATED, "--json").told["judged_by"] == "validation_loss"  # the remedy, with one seed
+
+
+def test_one_run_over_seeds_has_nothing_to_choose(here: Path) -> None:  # noqa: F811
+    done = call("compare", "run.toml", "--protocols", "fedsgd", "--seeds", "2", "--out", "all", "--json")
+    losses = [
+        json.loads((Path(run["folder"]) / "result.json").read_text())["test"]["loss"] for run in done.told["runs"]
+    ]
+    assert done.told["spread"]["fedsgd"]["loss"]["values"] == losses
+
+
+@pytest.mark.parametrize("change", ["data.validation-fraction=0.3", "data.test-fraction=0.4"])
+def test_runs_that_would_be_judged_on_other_rows_are_refused(here: Path, change: str) -> None:  # noqa: F811
+    words = ("--variant", "fedsgd", "--variant", change, *VALIDATED, "--out", "all")
+    sentence = call("compare", "run.toml", *words).sentence
+    assert "would be judged on other validation rows than fedsgd" in sentence
+    assert not (here / "all").exists()
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -22,6 +22,9 @@ contents, resolve, try_wheel = (runpy.run_path(str(ROOT / "release" / f"{name}.p
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+APART = ("fuzz", "trackers")  # extras that are no part of dev, nor of constraints.txt
+
+
 # -- what pip is told --------------------------------------------------------------------------------------------------
 
 
@@ -29,7 +32,7 @@ def test_everything_of_dev_is_asked_for_and_constrained() -> None:
     wanted = resolve["requirements"](PROJECT)
     assert not [each for each in wanted if each.startswith("moretta")]
     named = {re.split(r"[<>=\[]", each)[0].lower() for each in wanted}
-    extras = {name: group for name, group in PROJECT["optional-dependencies"].items() if name != "fuzz"}
+    extras = {name: group for name, group in PROJECT["optional-dependencies"].items() if name not in APART}
     for group in [PROJECT["dependencies"], *extras.values()]:
         assert {re.split(r"[<>=\[]", each)[0].lower() for each in group} - {"moretta"} <= named
     lines = (ROOT / "constraints.txt").read_text().lower().replace("_", "-").splitlines()

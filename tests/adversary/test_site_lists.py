@@ -31,6 +31,7 @@ CODE = ('"nightly_cleanup:mark"', '"installed_canary:mark"', '"json:dumps"')
 FILES = ('"secret.txt"', '"only.txt"', '"HERE/only.txt"', '"weights.safetensors"', '"absent.txt"', '"../installed"')
 VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("run", "metrics"): (*(f"[{each}]" for each in CODE), '["accuracy"]'),
+    ("run", "trackers"): (*(f"[{each}]" for each in CODE), '["tensorboard"]', '["mlflow"]'),
     ("run", "insecure-secret-seed"): ("3", "0"),
     ("run", "out"): FILES,
     ("run", "record-views"): ("true",),
@@ -188,6 +189,7 @@ def edited(*keys: tuple[str, str, str], noise: bool = False, moments: bool = Fal
 ATTACKS: dict[str, tuple[Job, ...]] = {
     "code beside silo.toml": (edited(("run", "metrics", '["nightly_cleanup:mark"]')),),
     "code that is installed": (edited(("run", "metrics", '["installed_canary:mark"]')),),
+    "code that tracks": (edited(("run", "trackers", '["nightly_cleanup:mark"]')),),
     "the site's secrets": (edited(("run", "insecure-secret-seed", "3")),),
     "a file of the site": (edited(("protocol", "warm-start", '"secret.txt"')),),
     "a file that may be there": (edited(("protocol", "warm-start", '"HERE/only.txt"')),),

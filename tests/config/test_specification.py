@@ -49,7 +49,9 @@ def keys(kind: type[BaseModel], owner: object) -> set[str]:
 
 
 def test_whose_each_key_is() -> None:
-    assert keys(Run, SERVER) == {"out", "record-views", "evaluate-every", "metrics", "insecure-secret-seed"}
+    assert keys(Run, SERVER) == {
+        *("out", "record-views", "evaluate-every", "metrics", "trackers", "insecure-secret-seed")
+    }
     assert keys(Data, SERVER) == {"test", "files", "separator", "decimal", "file-encoding", "absent"}
     assert keys(SecureAggregation, SITE) == {"roster", "identity"}
     for protocol in PROTOCOLS.values():

@@ -147,6 +147,8 @@ def refused_text_is_noted(policy: ModuleType, folder: Path) -> None:
 ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "a seed of the site's secrets": (refused_text(run="insecure-secret-seed = 3"), r"insecure-secret-seed is set"),
     "code of a metric": (refused_text(run='metrics = ["nightly_cleanup:wipe"]'), r"\[run\] metrics is set"),
+    "code of a tracker": (refused_text(run='trackers = ["nightly_cleanup:wipe"]'), r"\[run\] trackers is set"),
+    "a tracker of the box": (refused_text(run='trackers = ["mlflow"]'), r"\[run\] trackers is set"),
     "a file to start from": (
         refused_text(protocol=f'{FEDSGD}\nwarm-start = "/etc/shadow"'), r"\[protocol\] warm-start is set",
     ),

@@ -26,6 +26,7 @@ from moretta.report.table import (
     labels,
     plain,
     spread,
+    to_digits,
 )
 
 TABLES = {
@@ -109,10 +110,28 @@ def test_mean_and_deviation_over_seeds_by_hand(make_run: Any) -> None:
     assert told["auc"] == {"mean": None, "deviation": None, "values": [None, 0.5, 0.5]}  # one run has none
     assert {"loss", "rounds", "seconds", "up_per_silo_per_round", "down_per_silo_per_round"} < set(told)
     rows = cells_of(spread([found]))
-    assert (rows["Accuracy"], rows["AUC"]) == (("0.8500 ± 0.0500",), ("–",))
+    assert (rows["Accuracy"], rows["AUC"]) == (("0.850 ± 0.050",), ("–",))
     one = OverSeeds("FedSGD", (0,), tuple(records[:1]))
     assert one.told()["accuracy"]["deviation"] is None
     assert cells_of(spread([one]))["Accuracy"] == ("0.9000",)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (0.81234, 0.0123, "0.812"),
+        (0.81234, 0.00123, "0.8123"),
+        (12.3456, 3.2, "12.3"),
+        (1234.5, 32.0, "1234"),  # a whole number, as tens are not sure
+        (0.81234, None, "0.8123"),
+        (0.81234, 0.0, "0.8123"),
+        (0.81234, 1e-9, "0.8123"),
+    ],
+)
+def test_digits_are_those_that_the_error_leaves(value: float, error: float | None, text: str) -> None:
+    assert to_digits(value, error) == text
+    assert to_digits(value, error, sign="+") == f"+{text}"
+    assert to_digits(-value, error, sign="+") == f"-{text}"
 
 
 def test_the_page_has_classes_confusion_calibration_and_each_silos(make_run: Any) -> None:

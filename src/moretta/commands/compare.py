@@ -13,7 +13,6 @@ from moretta.commands.train import audit_bar, train_with_bar
 from moretta.errors import ParameterError, RunFailed
 
 if TYPE_CHECKING:
-    from moretta.config import run_files
     from moretta.run.comparison import Cell
 
 
@@ -26,7 +25,8 @@ def compare(
         list[str],
         typer.Option(
             metavar='"PROTOCOL KEY=VALUE ..."',
-            help='A protocol with settings of its own, for example "pbpfl partitions=all". May repeat.',
+            help='A protocol with settings of its own, "pbpfl partitions=all", or settings of any section, '
+            '"data.batch-size=8 protocol.learning-rate=0.1". May repeat.',
         ),
     ] = [],  # noqa: B006  # typer reads the default, nothing writes to it
     seeds: Annotated[
@@ -47,7 +47,11 @@ def compare(
     allow_code: AllowCode = False,
     overrides: Overrides = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Compare run folders, or run one run file by several protocols, from one seed or several, and compare those."""
+    """Compare run folders, or run one run file by several protocols, and compare those.
+
+    With --variant or --seeds, and no --audit, that is a sweep: validation rows choose one (data.validation-fraction),
+    and figures on test rows are of that one alone.
+    """
     given = runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
     if given is None and (protocols or variant or overrides or seeds or resume):
         raise ParameterError(
@@ -65,35 +69,25 @@ def compare(
         folders, home = runs, out or (run_file.folder if run_file is not None else None)
         if home is not None:
             comparison.refuse_a_run(home)
-        if run_file is not None and home is not None:
+        if run_file is not None and given is not None and home is not None:
             named = [name.strip() for name in protocols.split(",")] if protocols else []
             if not named and not variant:
                 named = [run_file.protocol.name]
             chosen = comparison.seeds_of(seeds, run_file.run.seed) if seeds else None
-            cells = _cells(run_file, home, named, variant, audits, chosen)
+            found = comparison.variants(given, overrides, named, variant)
+            sweeps = not audits and bool(variant or seeds)
+            if sweeps:
+                comparison.check_validated(found)
+            runs_of = {name: comparison.recording(one) if audits else one for name, one in found.items()}
+            cells = comparison.cells(runs_of, chosen, home)
             _train_each(cells, resume)
-            if chosen is not None:
+            if sweeps:
                 return _print_sweep(cells, home)
             folders = [cell.folder for cell in cells]
         if audits:
             _audit_each(folders, given is not None, allow_code)
         differences, page = _write_page(folders, home)
     _print_comparison(folders, differences, page, audits)
-
-
-def _cells(
-    run_file: run_files.RunFile,
-    home: Path,
-    protocols: Sequence[str],
-    variants: Sequence[str],
-    audits: bool,
-    seeds: Sequence[int] | None,
-) -> list[Cell]:
-    """Return the runs of a run file by each protocol and variant, from each seed."""
-    from moretta.run import comparison
-
-    runs = comparison.variants(comparison.recording(run_file) if audits else run_file, protocols, variants)
-    return comparison.cells(runs, seeds, home)
 
 
 def _train_each(cells: Sequence[Cell], resume: bool) -> None:
@@ -103,7 +97,7 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
     left = [cell for cell in cells if not (resume and cell.has_ended)]
     begun = {cell.folder for cell in left if resume and cell.has_begun}
     comparison.refuse_existing([cell.folder for cell in left if cell.folder not in begun])
-    comparison.rehearse([cell.run_file for cell in left])
+    comparison.rehearse(left)
     for number, cell in enumerate(cells, start=1):
         of = f"run {number} of {len(cells)}: {cell.name}, seed {cell.seed}"
         if cell not in left:
@@ -115,29 +109,33 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
 
 
 def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
-    """Write the page of runs from several seeds, and print what they come to."""
+    """Write the page of the run that validation rows choose, and print what the sweep came to."""
     from moretta.report.folder import read_run
     from moretta.report.page import write_report
-    from moretta.report.table import OverSeeds, labels, spread
-    from moretta.run import comparison
+    from moretta.report.sweep import Sweep
+    from moretta.report.table import OverSeeds, spread
 
-    names, seeds = list(dict.fromkeys(cell.name for cell in cells)), list(dict.fromkeys(cell.seed for cell in cells))
-    first = [cell.folder for cell in cells if cell.seed == seeds[0]]
-    spreads = {
-        name: OverSeeds(label, tuple(seeds), tuple(read_run(cell.folder) for cell in cells if cell.name == name))
-        for name, label in zip(names, labels([read_run(folder) for folder in first]), strict=True)
-    }
-    page = write_report(first, home / "report.html", comparison.weight_differences(first), list(spreads.values()))
+    names, seeds = dict.fromkeys(cell.name for cell in cells), tuple(dict.fromkeys(cell.seed for cell in cells))
+    of = {name: tuple(read_run(cell.folder) for cell in cells if cell.name == name) for name in names}
+    sweep = Sweep({name: OverSeeds(name, seeds, records) for name, records in of.items()})
+    among = None if len(names) == 1 else sweep  # of one run nothing is chosen
+    chosen = sweep.runs[cells[0].name if among is None else sweep.chosen]
+    page = write_report([chosen.records[0].folder], home / "report.html", spreads=[chosen], sweep=among)
     told = {
         "format": 1,
         "seeds": seeds,
         "runs": [{"name": cell.name, "seed": cell.seed, "folder": str(cell.folder)} for cell in cells],
-        "spread": {name: one.told() for name, one in spreads.items()},
+        **({"spread": {name: run.told() for name, run in sweep.runs.items()}} if among is None else sweep.told()),
         "report": str(page),
     }
 
     def plainly() -> None:
-        show(spread(list(spreads.values())).rich())
+        if among is not None:
+            table = among.table().rich()
+            for column in table.columns[1:]:
+                column.no_wrap = True
+            show(table, *map(Text, among.sentences()))
+        show(spread([chosen]).rich())
         print(f"mean ± standard deviation over runs from seeds {', '.join(map(str, seeds))}")
         print(f"report: {page}")
 

@@ -102,15 +102,17 @@ def needs_torch() -> Iterator[None]:
 
 
 def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:
-    """Return whether the code that a run folder names may be imported: by the option, or asked in a terminal.
+    """Return whether the code that a run folder names may be imported: by the option, as the user's own, or as asked.
 
     data: whether that of its rows is needed too. Without a terminal nobody is asked, and the command refuses.
     """
     from moretta.config import run_files
     from moretta.run import consent
 
-    if allow_code or not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
-        return allow_code
+    if allow_code or consent.is_own(folder):
+        return True
+    if not (folder / "run.toml").exists() or not (sys.stdin.isatty() and screen.is_terminal):
+        return False
     asked = consent.question(folder, run_files.of_folder(folder), data=data)
     return not asked or typer.confirm(f"{one_line(asked)}. Run it?", err=True)
 

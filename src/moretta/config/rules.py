@@ -69,7 +69,7 @@ def _flare(s: Sections) -> bool:
     return bool(s.engine.name == "flare")
 
 
-def _has_validation(data: Data) -> bool:
+def has_validation(data: Data) -> bool:
     """Return whether early stopping has rows to judge by; bank-marketing brings its own, and Python gives them."""
     own = data.source == "bank-marketing" and data.validation_fraction is None
     return bool(data.validation_fraction) or own or data.source == PYTHON
@@ -249,7 +249,7 @@ RULES: tuple[SettingRule, ...] = (
     ),
     # What rows are counted and scored for, beside training.
     SettingRule(
-        lambda s: s.run.early_stopping is not None and not _has_validation(s.data),
+        lambda s: s.run.early_stopping is not None and not has_validation(s.data),
         "{run.early_stopping} needs rows to validate on; give {data.validation_fraction}, for example 0.1",
     ),
     SettingRule(

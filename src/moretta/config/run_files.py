@@ -24,7 +24,7 @@ import json
 import operator
 import re
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -136,16 +136,21 @@ _KNOWN: Mapping[str, Sequence[str]] = {
 }
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
+def load(
+    path: str | Path, overrides: Sequence[str] = (), change: Callable[[dict[str, Any]], object] | None = None
+) -> RunFile:
     """Read a run file.
 
-    overrides: "section.key=value", each in the place of what the file says. The value is TOML, else a string.
+    overrides: "section.key=value", each in the place of what the file says. The value is TOML, else a string. change:
+    what else is done with its tables before they are looked at.
     Raises ParameterError, in one sentence, for whatever is wrong with the file or an override.
     """
     path = Path(path)
     tables = read_toml(path, "the run file")
     for text in overrides:
         override(tables, text)
+    if change is not None:
+        change(tables)
     return _checked(tables, path, OWN_CODE)
 
 
@@ -208,7 +213,8 @@ def digest(run_file: RunFile) -> str:
     """
     sections = as_sections(run_file)
     for section, key in (
-        *(("run", key) for key in ("rounds", "out", "metrics", "record-views", "checkpoint-every", "evaluate-every")),
+        *(("run", key) for key in ("rounds", "out", "metrics", "trackers", "record-views")),
+        *(("run", key) for key in ("checkpoint-every", "evaluate-every")),
         *(("engine", key) for key in ("workers", "strict", "deadline", "message-mib", "faults")),
         *(("engine", key) for key in ("memory-limit-mib", "micro-batch")),
         *(("engine", key) for key in ("edge", "edge-precision") if not run_file.engine.edge),
@@ -395,20 +401,20 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise ParameterError(f"{path}{where}: this is not TOML: {said[:1].lower()}{said[1:]}") from None
 
 
-def override(tables: dict[str, Any], text: str) -> None:
-    """Put a value into tables. text: "section.key=value"; the value is TOML, else a string.
+def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:
+    """Put a value into tables. text: "section.key=value"; the value is TOML, else a string. option: that it is of.
 
     Raises ParameterError for another text.
     """
     place, equals, value = text.partition("=")
     parts = [part.strip() for part in place.split(".")]
     if not equals or len(parts) < 2 or not all(parts):
-        raise ParameterError(f"--set: expected section.key=value, got {shown(text)}")
+        raise ParameterError(f"{option}: expected section.key=value, got {shown(text)}")
     table = tables
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ParameterError(f"--set {place}: {part} is a value and not a section; give section.key=value")
+            raise ParameterError(f"{option} {place}: {part} is a value and not a section; give section.key=value")
     table[parts[-1]] = _value(value.strip())
 
 

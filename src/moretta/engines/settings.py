@@ -33,6 +33,8 @@ class Run(Section):
         on the validation rows too; the last round is always evaluated. None: about 50 evaluations in a run.
     metrics: functions of the model's outputs and the targets, as "module:function", whose figures on test rows stand
         beside the built-in ones under the functions' names (`moretta.run.metrics`).
+    trackers: what is told each line of the history, at the server: "tensorboard", "mlflow" or a "module:function"
+        (`moretta.run.trackers`); None: nobody.
     record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
     early_stopping: how many rounds may pass without a lower validation loss before the run stops and goes back to its
         best round; None: never stop. Rounds are counted, and judged only at evaluations.
@@ -49,6 +51,7 @@ class Run(Section):
     checkpoint_every: Annotated[PositiveInt, ROUNDS] = 10
     evaluate_every: Annotated[PositiveInt | None, SERVER, ROUNDS] = None
     metrics: Annotated[tuple[Words, ...], SERVER] = ()
+    trackers: Annotated[tuple[Words, ...] | None, SERVER] = None
     record_views: Annotated[bool | tuple[int, ...], SERVER, Spelled("true, false or list of rounds")] = False
     early_stopping: Annotated[PositiveInt | None, ROUNDS] = None
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -198,6 +198,8 @@ class RoundRecord(_Part):
     test_accuracy: float | None = None
     test_mse: float | None = None
     validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    validation_mse: float | None = None
 
 
 class PictureRecord(_Part):

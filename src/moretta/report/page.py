@@ -32,6 +32,7 @@ from moretta.report.statements import (
     title,
     verdicts,
 )
+from moretta.report.sweep import Sweep
 from moretta.report.table import (
     COSTS,
     MISSING,
@@ -61,18 +62,19 @@ def write_report(
     out: Path,
     differences: Mapping[str, float] | None = None,
     spreads: Sequence[OverSeeds] = (),
+    sweep: Sweep | None = None,
 ) -> Path:
     """Write the page about these run folders to `out`, whole or not at all, and return `out`.
 
     differences: as in `moretta.report.table.comparison`. spreads: of runs from several seeds, of which the folders
-    are those of the first.
+    are those of the first. sweep: what a run was chosen among.
     Raises ParameterError for a folder that cannot be read, a file that cannot be written or a name that ends in neither
     .html nor .htm, and MissingExtra without matplotlib or Jinja2; then `out` is as it was.
     """
     check_page(out)
     if not folders:
         raise ParameterError("A report needs at least one run folder.")
-    written = page([read_run(folder) for folder in folders], differences, spreads)
+    written = page([read_run(folder) for folder in folders], differences, spreads, sweep)
     write_page(out, written, 0o600 if "<img " in written else 0o644)  # pictures may be of silos' own rows
     return out
 
@@ -96,9 +98,12 @@ def write_page(out: Path, written: str, mode: int = 0o644) -> None:
 
 
 def page(
-    records: Sequence[RunRecord], differences: Mapping[str, float] | None = None, spreads: Sequence[OverSeeds] = ()
+    records: Sequence[RunRecord],
+    differences: Mapping[str, float] | None = None,
+    spreads: Sequence[OverSeeds] = (),
+    sweep: Sweep | None = None,
 ) -> str:
-    """The page as text; the same records give the same text. differences, spreads: as of `write_report`."""
+    """The page as text; the same records give the same text. The rest: as of `write_report`."""
     names = labels(records)
     pictures = [list(audit.pictures(record)) for record in records]
     runs = list(zip(names, records, pictures, strict=True))
@@ -124,6 +129,7 @@ def page(
         audited=any(record.audit is not None for record in records),
         test_rows=TEST_ROWS,
         spreads=spreads,
+        sweep=sweep,
         spread=spread(spreads) if spreads else None,
         **_results(records, differences),
         **_figures(records),

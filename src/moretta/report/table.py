@@ -83,7 +83,7 @@ class Table:
         """Return the table for a terminal. most: rows, where a page has all."""
         shown = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         for place, head in enumerate(self.heads):
-            shown.add_column(Text(head), justify="right" if place else "left")
+            shown.add_column(Text(head), justify="right" if place else "left", overflow="fold")
         for group, rows in self.groups:
             if group:
                 shown.add_row(Text(group, style="bold"))
@@ -212,6 +212,11 @@ def _scores(records: Sequence[RunRecord]) -> Iterator[_Measure]:
         yield _Measure(where, name, key, _at("test", "metrics", key))
 
 
+def scored_keys(records: Sequence[RunRecord]) -> set[str]:
+    """Return by which keys the JSON of a sweep has scores on test rows."""
+    return {measure.key for measure in _scores(records)}
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
@@ -308,10 +313,7 @@ def _spread_row(measure: _Measure, spreads: Sequence[OverSeeds]) -> Row | None:
         return None
     found = [spread_of(some) for some in values]
     unit, size = measure.scale(mean for mean, _ in found)
-    cells = [
-        MISSING if mean is None else plain(mean / size) + ("" if apart is None else f" ± {plain(apart / size)}")
-        for mean, apart in found
-    ]
+    cells = (MISSING if mean is None else mean_to_digits(mean / size, apart and apart / size) for mean, apart in found)
     return Row("", measure.name, unit, tuple(cells))
 
 
@@ -408,6 +410,19 @@ def plain(value: float | None, digits: int = 4) -> str:
     if value != 0 and not 10 ** (1 - digits) <= abs(value) < 1e5:
         return f"{value:.2e}"
     return f"{value:.{digits}f}"
+
+
+def to_digits(value: float, error: float | None, sign: str = "") -> str:
+    """Write a value to the digits that its error leaves: two significant ones of that. sign: "+" writes it always."""
+    digits = max(0, 1 - math.floor(math.log10(error))) if error else 9
+    if digits > 6:
+        return f"{sign * (value > 0)}{plain(value)}"
+    return f"{value:{sign}.{digits}f}"
+
+
+def mean_to_digits(mean: float, deviation: float | None) -> str:
+    """Write a mean and the deviation of what it is of, both to the digits that this leaves."""
+    return to_digits(mean, deviation) + ("" if deviation is None else f" ± {to_digits(deviation, deviation)}")
 
 
 def _words(key: str) -> str:

@@ -1,20 +1,21 @@
-"""Several protocols on one run file, from the same seed, and how far their weights end apart.
+"""Several protocols or settings on one run file, from the same seeds, and how far their weights end apart.
 
-A variant is a protocol with settings of its own, written "pbpfl partitions=all loss=cross-entropy"; its folder is
-called by what was written.
+A variant is a protocol with settings of its own, written "pbpfl partitions=all loss=cross-entropy", or settings of any
+section, "model.hidden=[8] protocol.learning-rate=0.1"; its folder is called by what was written.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moretta.config import run_files
+import numpy as np
+
+from moretta.config import rules, run_files
 from moretta.config.run_files import PROTOCOLS, RunFile
 from moretta.contract.wording import shown, wrong_choice
 from moretta.engines.checkpoint import rounds_kept
@@ -32,11 +33,15 @@ MODEL = "model.safetensors"
 RECORDED = 20  # rounds from the first on, and the last, of a run that is to be audited and does not say
 
 
-def variants(run_file: RunFile, protocols: Sequence[str], further: Sequence[str] = ()) -> dict[str, RunFile]:
-    """Return the run file once for each protocol: its own settings for its own, the shared ones for the others.
+def variants(
+    path: Path, overrides: Sequence[str], protocols: Sequence[str], further: Sequence[str] = ()
+) -> dict[str, RunFile]:
+    """Return a run file once for each protocol and variant, by what its folder is called.
 
-    further: variants, each "PROTOCOL KEY=VALUE ..." with keys of [protocol]; the value is TOML, else a string, and that
-    of partitions may be all, for as many as the model has outputs.
+    A protocol has its own settings of the file, another one those that all share. overrides: as of `run_files.load`.
+    further: variants, each "PROTOCOL KEY=VALUE ..." with keys of [protocol], or SECTION.KEY of any section, where the
+    file's protocol need not be named. The value is TOML, else a string; that of partitions may be all, for as many as
+    the model has outputs.
     Raises `moretta.errors.ParameterError` for a protocol that is not known or named twice, and for settings that the
     run file could not have either.
     """
@@ -46,10 +51,10 @@ def variants(run_file: RunFile, protocols: Sequence[str], further: Sequence[str]
             raise ParameterError(f"--protocols {name}: expected some of {', '.join(PROTOCOLS)}")
         if name in found:
             raise ParameterError(f"--protocols names {name} twice")
-        found[name] = _with(run_file, name, {})
+        found[name] = _changed(path, overrides, [f"protocol.name={name}"])
     for text in further:
         try:
-            label, changed = _variant(run_file, text)
+            label, changed = _variant(path, overrides, text)
         except ParameterError as error:
             raise ParameterError(f'--variant "{text}": {error}') from None
         if label in found:
@@ -67,48 +72,72 @@ def recording(run_file: RunFile) -> RunFile:
     return run_file.model_copy(update={"run": run_file.run.model_copy(update={"record_views": wanted})})
 
 
-def _variant(run_file: RunFile, text: str) -> tuple[str, RunFile]:
-    """Return what a variant is called, and its run file."""
+OF_THE_SWEEP = {"run.seed": "--seeds", "run.out": "--out", "run.base": "the run file"}
+
+
+def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunFile]:
+    """Return what a variant and its folder are called, sections left out, and its run file."""
     try:
-        name, *words = shlex.split(text)
+        words = shlex.split(text)
     except ValueError:
-        raise ParameterError("expected PROTOCOL KEY=VALUE ..., for example pbpfl partitions=2") from None
-    if name not in PROTOCOLS:
-        raise ParameterError(wrong_choice("protocol", "name", name, PROTOCOLS))
-    given: dict[str, Any] = {}
-    for word in words:
+        words = []
+    if not words:
+        raise ParameterError(
+            "expected PROTOCOL KEY=VALUE ..., for example pbpfl partitions=2, or SECTION.KEY=VALUE ..."
+        )
+    name = [] if "=" in words[0] else [words[0]]
+    if name and name[0] not in PROTOCOLS:
+        raise ParameterError(wrong_choice("protocol", "name", name[0], PROTOCOLS))
+    sets = [f"protocol.name={one}" for one in name]
+    for word in words[len(name) :]:
         key, equals, value = word.partition("=")
         if not key or not equals or not value:
             raise ParameterError(f"expected KEY=VALUE after the protocol, got {shown(word)}")
-        given[key] = _value(value)
-    if given.get("partitions") == "all":
-        given["partitions"] = federation_of(_with(run_file, name, {**given, "partitions": 1}), None).outputs
-    label = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-") for part in (name, *words))
-    return label, _with(run_file, name, given)
+        if key in OF_THE_SWEEP:
+            raise ParameterError(f"{key} is what {OF_THE_SWEEP[key]} says; remove it here")
+        sets.append(word if "." in key else f"protocol.{word}")
+    if "protocol.partitions=all" in sets:
+        place = sets.index("protocol.partitions=all")
+        sets[place] = "protocol.partitions=1"
+        sets[place] = f"protocol.partitions={federation_of(_changed(path, overrides, sets), None).outputs}"
+    short = (re.sub(r"^[^=]*\.(?=[^=.]*=)", "", word) for word in words)
+    label = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in short)
+    return label, _changed(path, overrides, sets)
 
 
-def _value(text: str) -> object:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        return text
+def _changed(path: Path, overrides: Sequence[str], sets: Sequence[str]) -> RunFile:
+    """Return the run file with changes, written as overrides; another protocol has the file's shared keys alone."""
+
+    def change(tables: dict[str, Any]) -> None:
+        own = tables.get("protocol") or {}
+        named = own.get("name")
+        for text in sorted(sets, key=lambda text: not text.startswith("protocol.name=")):
+            run_files.override(tables, text, "--variant")
+            if own.get("name") != named:
+                named = own["name"]
+                for key in [key for key in own if key.replace("-", "_") not in {*Training.model_fields, "name"}]:
+                    del own[key]
+
+    return run_files.load(path, overrides, change)
 
 
-def _with(run_file: RunFile, name: str, given: Mapping[str, Any]) -> RunFile:
-    """Return the run file by another protocol. given: keys of [protocol] as a run file has them."""
-    shared = run_file.protocol.model_fields_set & (
-        set(type(run_file.protocol).model_fields) if name == run_file.protocol.name else set(Training.model_fields)
-    )
-    kept = run_file.protocol.model_dump(mode="json", by_alias=True, include=shared, exclude_none=True)
-    own = run_files.section("protocol", PROTOCOLS[name], {**kept, "name": name, **given}, name)
-    parts = {part: getattr(run_file, part) for part in RunFile.model_fields}
-    return RunFile(**parts | {"protocol": own})  # validated again, as keys may not fit each other
+def rehearse(cells: Sequence[Cell]) -> None:
+    """Raise what any of the runs would raise before its first round, while none has begun.
 
-
-def rehearse(run_files: Sequence[RunFile]) -> None:
-    """Raise what any of the runs would raise before its first round, while none has begun."""
-    for run_file in run_files:
-        federation_of(run_file, None).rehearse(run_file.run.rounds, run_file.run.seed)
+    Also for runs of one seed whose validation rows differ, as their scores on them could not be compared.
+    """
+    targets = dict[int, tuple[str, Any]]()
+    for cell in cells:
+        run = cell.run_file.run
+        federation = federation_of(cell.run_file, None)
+        federation.rehearse(run.rounds, run.seed)
+        if federation.validation is not None:
+            first, y = targets.setdefault(run.seed, (cell.name, federation.validation[1]))
+            if not np.array_equal(y, federation.validation[1]):
+                raise ParameterError(
+                    f"{cell.name} would be judged on other validation rows than {first}; vary what is trained, and not "
+                    "which rows there are"
+                )
 
 
 def refuse_existing(folders: Sequence[Path]) -> None:
@@ -209,3 +238,12 @@ def cells(runs: Mapping[str, RunFile], seeds: Sequence[int] | None, home: Path) 
             run = run_files.section("run", type(run_file.run), given | {"seed": seed})  # validated: a seed has a range
             found.append(Cell(name, run_file.model_copy(update={"run": run}), home / name / f"seed-{seed}"))
     return found
+
+
+def check_validated(runs: Mapping[str, RunFile]) -> None:
+    """Raise `moretta.errors.ParameterError` for a choice among runs of which one has no validation rows."""
+    if len(runs) > 1 and not all(rules.has_validation(one.data) for one in runs.values()):
+        raise ParameterError(
+            "[data] validation-fraction is missing, by which a sweep chooses among runs, as test rows are for the "
+            "chosen one; give --set data.validation-fraction=0.2, or name one run alone"
+        )

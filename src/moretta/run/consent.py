@@ -1,20 +1,39 @@
 """Code that a run folder names: it is imported only by whoever agrees, as the folder may be somebody else's.
 
 A run file names models and data as ``module:function``. Whoever trains wrote that file or read it. A run folder may
-come from anywhere, and nothing in it proves whose it is. So the user is asked each time before a finished run's code is
-imported, for their own runs too. Built-in models and data need no question.
+come from anywhere, and nothing in it proves whose it is. So the user is asked before a finished run's code is imported.
+Built-in models and data need no question.
+
+Nor does a run that this user trained, by code that has not changed since (`is_own`). Training notes a digest of both in
+the user's own state folder, where no run folder reaches: of the folder's place, its run file, its result (with digests
+of weights and views) and every module that the code could import from beside the run file.
 """
 
 from __future__ import annotations
 
-from importlib.machinery import PathFinder
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 
+from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.data.references import is_reference
-from moretta.errors import ParameterError
+from moretta.engines.files import open_file, read_file
+from moretta.engines.journal import Journal
+from moretta.errors import MorettaError, ParameterError
 from moretta.models import catalogue
 from moretta.protocols.common.own_loss import named
+
+MADE = "model.json"  # how a run from Python was made
+NOTES = "trained.txt"
+MOST = 100_000  # files and folders that are looked through for code; where there are more nothing is noted
+_UNKNOWN = (OSError, RuntimeError, ValueError, KeyError, TypeError, MorettaError)  # RuntimeError: there is no home
+log = logging.getLogger("moretta")
 
 
 def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
@@ -51,3 +70,95 @@ def _described(source: str, base: Path) -> str:
     found = PathFinder.find_spec(module.partition(".")[0], [str(base)])
     where = "an installed package" if found is None else str(found.origin or base / module.partition(".")[0])
     return f"{function} of {module} ({where})"
+
+
+# -- runs of one's own -------------------------------------------------------------------------------------------------
+
+
+def state_folder() -> Path:
+    """Return where this user's Moretta keeps what outlives a command: XDG_STATE_HOME, or the platform's place."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
+    return (Path(given) if os.path.isabs(given) else Path.home() / usual) / "moretta"
+
+
+def code_digest(folder: Path) -> str:
+    """Return the SHA-256, in hex, of all modules that a run folder's code may import from where it is.
+
+    Empty where the folder names no code, or where that cannot be looked through.
+    """
+    digests = list[tuple[str, str]]()
+    try:
+        for path in (path for root in _roots(folder) for path in _modules(root)):
+            digests.append((str(path), hashlib.sha256(read_file(path.parent, path.name)).hexdigest()))
+    except _UNKNOWN as error:
+        log.debug("the code of %s is not looked through: %s", folder, error)
+        return ""
+    return _digest(digests) if digests else ""
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def note(folder: Path, code: str) -> None:
+    """Note that this user has trained the run of a folder. code: its `code_digest` as training began."""
+    try:
+        if code:
+            Journal(state_folder() / NOTES, forces=False).append(_note_of(folder, code))
+    except _UNKNOWN as error:
+        log.info("it is not noted that this run is your own, so later commands will ask: %s", error)
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether this user trained this very run here, by code that has not changed since."""
+    try:
+        code = code_digest(folder)
+        with open_file(state_folder(), NOTES) as file:
+            found = os.fstat(file.fileno())
+            others = found.st_uid != os.geteuid() or found.st_mode & 0o077  # could have written or read it
+            own = bool(code) and not others and _note_of(folder, code) in file.read().decode().splitlines()
+    except _UNKNOWN as error:  # then the user is asked, or told what is wrong with the folder
+        log.debug("not taken for a run of one's own: %s", error)
+        return False
+    if own:
+        # Bytecode beside the sources could be other than they are, and is in no digest: it is not used.
+        sys.pycache_prefix = str(state_folder() / "bytecode")
+    return own
+
+
+def _note_of(folder: Path, code: str) -> str:
+    kept = [read_file(folder, "run.toml" if (folder / "run.toml").exists() else MADE), read_file(folder, "result.json")]
+    return _digest([str(folder.resolve()), *(hashlib.sha256(one).hexdigest() for one in kept), code])
+
+
+def _roots(folder: Path) -> Iterator[Path]:
+    """Yield the folder beside which a run folder's code is looked for, and of code that is installed where it is."""
+    if (folder / "run.toml").exists():
+        run_file = run_files.of_folder(folder)
+        sources, base = code_named(run_file, data=True), run_file.base
+    else:
+        made = json.loads(read_file(folder, MADE))
+        sources = (made["source"],) * is_reference(made["source"])
+        base = Path(os.path.normpath(folder.absolute() / made["base"]))
+    if sources:
+        yield base
+    for top in dict.fromkeys(source.partition(":")[0].partition(".")[0] for source in sources):
+        found = PathFinder.find_spec(top, [str(base), *sys.path])
+        if found is None:
+            raise ParameterError(f"{top} is not where Python looks")
+        places = map(Path, found.submodule_search_locations or [str(found.origin)])
+        yield from (place for place in places if not place.is_relative_to(base))
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    """Yield each file at a place, or below it, that Python could import, in a fixed order."""
+    if root.is_file():
+        yield root
+    left = MOST
+    for above, folders, files in os.walk(root, followlinks=True):
+        left -= len(folders) + len(files)
+        if left < 0:
+            raise ParameterError(f"{root} holds more than {MOST:,} files")
+        folders[:] = sorted(name for name in folders if name.isidentifier() and name != "__pycache__")
+        yield from (Path(above, name) for name in sorted(files) if name.endswith(tuple(all_suffixes())))

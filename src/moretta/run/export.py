@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from moretta.models.by_keyword import Packing, Unpack
 from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph, model_of
 from moretta.run.raw_rows import Prepared
+from moretta.run.trackers import TrackedRun, figures, tensorboard
 from moretta.run.trained_model import TrainedModel
 
 HERE = "moretta.run.export"  # the process that exports somebody's graph
@@ -87,10 +89,8 @@ def export_history(folder: Path, out: Path) -> int:
     Each figure of a round is a scalar by its name, seconds and bytes by phase and kind, who was missing as a count.
     Raises `moretta.errors.ParameterError` for a folder without a history, or an `out` that exists.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingExtra("TensorBoard's events need tensorboard; run: pip install 'moretta[tensorboard]'") from None
+    if find_spec("tensorboard") is None:
+        raise MissingExtra("TensorBoard's events need tensorboard; run: pip install 'moretta[tensorboard]'")
     history = folder / "history.jsonl"
     if not history.is_file():
         raise ParameterError(f"{folder}: expected a run folder with its history.jsonl")
@@ -98,24 +98,14 @@ def export_history(folder: Path, out: Path) -> int:
         raise ParameterError(f"{out} exists already; TensorBoard would show both together, so name another folder")
     try:
         lines = [json.loads(text) for text in read_text(folder, "history.jsonl").splitlines()]
-        rounds = [int(line["round"]) for line in lines]
+        for line in lines:
+            line["round"] = int(line["round"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ParameterError(f"{history} is damaged ({type(error).__name__}); restore it from a copy") from None
-    with SummaryWriter(str(out)) as writer:
-        for number, line in zip(rounds, lines, strict=True):
-            for name, value in _scalars(line):
-                writer.add_scalar(name, value, number)
+    with tensorboard(TrackedRun("", "", len(lines), 0, {}, folder), out) as tell:
+        for line in lines:
+            tell(line, dict(figures(line)))
     return len(lines)
-
-
-def _scalars(line: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in line.items():
-        if isinstance(value, Mapping):
-            yield from _scalars(value, f"{within}{key}/")
-        elif isinstance(value, list):
-            yield f"{within}{key}", float(len(value))
-        elif isinstance(value, int | float) and key != "round":
-            yield f"{within}{key}", float(value)
 
 
 def _check_extras() -> None:

@@ -48,7 +48,7 @@ from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.targets import encode
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
-from moretta.run import checkpoints, checks, inputs, python_arguments, trained_model
+from moretta.run import checkpoints, checks, consent, inputs, python_arguments, trained_model
 from moretta.run.checkpoints import restore_states
 from moretta.run.evaluation import LabelledRows
 from moretta.run.history import OnRound
@@ -57,6 +57,7 @@ from moretta.run.loop import Session, Transport
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
+from moretta.run.trackers import Tracker, trackers_of
 from moretta.secure_aggregation.settings import SecureAggregation
 
 NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
@@ -286,6 +287,7 @@ class Federation:
         on_round: OnRound | None = None,
         transport: Transport | None = None,
         begin: Callable[[], None] | None = None,
+        trackers: Sequence[Tracker | str] = (),
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
@@ -295,19 +297,21 @@ class Federation:
         the server knows of it (`moretta.run.history.FinishedRound`). It ends the run by raising `moretta.StopTraining`;
         whatever else it raises ends `train`, and a folder then has a checkpoint of that round.
         transport: what delivers messages to remote silos; None where all are here. begin: called before the first
-        round, once no setting can be refused any more.
+        round, once no setting can be refused any more. trackers: what is told each line of the history
+        (`moretta.run.trackers.Tracker`); "tensorboard" and "mlflow" are in the box. One that fails costs a warning.
         Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole, and
         `moretta.errors.ParameterError` where another process writes the folder.
         """
         rounds, seed = python_arguments.whole("rounds", rounds, 1), python_arguments.whole("seed", seed, 0)
         python_arguments.check_watchers(progress, on_round)
+        tracking = trackers_of(self.spec.run.trackers or (), Path(self.made.base)) + trackers_of(trackers, Path())
         self._check_playing(rounds, seed)
         folder = None if self.out is None else RunFolder(Path(self.out))
         try:
             with self._speaking(), as_by_default():
                 if folder is not None and resume and folder.path.is_dir():
                     folder.hold()  # before its checkpoint is read, as others could move on from that
-                return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin)
+                return self._trained(folder, rounds, seed, resume, progress, on_round, transport, begin, tracking)
         finally:
             if folder is not None:
                 folder.release()
@@ -329,6 +333,7 @@ class Federation:
         on_round: OnRound | None,
         transport: Transport | None,
         begin: Callable[[], None] | None,
+        trackers: Sequence[Tracker],
     ) -> Result:
         digest, states = self.digest(seed, rounds), None
         if resume:
@@ -355,14 +360,17 @@ class Federation:
         if folder is not None:
             folder.begin_helped(begun=states is not None)
             folder.hold_rows(digests_by_silo(self.silos))
+        code = "" if folder is None else consent.code_digest(folder.path)
         session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
         told = shown or (progress if callable(progress) else None)
         try:
-            session = Session(self, players, silos, place, folder, rounds, seed, told, transport, on_round)
+            session = Session(self, players, silos, place, folder, rounds, seed, told, transport, on_round, trackers)
             if begin is not None:
                 begin()
             with folder.logging() if folder else nullcontext(), shown or nullcontext(), self._speaking():
                 result = replace(session.play(), played=(self, rounds, seed))
+                if folder is not None:
+                    consent.note(folder.path, code)
                 if shown is not None:
                     shown.end(result.record["warnings"])
                 return result

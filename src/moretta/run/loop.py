@@ -39,6 +39,7 @@ from moretta.run.raw_rows import Prepared
 from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
+from moretta.run.trackers import TrackedRun, Tracker, following
 
 
 def best_round(history: Sequence[Mapping[str, Any]]) -> int:
@@ -103,12 +104,20 @@ class Session:
         progress: Progress | None,
         transport: Transport | None,
         on_round: OnRound | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         self._of, self._players, self._silos, self._place = federation, players, list(silos), place
         self._rounds, self._seed, self._progress, self._on_round = rounds, seed, progress, on_round
         self._rhythm, self._stopped = Rhythm(EVERY), False
         spec = federation.spec
         self._evaluates = spec.lasting(rounds, seed).run.evaluates
+        settings = {
+            f"{of}.{key}": one for of in ("model", "protocol") for key, one in spec.settings.get(of, {}).items()
+        }
+        told = {"run.seed": seed, **settings}, None if folder is None else folder.path
+        tracked = TrackedRun(spec.run.name, place.run, rounds, place.round, *told)
+        self._untracked = list[str]()  # trackers that failed, a sentence each
+        self._tracking = following(trackers, tracked, self._untracked)
         recorder = recorder_of(spec, folder, place)
         # Of a resumed run, without the rounds that will be played again.
         self._history: list[Line] = [] if folder is None else folder.history(up_to=place.round)
@@ -140,7 +149,9 @@ class Session:
         if computes_on_one_thread(self._of):
             torch.set_num_threads(1)
         try:
-            return self._conclude(*self._play())
+            with self._tracking as self._track:  # once workers are forked, as it may start threads
+                played = self._play()
+            return self._conclude(*played)
         finally:
             self.close()
             torch.set_num_threads(threads)
@@ -223,6 +234,7 @@ class Session:
             self._files.add(line, self._stopping.best)
         if self._rhythm.due(last=stops or line["round"] == self._rounds):
             log.info("%s", round_line(line["round"], self._rounds, line))
+        self._track(line)
         if self._progress is not None:
             self._progress(line["round"], self._rounds, line)
         try:
@@ -283,7 +295,7 @@ class Session:
             has_scores_of_silos=bool(by_silos),
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else self._files.views_digest(),
-            warnings=self._players.warnings,
+            warnings=[*self._players.warnings, *self._untracked],
             data=self._data(),
             stopped=self._stopped,
             sums=sums,

@@ -29,7 +29,7 @@ from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.settings import SecureAggregation
 
-OF_TRAIN = ("rounds", "seed", "resume", "progress", "on_round")
+OF_TRAIN = ("rounds", "seed", "resume", "progress", "on_round", "trackers")
 OF_PROTOCOL = "a setting of the protocol, such as FedSGD({}=..)"
 
 

@@ -45,7 +45,7 @@ from moretta.run.intervals import judged
 from moretta.run.python_arguments import Made
 from moretta.run.raw_rows import Expanded, Prepared
 
-MADE = "model.json"
+MADE = consent.MADE
 GRAPH = "graph.safetensors"
 HARMLESS = 1_000_000  # numbers of a model that anybody may ask for
 

@@ -1,0 +1,112 @@
+"""A sweep: variants from the same seeds, judged by their scores on validation rows, and one of them chosen.
+
+Test rows choose nothing. What they say is told of the chosen variant alone, or it would be the best of many draws.
+Variants are compared seed by seed, as runs of one seed share rows and first weights: the interval of 95 per cent is
+Student's, of the mean of such differences. It does not count that the lowest of several was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from moretta.contract.wording import enumerated
+from moretta.errors import RunFailed
+from moretta.report.folder import RunRecord
+from moretta.report.table import MISSING, OverSeeds, Row, Table, mean_to_digits, scored_keys, spread_of, to_digits
+
+NAMES = {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs that differ in their settings, each from the same seeds. runs: by their names, labelled for tables."""
+
+    runs: Mapping[str, OverSeeds]
+
+    @cached_property
+    def key(self) -> str:
+        """By which score runs are judged: the loss on validation rows, or where runs minimise several, another."""
+        records = [record for one in self.runs.values() for record in one.records]
+        several = len({str(record.setting("protocol", "loss")) for record in records}) > 1
+        return ("accuracy" if records[0].task == "classification" else "mse") if several else "loss"
+
+    def scores(self, name: str, key: str) -> tuple[float | None, ...]:
+        """Return a score on validation rows of the models that runs released, one a seed; None for no number."""
+        return tuple(_released(record, f"validation_{key}") for record in self.runs[name].records)
+
+    @cached_property
+    def chosen(self) -> str:
+        """The name of the variant with the best mean. Raises RunFailed where no variant has a score from each seed."""
+        means = {name: spread_of(self.scores(name, self.key))[0] for name in self.runs}
+        known = {name: mean for name, mean in means.items() if mean is not None}
+        if not known:
+            raise RunFailed(
+                f"no variant has a finite {NAMES[self.key]} on validation rows from each seed, so none is chosen; "
+                "training diverged: lower learning-rate"
+            )
+        return (max if self.key == "accuracy" else min)(known, key=lambda name: known[name])
+
+    def difference(self, name: str) -> tuple[float | None, float | None]:
+        """Return how far a variant's score is from the chosen one's, the mean over seeds, and half of its interval."""
+        from scipy.special import stdtrit  # of the extra that trains
+
+        pairs = zip(self.scores(name, self.key), self.scores(self.chosen, self.key), strict=True)
+        mean, deviation = spread_of([None if a is None or b is None else a - b for a, b in pairs])
+        seeds = len(self.runs[name].seeds)
+        half = None if deviation is None else float(stdtrit(seeds - 1, 0.975)) * deviation / math.sqrt(seeds)
+        return mean, half
+
+    def table(self) -> Table:
+        """Return a row a variant: its score, how far that is from the chosen one's, and the accuracy of classes."""
+        accuracy = self.key == "loss" and any(self.scores(self.chosen, "accuracy"))
+        rows = []
+        for name, run in self.runs.items():
+            mean, half = self.difference(name)
+            apart = MISSING if name == self.chosen or mean is None else to_digits(mean, half, "+")
+            if apart != MISSING and mean is not None and half is not None:
+                apart += f" [{to_digits(mean - half, half, '+')}, {to_digits(mean + half, half, '+')}]"
+            further = [_mean(self.scores(name, "accuracy")).partition(" ")[0]] if accuracy else []
+            cells = (_mean(self.scores(name, self.key)), apart, *further)
+            rows.append(Row("", f"{'* ' * (name == self.chosen)}{run.label}", "", cells))
+        heads = ("Run", f"Validation {NAMES[self.key]}", "From the chosen [95 %]")
+        return Table((*heads, "Accuracy") if accuracy else heads, tuple(rows))
+
+    def sentences(self) -> list[str]:
+        """Return what a reader of the table should know."""
+        best, seeds = "highest" if self.key == "accuracy" else "lowest", self.runs[self.chosen].seeds
+        apart = {name: self.difference(name) for name in self.runs if name != self.chosen}
+        near = [self.runs[name].label for name, (mean, half) in apart.items() if mean and half and abs(mean) <= half]
+        found = [f"* is chosen: the {best} mean {NAMES[self.key]} on validation rows; test rows had no part in it."]
+        if len(seeds) == 1:
+            found.append("One seed does not say whether a difference is more than chance; give --seeds 5.")
+        return [*found, f"Not told apart from it by these seeds: {enumerated(near)}."] if near else found
+
+    def told(self) -> dict[str, Any]:
+        """Return the choice and each variant's figures, as JSON has them; of the chosen one those on test rows too."""
+        found = dict[str, Any]()
+        for name, run in self.runs.items():
+            hidden = set() if name == self.chosen else scored_keys(run.records)
+            found[name] = {key: one for key, one in run.told().items() if key not in hidden}
+            for key in NAMES:
+                values = self.scores(name, key)
+                if any(value is not None for value in values):
+                    mean, deviation = spread_of(values)
+                    told = {"mean": mean, "deviation": deviation, "values": list(values)}
+                    found[name][f"validation_{key}"] = told
+            found[name]["from_chosen"] = dict(zip(("mean", "half_interval"), self.difference(name), strict=True))
+        return {"chosen": self.chosen, "judged_by": f"validation_{self.key}", "spread": found}
+
+
+def _released(record: RunRecord, key: str) -> float | None:
+    """Return a figure of the round whose model a run released: the best one under early stopping, else the last."""
+    number = record.facts.get("best_round", record.rounds)
+    return next((getattr(line, key) for line in record.history if line.round == number), None)
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    mean, deviation = spread_of(values)
+    return "diverged" if mean is None else mean_to_digits(mean, deviation)

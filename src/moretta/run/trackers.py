@@ -1,0 +1,167 @@
+"""Trackers: what follows a run as it goes, such as TensorBoard or MLflow, or what somebody writes in ten lines.
+
+A tracker is a context manager for as long as the run lasts; what it gives is called with each line of the history. It
+gets nothing of a silo that the history has not. It runs where the server's half of a run is played, and at no site:
+`[run] trackers` is the server's own key. One that fails costs a warning, and not the run.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from moretta.contract.wording import did_you_mean, kind_of
+from moretta.data.references import OWN_CODE, is_reference, resolve
+from moretta.errors import MissingExtra, ParameterError
+
+log = logging.getLogger("moretta")
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run that begins or goes on.
+
+    id: the same in all sessions of a run. after: how many rounds earlier sessions have played. settings: of `[model]`
+    and `[protocol]`, such as "protocol.learning-rate", and the seed. folder: None where the run has none.
+    """
+
+    name: str
+    id: str
+    rounds: int
+    after: int
+    settings: Mapping[str, Any]
+    folder: Path | None
+
+
+Line = Mapping[str, Any]
+OnLine = Callable[[Line, Mapping[str, float]], object]
+"""Called after each round with its line of the history, and the numbers of that by plain names (`figures`)."""
+
+Tracker = Callable[[TrackedRun], AbstractContextManager[OnLine]]
+"""Follows a run. Where the run fails, its error goes through the context manager."""
+
+
+@contextmanager
+def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str]) -> Iterator[Callable[[Line], None]]:
+    """Give what tells trackers of a line, for as long as a run lasts. warnings: gets a sentence for each that fails."""
+    left = dict[int, tuple[AbstractContextManager[OnLine], OnLine]]()
+
+    @contextmanager
+    def warned(number: int) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # whatever a tracker does, the run goes on
+            left.pop(number, None)
+            # Not the error's text, which may hold an address with a password: a result keeps what it warns of.
+            why = str(error) if isinstance(error, ParameterError) else type(error).__name__
+            name = getattr(trackers[number], "__name__", type(trackers[number]).__name__)
+            warnings.append(f"the tracker {name} failed ({why}) and was told no more of the run")
+            log.info("%s", warnings[-1])
+            log.debug("the tracker's error", exc_info=True)
+
+    def tell(line: Line) -> None:
+        for number, (_, one) in list(left.items()):
+            with warned(number):
+                one(copy.deepcopy(line), dict(figures(line)))
+
+    for number, tracker in enumerate(trackers):
+        with warned(number):
+            context = tracker(run)
+            left[number] = context, context.__enter__()
+    failure: BaseException | None = None
+    try:
+        yield tell
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        while left:
+            number, (context, _) = left.popitem()
+            with warned(number):
+                context.__exit__(None if failure is None else type(failure), failure, None)
+
+
+def figures(line: Line, within: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the finite numbers of a line of the history by name, such as "bytes/up"; of a list how many it has."""
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            yield from figures(value, f"{within}{key}/")
+        elif isinstance(value, list):
+            yield f"{within}{key}", float(len(value))
+        elif isinstance(value, int | float) and key != "round" and math.isfinite(value):
+            yield f"{within}{key}", float(value)
+
+
+@contextmanager
+def tensorboard(run: TrackedRun, folder: str | Path | None = None) -> Iterator[OnLine]:
+    """Write TensorBoard's events, by default into `tensorboard` of the run folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    if folder is None and run.folder is None:
+        raise ParameterError("the run has no folder to write events into; give partial(tensorboard, folder=..)")
+    place = Path(str(run.folder), "tensorboard") if folder is None else folder
+    with SummaryWriter(str(place), purge_step=run.after + 1) as writer:  # of rounds that are played again
+
+        def tell(line: Line, figures: Mapping[str, float]) -> None:
+            for name, value in figures.items():
+                writer.add_scalar(name, value, line["round"])
+
+        yield tell
+
+
+@contextmanager
+def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None) -> Iterator[OnLine]:
+    """Tell MLflow of a run, by default where MLFLOW_TRACKING_URI says; a resumed run goes on as the same one."""
+    for name, value in (("MAX_RETRIES", "2"), ("TIMEOUT", "10")):  # its own would hold a run up for many minutes
+        os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name(experiment)
+    home = client.create_experiment(experiment) if found is None else found.experiment_id
+    there = client.search_runs([home], f"tags.`moretta.run` = '{run.id}'", max_results=1)
+    made = there[0] if there else client.create_run(home, tags={"moretta.run": run.id}, run_name=run.name)
+    for key, one in {} if there else run.settings.items():
+        client.log_param(made.info.run_id, key, one)
+
+    def tell(line: Line, figures: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        client.log_batch(made.info.run_id, [Metric(key, one, now, line["round"]) for key, one in figures.items()])
+
+    status = "FAILED"
+    try:
+        yield tell
+        status = "FINISHED"
+    finally:
+        client.set_terminated(made.info.run_id, status)
+
+
+IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflow}  # by what they need
+
+
+def trackers_of(given: Sequence[Tracker | str], base: Path) -> list[Tracker]:
+    """Return trackers, those of the box by name, others as "module:function" beside the run file or as they are.
+
+    Raises `moretta.errors.ParameterError` for what is none, and MissingExtra where one of the box is not installed.
+    """
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ParameterError(f'trackers: expected a list such as ["tensorboard"]; got {kind_of(given)}')
+    for one in given:
+        if isinstance(one, str) and one not in IN_THE_BOX and not is_reference(one):
+            raise ParameterError(f'trackers: "{one}" is not "module:function"; {did_you_mean(one, IN_THE_BOX)}')
+        if isinstance(one, str) and one in IN_THE_BOX and find_spec(one) is None:
+            raise MissingExtra(f"tracking by {one} needs it; run: pip install 'moretta[trackers]'")
+        if not isinstance(one, str) and not callable(one):
+            raise ParameterError(f"trackers: expected functions of a run, or names; got {kind_of(one)}")
+    found = ((IN_THE_BOX.get(one) or resolve(one, base, OWN_CODE)) if isinstance(one, str) else one for one in given)
+    return list(found)
