@@ -1,5 +1,6 @@
 # make demo      three hospitals train on real records, four protocols, one page (under a minute after installation)
 # make hospitals made-up tables as hospitals have them: schema, look, alignment, two protocols, predictions (two minutes)
+# make consortium  three hospitals and a server over FLARE, from raw files and keys to a judged model (a few minutes)
 # make test      everything that CI runs: lint, types, tests
 # make test-all  the same and the slow checks
 # make fuzz      a million inputs to what reads bytes of others, by coverage (hours; it goes on where it was stopped)
@@ -12,11 +13,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO := runs/demo
 HOSPITALS := runs/hospitals
+CONSORTIUM := runs/consortium
 WHEELHOUSE ?= wheelhouse
 EXTRAS ?= flare,onnx,dp,images
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo hospitals test test-all lint types-of-tests docs fuzz dist wheelhouse clean
+.PHONY: demo hospitals consortium test test-all lint types-of-tests docs fuzz dist wheelhouse clean
 
 demo: .venv/torch.stamp
 	@rm -rf $(DEMO)
@@ -28,6 +30,11 @@ hospitals: .venv/torch.stamp
 	$(BIN)/python examples/hospitals/make.py $(HOSPITALS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/hospitals/play.sh $(HOSPITALS)
 	@echo "$(HOSPITALS)/predictions.csv, $(HOSPITALS)/pbpfl/report.html"
+
+consortium: .venv/flare.stamp
+	@rm -rf $(CONSORTIUM)
+	$(BIN)/python examples/consortium/deal.py $(CONSORTIUM)
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/consortium/play.sh $(CONSORTIUM)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations=20
@@ -72,6 +79,10 @@ wheelhouse: .venv/bin/python
 .venv/torch.stamp: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) torch
 	$(PIP) --editable '.[torch]'
+	@touch $@
+
+.venv/flare.stamp: .venv/torch.stamp
+	$(PIP) --editable '.[flare]'
 	@touch $@
 
 .venv/dev.stamp: .venv/torch.stamp

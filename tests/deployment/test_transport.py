@@ -42,12 +42,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the same that a test may change; nothing of FLARE is started, and no proxy is set."""
+    """A copy of the same that a test may change; nothing of FLARE is started, and no proxy is set.
+
+    A server's clock is looked at twice at once: what clocks say is for test_doctor.py.
+    """
     folder = tmp_path / "here"
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(processes, "start", lambda *given: pytest.fail("FLARE was started"))
     monkeypatch.setattr(joining, "LOOK", 0.02)
+    monkeypatch.setattr(server_connection, "APART", 0.0)
     for name in (*transport.PROXIES, *transport.SPARED, *transport.UNREAD):
         monkeypatch.delenv(name, raising=False)
     return folder
