@@ -347,7 +347,7 @@ def _has_new(made: Hospitals, before: int) -> bool:
 def bank(folder: Path, pairs: int) -> dict[str, Figure]:
     """Compare the wall time of bank marketing's rounds with those of the same run in-process."""
     bank = Data(source="bank-marketing", path=str(folder))
-    dealt = partition.distribute(datasets.load(bank, seed=1), 3, "iid", 1)
+    dealt = partition.distribute(datasets.load(bank, seed=1), bank, 1)
     rows = {name: (one.x, one.y) for name, one in zip(SITES, dealt.silos, strict=True)}
     inputs = dealt.test.x.shape[1]
     run = _run(100, inputs, [32, 32], 256, "pairwise").replace("standardise = false", "standardise = true")

@@ -10,7 +10,6 @@ import numpy as np
 from measure import Figure, figure, main
 from torch import nn
 
-from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
 from moretta.data.settings import Data
 from moretta.data.silo import Silo
@@ -22,6 +21,7 @@ from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.registry import build
+from moretta.secure_aggregation.settings import SecureAggregation
 
 SILOS, ROUNDS, BATCH = 10, 40, 32
 

@@ -38,7 +38,6 @@ import torch
 from measure import figure, main
 from torch import Tensor, nn
 
-from moretta.config.run_files import SecureAggregation
 from moretta.contract import framing
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
@@ -60,6 +59,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.registry import build
+from moretta.secure_aggregation.settings import SecureAggregation
 
 SILOS, ROUNDS, BATCH, FEW, OUTPUTS, SHAPE = 10, 2, 32, 4, 10, (3, 32, 32)
 SMALL = ("resnet8", "vit_small")  # for the benchmark's own test

@@ -28,7 +28,6 @@ from cohort import Cohort, after_uploads
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from measure import begin_peak, figure, interleaved, main, ratio, resident_mib
 
-from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
 from moretta.data.settings import Data
 from moretta.data.silo import Silo
@@ -43,6 +42,7 @@ from moretta.protocols.fedsgd.params import FedSGD
 from moretta.protocols.registry import build
 from moretta.secure_aggregation.encoding import CHUNK, Ring
 from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.settings import SecureAggregation
 
 SILOS, BATCH, RECOVERED, LARGE = 10, 32, 1000, 100_000_000
 KEY = bytes(range(32))

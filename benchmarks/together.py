@@ -13,7 +13,6 @@ from measure import figure, interleaved, main, ratio
 from torch import nn
 
 from moretta import BAFFLE, PBPFL, FedAvg, FedSGD
-from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
 from moretta.data.settings import Data
 from moretta.data.silo import Silo
@@ -26,6 +25,7 @@ from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build
+from moretta.secure_aggregation.settings import SecureAggregation
 
 ROWS, INPUTS, CLASSES = 30, 64, 10
 SHARED: dict[str, Any] = {"loss": "cross-entropy", "learning_rate": 0.01}

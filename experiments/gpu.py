@@ -39,7 +39,6 @@ from measure import Figure, figure, interleaved, ratio  # noqa: E402
 from torch import nn  # noqa: E402
 
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, FedSGD, Silo  # noqa: E402
-from moretta.config.run_files import SecureAggregation  # noqa: E402
 from moretta.contract.codec import Codec  # noqa: E402
 from moretta.contract.messages import Tensors  # noqa: E402
 from moretta.data.tables.preparation import ColumnRules  # noqa: E402
@@ -52,6 +51,7 @@ from moretta.protocols.baffle.silo.directions import Directions, keys_of  # noqa
 from moretta.protocols.common.setting import Setting  # noqa: E402
 from moretta.protocols.common.training import Training  # noqa: E402
 from moretta.protocols.registry import build  # noqa: E402
+from moretta.secure_aggregation.settings import SecureAggregation  # noqa: E402
 
 sys.path.remove(str(ROOT / "benchmarks"))
 RECORD, BEGIN, END = ROOT / "benchmarks" / "records" / "gpu.json", "<!-- gpu:begin -->", "<!-- gpu:end -->"

@@ -18,12 +18,16 @@ from pydantic import ValidationError
 
 from moretta.config import run_files
 from moretta.data.references import OWN_CODE
+from moretta.data.settings import Data
+from moretta.engines.settings import Delay, Engine, Fault, Faults, Run
 from moretta.errors import ParameterError
+from moretta.models.catalogue import Model
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import FedAvg, FedSGD
 from moretta.protocols.pbpfl.params import PBPFL
+from moretta.secure_aggregation.settings import SecureAggregation
 
 DESIGN = """
 [run]
@@ -93,9 +97,9 @@ def sentence(path: Path, overrides: tuple[str, ...] = ()) -> str:
 def test_the_example_of_the_design_loads(write: Write, tmp_path: Path) -> None:
     run_file = run_files.load(write(DESIGN))
     assert run_file == run_files.RunFile(
-        run=run_files.Run(name="wdbc", rounds=300, seed=7),
-        data=run_files.Data(source="wdbc"),
-        model=run_files.Model(source="mlp", arguments={"hidden": [32, 32]}),
+        run=Run(name="wdbc", rounds=300, seed=7),
+        data=Data(source="wdbc"),
+        model=Model(source="mlp", arguments={"hidden": [32, 32]}),
         protocol=PBPFL(),
         base=tmp_path,
         agreed=OWN_CODE,
@@ -118,14 +122,14 @@ def test_defaults(write: Write, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("scheme", "least"), [("pairwise", 2), ("additive-shares", 2), ("none", 1)])
 def test_the_fewest_survivors_follow_the_scheme(scheme: str, least: int) -> None:
-    assert run_files.SecureAggregation.model_validate({"scheme": scheme}).least == least
-    assert run_files.SecureAggregation.model_validate({"scheme": scheme, "min-survivors": 3}).least == 3
+    assert SecureAggregation.model_validate({"scheme": scheme}).least == least
+    assert SecureAggregation.model_validate({"scheme": scheme, "min-survivors": 3}).least == 3
 
 
 @pytest.mark.parametrize(("bits", "limit"), [(64, 2.0**16), (32, 2.0**4)])
 def test_the_limit_follows_the_ring(bits: int, limit: float) -> None:
-    assert run_files.SecureAggregation.model_validate({"ring-bits": bits}).largest == limit
-    assert run_files.SecureAggregation.model_validate({"ring-bits": bits, "limit": 3}).largest == 3
+    assert SecureAggregation.model_validate({"ring-bits": bits}).largest == limit
+    assert SecureAggregation.model_validate({"ring-bits": bits, "limit": 3}).largest == 3
 
 
 def test_every_key_has_a_value_that_loads(write: Write) -> None:
@@ -196,7 +200,7 @@ def test_every_key_has_a_value_that_loads(write: Write) -> None:
     assert run_file.model.arguments == {"kernel_size": 3, "shape": [[1, 2], [3]], "act": "relu", "bias": False}
     assert isinstance(run_file.protocol, FedAvg)
     assert run_file.protocol.local_epochs == 2
-    assert run_file.secure_aggregation == run_files.SecureAggregation(
+    assert run_file.secure_aggregation == SecureAggregation(
         ring_bits=32,
         limit=8,
         threshold=3,
@@ -658,12 +662,12 @@ silo = "silo-1"
     )
     found = run_files.load(write(text), ["run.rounds=3"]).engine
     drop = (
-        run_files.Fault(round=3, silo="silo-1", phase="set-up"),
-        run_files.Fault(round=4, silo="silo-1", phase="upload"),
+        Fault(round=3, silo="silo-1", phase="set-up"),
+        Fault(round=4, silo="silo-1", phase="upload"),
     )
-    delay = (run_files.Delay(round=2, silo="silo-2", seconds=90.0),)
-    assert found == run_files.Engine(
-        deadline=60.0, faults=run_files.Faults(drop=drop, drop_probability=0.25, delay=delay, corrupt=(), seed=0)
+    delay = (Delay(round=2, silo="silo-2", seconds=90.0),)
+    assert found == Engine(
+        deadline=60.0, faults=Faults(drop=drop, drop_probability=0.25, delay=delay, corrupt=(), seed=0)
     )
     assert run_files.load(write(SMALL)).engine.faults is None
 
@@ -685,25 +689,25 @@ def test_a_grid_says_how_many_silos_there_are(write: Write, overrides: list[str]
 
 
 def test_python_users_give_grids_too() -> None:
-    data = run_files.Data(source="a.csv", partition="by-feature", columns=(("age",), ("job", 2)), label_holder=(2,))
+    data = Data(source="a.csv", partition="by-feature", columns=(("age",), ("job", 2)), label_holder=(2,))
     assert (data.silos, data.columns, data.label_holder) == (2, (("age",), ("job", 2)), (2,))
-    assert run_files.Data(source="wdbc", partition="grid", grid=(2, 3)).silos == 6
-    assert run_files.Data(source="wdbc").silos == 3
+    assert Data(source="wdbc", partition="grid", grid=(2, 3)).silos == 6
+    assert Data(source="wdbc").silos == 3
 
 
 def test_python_users_write_underscores_and_cannot_change_them_later() -> None:
-    data = run_files.Data(source="wdbc", batch_size=8)
+    data = Data(source="wdbc", batch_size=8)
     with pytest.raises(ValidationError):
         data.batch_size = 9
     with pytest.raises(ParameterError, match="Run: rounds: expected 1 or more, got 0"):
-        run_files.Run(rounds=0)
+        Run(rounds=0)
     with pytest.raises(ParameterError, match="alpha"):
-        run_files.Data(source="wdbc", partition="dirichlet")
+        Data(source="wdbc", partition="dirichlet")
     with pytest.raises(ParameterError, match="one silo needs scheme"):
         run_files.RunFile(
-            run=run_files.Run(rounds=1),
-            data=run_files.Data(source="wdbc", silos=1),
-            model=run_files.Model(source="mlp"),
+            run=Run(rounds=1),
+            data=Data(source="wdbc", silos=1),
+            model=Model(source="mlp"),
             protocol=FedSGD(),
         )
 

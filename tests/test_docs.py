@@ -15,13 +15,14 @@ import pytest
 import tomli_w
 
 from moretta.config import run_files, silo_file
-from moretta.config.run_files import Faults, SecureAggregation
 from moretta.contract.settings import kebab
 from moretta.deployment import shared_settings as told
+from moretta.engines.settings import Faults
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, public_line
+from moretta.secure_aggregation.settings import SecureAggregation
 
 
 @pytest.fixture

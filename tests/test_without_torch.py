@@ -78,7 +78,8 @@ assert (code, err) == (0, "") and shown.splitlines()[0] in made, (shown, made, e
 
 # a table is read and dealt
 pathlib.Path("rows.csv").write_text("a,b,c\\n" + "".join(f"{3 * (n % 20)},{n % 3},{n % 2}\\n" for n in range(30)))
-dealt = moretta.data.partition.distribute(moretta.data.datasets.load(moretta.data.settings.Data(source="rows.csv")), 3)
+data = moretta.data.settings.Data(source="rows.csv")
+dealt = moretta.data.partition.distribute(moretta.data.datasets.load(data), data)
 assert [len(silo.x) for silo in dealt.silos] == [8, 8, 8]
 
 # a message survives the codec

@@ -64,7 +64,7 @@ def dealt(run_file: RunFile, dataset: Split, trunk: nn.Module) -> tuple[list[Sil
     """Return the silos of a run and the test rows of each domain, all as features."""
     wanted = run_file.data
     dataset = domains.into_domains(dataset, wanted.domains or (), run_file.run.seed)
-    parts = partition.distribute(dataset, wanted.silos, wanted.partition, run_file.run.seed)
+    parts = partition.distribute(dataset, wanted, run_file.run.seed)
     silos = [Silo(silo.name, features(trunk, silo.x), silo.y) for silo in parts.silos]
     x, rows = features(trunk, dataset.test.x), dataset.test_rows_by_domain()
     return silos, {name: (x[rows[name]], dataset.test.y[rows[name]]) for name in wanted.domains or ()}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,8 +144,8 @@ def digits(rows: int, columns: int = 1) -> list[Silo]:
 
 def dealt(dataset: Split, rows: int, columns: int = 1) -> tuple[list[Silo], tuple[NDArray, NDArray]]:
     """Return silos named silo-1 ..., or in a grid silo-1-1 ..., and the test rows, all samples flat."""
-    how, grid = ("iid", None) if columns == 1 else ("grid", (rows, columns))
-    parts = partition.distribute(dataset, rows * columns, how, SEED, grid=grid)
+    how: dict[str, Any] = {} if columns == 1 else {"partition": "grid", "grid": (rows, columns)}
+    parts = partition.distribute(dataset, Data(source=dataset.name, silos=rows * columns, **how), SEED)
     silos = [
         Silo(
             one.name,

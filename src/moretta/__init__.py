@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from moretta.protocols.cgd.params import CGD
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedProx, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
-    from moretta.run.federation import Federation, Result
+    from moretta.run.federation import Federation
     from moretta.run.history import FinishedRound, StopTraining
+    from moretta.run.result import Result
     from moretta.run.trained_model import load
     from moretta.secure_aggregation.secure_sum import SumClient, secure_sum
     from moretta.secure_aggregation.settings import SecureAggregation
@@ -71,7 +72,7 @@ _HOMES = {
     "Federation": "moretta.run.federation",
     "IdRules": "moretta.data.alignment.ids",
     "Local": "moretta.protocols.fedsgd.params",
-    "Result": "moretta.run.federation",
+    "Result": "moretta.run.result",
     "FinishedRound": "moretta.run.history",
     "Schema": "moretta.data.tables.schema",
     "SecureAggregation": "moretta.secure_aggregation.settings",

@@ -205,7 +205,7 @@ def test_batch_of_more_rows_than_parts(tmp_path: Path) -> None:
     # It is the softmax of the true model on the very rows of the batch; the silo's outputs were float32 and noisy.
     silo, model = truth.run.silos[0], copy.deepcopy(truth.federation.model).double()
     for number in truth.recorded:
-        x = torch.tensor(truth.rows(silo).part(truth.batch(silo, number)).x, dtype=torch.float64)
+        x = torch.tensor(truth.rows(silo).of(truth.batch(silo, number)).x, dtype=torch.float64)
         held = {name: value.double() for name, value in tensors(truth.parameters(number)).items()}
         true = outputs_at(model, held, x).softmax(dim=1).detach().numpy()
         np.testing.assert_allclose(claim[f"p/{number}"], true, atol=1e-5)

@@ -21,7 +21,8 @@ from moretta.audit.attacks.common.membership_inference import (
 from moretta.audit.evidence import network, shadows
 from moretta.audit.evidence.intervals import auc, flat
 from moretta.audit.evidence.network import loss_of
-from moretta.audit.evidence.truth import PartyRows, gradient
+from moretta.audit.evidence.truth import gradient
+from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
@@ -92,7 +93,7 @@ def test_local_models_tell_members(tmp_path):
 def test_clipped_gradients_of_rows_are_those_of_the_run(tmp_path):
     truth = trained(tmp_path, 1, 0.5, **{"dp-noise": 0.0, "dp-clip": 0.5})
     model, rows, plan = truth.case({}, {}, thorough=False).model(), truth.rows("silo-1"), shadows.plan_of(truth.run)
-    by_row = [flat(gradient(model, truth.parameters(1), rows.part([row]), truth.loss)) for row in range(4)]
+    by_row = [flat(gradient(model, truth.parameters(1), rows.of(np.array([row])), truth.loss)) for row in range(4)]
     wanted = np.mean([one / max(1.0, np.linalg.norm(one) / 0.5) for one in by_row], axis=0)
     modules.load(model, truth.parameters(1))
     x, y = torch.tensor(rows.x[:4]), torch.tensor(rows.y[:4])
@@ -163,7 +164,7 @@ def test_labels_alone_tell_no_members(tmp_path, protocol, attack):
 
 def parties(theirs, nobodys, task):
     """A truth that has a silo's targets and those of rows that nobody trained on, of which x is the row's number."""
-    both = [PartyRows(np.arange(len(y), dtype=float)[:, None], np.asarray(y)) for y in (theirs, nobodys)]
+    both = [Rows(np.arange(len(y), dtype=float)[:, None], np.asarray(y)) for y in (theirs, nobodys)]
     return SimpleNamespace(rows=lambda silo: both[0], others=both[1], run=SimpleNamespace(task=task))
 
 

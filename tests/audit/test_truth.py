@@ -81,7 +81,7 @@ def test_gradient_is_the_upload_with_dropout_too(tmp_path):
 def test_batch_is_what_silos_used(clear):
     for silo in clear.run.silos:
         for number in (1, 6):
-            rows = clear.rows(silo).part(clear.batch(silo, number))
+            rows = clear.rows(silo).of(clear.batch(silo, number))
             # The role itself, as it stood before the round, takes its batch.
             x, y = clear.roles(number).clients[silo].rows.batch(number)
             np.testing.assert_array_equal(x.numpy(), rows.x)

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from moretta.data import datasets
+from moretta.data import datasets, partition
+from moretta.data.partition import Distributed
 from moretta.data.rows import Rows, Split
 from moretta.data.settings import Data
 from moretta.data.tables.schema import Schema
@@ -15,6 +16,11 @@ def load(
     """Return a source's rows. keys: of [data], as a run file has them but for dashes."""
     place = {} if path is None else {"path": str(path)}
     return datasets.load(Data(source=source, **place, **keys), schema, seed=seed, base=base)
+
+
+def distribute(source: Split, silos: int, how: Any = "iid", seed: int = 0, **keys: Any) -> Distributed:
+    """Return a split over its silos. keys: as of `load`."""
+    return partition.distribute(source, Data(source="rows.npz", silos=silos, partition=how, **keys), seed)
 
 
 def split_of(

@@ -3,11 +3,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splits import load, split_of
+from splits import distribute, load, split_of
 
 from moretta.config import run_files
 from moretta.data.domains import DOMAINS, into_domains
-from moretta.data.partition import distribute
 from moretta.data.rows import Split
 from moretta.errors import ParameterError
 from moretta.run import assembly

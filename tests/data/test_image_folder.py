@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splits import load
+from splits import distribute, load
 from test_dicom import dicom
 
 from moretta.contract.lazy_rows import LazyRows
 from moretta.data.images import folder as folders
 from moretta.data.images.folder import read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
-from moretta.data.partition import distribute
 from moretta.data.reading import ExpectedRows, Source
 from moretta.data.reading import read as read_rows
 from moretta.data.rows import Rows, Split

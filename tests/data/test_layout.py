@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from splits import load
+from splits import distribute, load
 
 from moretta.data.layout import LARGEST, InputArray, SampleLayout, gather, is_mask, pack
-from moretta.data.partition import distribute
 from moretta.data.reading import ExpectedRows, Source
 from moretta.data.reading import called as called_
 from moretta.data.reading import read as read_rows

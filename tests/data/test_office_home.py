@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from splits import load
+from splits import distribute, load
 
 from moretta.data.images.sets import load_office_home
-from moretta.data.partition import distribute
 from moretta.errors import MissingExtra, ParameterError
 
 Image = pytest.importorskip("PIL.Image")

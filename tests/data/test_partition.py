@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splits import split_of
+from splits import distribute, split_of
 
-from moretta.data.partition import distribute, partition
+from moretta.data.partition import partition
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError
 
@@ -118,18 +118,12 @@ def test_a_hundred_silos_by_dirichlet(rows: int, classes: int, alpha: float) -> 
     ("silos", "how", "arguments", "message"),
     [
         (3, "idd", {}, 'partition = "idd" is unknown; did you mean "iid"'),
-        (3, "grid", {}, "deals columns, not rows"),
-        (0, "iid", {}, "at least one silo, got 0"),
         (201, "iid", {}, "200 rows cannot be dealt to 201 silos; use at most 200"),
-        (3, "dirichlet", {}, "needs alpha"),
-        (3, "dirichlet", {"alpha": 0.0}, "finite alpha above 0, got 0"),
-        (3, "iid", {"alpha": 1.0}, 'alpha is for partition = "dirichlet", not for "iid"'),
         (60, "dirichlet", {"alpha": 0.001}, r"silo-\d+.* would have no rows .*; use fewer silos, an alpha above 0.001"),
         (3, "by-domain", {}, "needs the domain of each row"),
         (3, "by-domain", {"domain": np.arange(200) > 0}, "silo-3 would have no rows .*bring more rows of a domain"),
         (3, "by-domain", {"domain": LABELS[:5]}, r"one domain per row \(200\)"),
         (3, "iid", {"sizes": [1, 1]}, "a positive size for each of 3 silos"),
-        (2, "iid", {"sizes": [1, -1]}, "a positive size for each of 2 silos"),
         (2, "iid", {"sizes": [1, 1e-9]}, "silo-2 would have no rows .*less unequal sizes"),
         (2, "dirichlet", {"alpha": 1.0, "sizes": [1, 1]}, "sizes are for"),
     ],

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splits import split_of
+from splits import distribute, split_of
 
-from moretta.data.partition import distribute, partition
+from moretta.data.partition import partition
 from moretta.data.split import split, units_of
 from moretta.errors import ParameterError
 

@@ -10,7 +10,6 @@ import torch
 from elsewhere import DEVICE, Elsewhere
 from torch import nn
 
-from moretta.config.run_files import SecureAggregation
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Tensors
 from moretta.data.settings import Data
@@ -29,6 +28,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedSGD, Local
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.registry import build
+from moretta.secure_aggregation.settings import SecureAggregation
 
 SILOS, ROUNDS, SHAPE = 3, 3, (1, 6, 6)
 

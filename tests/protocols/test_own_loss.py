@@ -19,6 +19,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 from moretta.run import consent
 from moretta.run.assembly import federation_of
+from moretta.secure_aggregation.settings import SecureAggregation
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ def test_a_step_is_along_its_gradient() -> None:
     one = silos({"north": 8})
     result = Federation(
         network(), one, FedSGD(loss="cross-entropy", learning_rate=0.5, own_loss=focal), batch_size=0,
-        dtype="float64", aggregation=run_files.SecureAggregation(scheme="none"),
+        dtype="float64", aggregation=SecureAggregation(scheme="none"),
     ).train(1, progress=False)  # fmt: skip
     from moretta.protocols.common.modules import first_weights
 

@@ -22,7 +22,8 @@ from moretta.config.run_files import override
 from moretta.contract import rules as contract_rules
 from moretta.contract.rules import SettingRule
 from moretta.contract.settings import Section
-from moretta.engines.settings import Engine
+from moretta.data.settings import Data
+from moretta.engines.settings import Engine, Run
 from moretta.errors import MorettaError, ParameterError
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -62,8 +63,8 @@ def test_a_run_file_is_refused(row: list[str], tmp_path: Path) -> None:
 
 def every_rule() -> list[SettingRule]:
     sections: list[type[Section]] = [
-        run_files.Run,
-        run_files.Data,
+        Run,
+        Data,
         Engine,
         SecureAggregation,
         *run_files.PROTOCOLS.values(),

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -100,6 +100,7 @@ def main() -> None:
     """Read a case, attack, write the claim. Arguments: where packages lie that add protocols or attacks."""
     sys.path += [one for one in sys.argv[1:] if one not in sys.path]
     from moretta.audit.evidence.case import Case
+    from moretta.models.catalogue import BUILT_IN
 
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an attack prints is no claim
@@ -108,7 +109,7 @@ def main() -> None:
     header = json.loads(data[8 : 8 + size])
     case = Case.unpack(data[8 + size :])
     try:
-        if case.architecture.source not in ("", *_built_in()):
+        if case.architecture.source not in ("", *BUILT_IN):
             case.model()  # imports the user's module while that can be read
         folders = [*readable(), *packages().values(), *map(Path, filter(None, [header["file"]]))]
         confine(folders)
@@ -136,12 +137,6 @@ def _imported(name: str, file: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _built_in() -> Sequence[str]:
-    from moretta.models.catalogue import BUILT_IN
-
-    return BUILT_IN
 
 
 if __name__ == "__main__":

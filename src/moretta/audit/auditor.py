@@ -215,17 +215,14 @@ def _check_background(background: tuple[Array, Array], truth: Truth) -> None:
     if x.shape[1:] != truth.run.shape:
         raise ParameterError(f"background: expected rows of shape {truth.run.shape}, as the silos', got {x.shape[1:]}")
     if x.dtype.kind not in "fiu" or not np.isfinite(x).all():
-        raise ParameterError(f"background: expected x of finite numbers, got {_kind(x)}")
+        what = f"some that are not ({x.dtype})" if x.dtype.kind == "f" else str(x.dtype)
+        raise ParameterError(f"background: expected x of finite numbers, got {what}")
     if len(x) != len(y) or len(x) < 2:
         raise ParameterError(f"background: expected at least two rows, as many of x as of y, got {len(x)} and {len(y)}")
     try:
         _ = truth.background  # of which y is checked as a silo's is
     except ParameterError as error:
         raise ParameterError(str(error).replace("silo `background`", "background", 1)) from None
-
-
-def _kind(x: Array) -> str:
-    return f"some that are not ({x.dtype})" if x.dtype.kind == "f" else str(x.dtype)
 
 
 def _named(attack: Attack) -> dict[str, str]:

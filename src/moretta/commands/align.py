@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from moretta.data.alignment.ids import IdRules
     from moretta.data.alignment.partner import Alignment
-    from moretta.data.tables.files import Format
 
 align = typer.Typer(
     no_args_is_help=True,
@@ -60,10 +59,8 @@ def begin(
     _check_files([out, secret], [rows, earlier])
     before = _earlier(earlier)
     rules = before.rules if before is not None and ids is None else _rules(ids)
-    made = steps.begin(
-        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])), rules, rows.name, pad_to, before
-    )
-    _hand_over(made, out, secret, 1)
+    listed = read_ids(rows, id_column, separator, file_encoding)
+    _hand_over(steps.begin(listed, rules, rows.name, pad_to, before), out, secret, 1)
 
 
 @align.command()
@@ -82,14 +79,8 @@ def answer(
     from moretta.data.alignment import steps
 
     _check_files([out, secret], [step, rows])
-    made = steps.answer(
-        step.read_bytes(),
-        read_ids(rows, id_column, form_of(separator, ".", file_encoding, [])),
-        _rules(ids),
-        rows.name,
-        pad_to,
-    )
-    _hand_over(made, out, secret, 2)
+    listed = read_ids(rows, id_column, separator, file_encoding)
+    _hand_over(steps.answer(step.read_bytes(), listed, _rules(ids), rows.name, pad_to), out, secret, 2)
 
 
 @align.command()
@@ -115,7 +106,7 @@ def finish(
     own, before = secret.read_bytes(), _earlier(earlier)
     made = [alignment, *([out] if steps.begins(own) else []), *([left] if earlier is not None else [])]
     _check_files(made, [step, rows, secret, earlier])
-    listed = read_ids(rows, id_column, form_of(separator, ".", file_encoding, []))
+    listed = read_ids(rows, id_column, separator, file_encoding)
     try:
         done = steps.finish(step.read_bytes(), own, listed, rows.name, before)
     except (NothingShared, steps.OtherRows):
@@ -159,8 +150,8 @@ def narrow(
     say(told, lambda: print(f"{len(found.order)} rows are left: {out}"))
 
 
-def read_ids(path: Path, column: str, form: Format) -> Sequence[str] | NDArray[np.generic]:
-    """Return the ids of a file's rows, as training reads them.
+def read_ids(path: Path, column: str, separator: str | None, encoding: str | None) -> NDArray[np.generic]:
+    """Return the ids of a file's rows, as training reads them. separator, encoding: of a .csv file.
 
     Raises `moretta.errors.ParameterError` for a file that has no such column.
     """
@@ -171,6 +162,7 @@ def read_ids(path: Path, column: str, form: Format) -> Sequence[str] | NDArray[n
 
     if not is_table(path.name) and path.suffix != ".npz":
         raise ParameterError(f"{path.name}: expected rows in a file that ends in {', '.join(ENDINGS)} or .npz")
+    form = form_of(separator, ".", encoding, [])
     columns = read_columns(path, form) if is_table(path.name) else read_npz(path)
     if column not in columns:
         raise ParameterError(f'{path.name} has no column "{column}" for --id-column; {did_you_mean(column, columns)}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -235,7 +236,7 @@ def doctor(
     from moretta.deployment.doctor import examine
 
     findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
-    told = {"findings": [finding.told() for finding in findings], "passes": all(one.passes for one in findings)}
+    told = {"findings": list(map(asdict, findings)), "passes": all(one.passes for one in findings)}
     say(told, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
     if not told["passes"]:
         raise typer.Exit(1)

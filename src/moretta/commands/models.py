@@ -81,7 +81,7 @@ def evaluate(
     Rows that do not fit the schema are left out and named; the exit code is 3 then.
     """
     with needs_torch():
-        from moretta.run.external_evaluation import evaluate as judge
+        from moretta.run.prediction import evaluate as judge
 
         told, left_out = judge(
             folder,

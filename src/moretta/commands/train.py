@@ -17,7 +17,7 @@ from moretta.errors import RunFailed
 
 if TYPE_CHECKING:
     from moretta.config import run_files
-    from moretta.run.federation import Result
+    from moretta.run.result import Result
 
 
 def new(

@@ -40,33 +40,13 @@ from moretta.data.settings import Data, FileOfRows
 from moretta.data.tables import schema
 from moretta.data.tables.schema import Schema
 from moretta.engines.files import read_text
-from moretta.engines.settings import Delay, Engine, Fault, Faults, Run
+from moretta.engines.settings import Delay, Engine, Faults, Run
 from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.models.catalogue import Model
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation.settings import SecureAggregation
-
-__all__ = [
-    "PROTOCOLS",
-    "Data",
-    "Delay",
-    "Engine",
-    "Fault",
-    "Faults",
-    "Model",
-    "Run",
-    "RunFile",
-    "SecureAggregation",
-    "digest",
-    "dump",
-    "dumps",
-    "load",
-    "loads",
-    "of_folder",
-    "section",
-]
 
 PROTOCOLS: Mapping[str, type[Training]] = {name: entry.settings_class() for name, entry in ENTRIES.items()}
 if TYPE_CHECKING:
@@ -118,6 +98,7 @@ AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
 def keys_of(section: type[BaseModel]) -> list[str]:
+    """Return the keys of a section, as a file has them."""
     return [kebab(name) for name in section.model_fields]
 
 

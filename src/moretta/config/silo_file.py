@@ -61,7 +61,7 @@ from moretta.config import run_files
 from moretta.config.run_files import read_toml
 from moretta.contract.settings import Device, Fraction, Positive, Section, Seed, Unit, Words
 from moretta.contract.wording import unknown_section
-from moretta.data.tables.files import Format, Separator
+from moretta.data.settings import FileOfRows
 from moretta.data.tables.mapping import ColumnMapping, Conversion
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine, Precision
@@ -107,31 +107,20 @@ class SiloSection(Section):
         return self
 
 
-class RowsSection(Section):
+class RowsSection(FileOfRows):
     """Where its rows are, and how a .csv file is written: see `moretta.data.reading.Source`.
 
     source: a table (.csv, .parquet, .arrow), an .npz file, "module:function" or "image-folder".
     path, labels: of "image-folder", the folder and the table that names its files.
-    separator: of .csv files, between cells; None: found out from the first line, among a comma, a semicolon and a tab.
-    decimal: of .csv files, what stands before a fraction.
-    file_encoding: of .csv files, any that Python knows, such as "latin-1".
-    absent: of .csv files, words that stand for no value, besides an empty cell, NA, NaN, nan and ?.
     test_fraction: of them, to be held back, the same in every run, which may have models scored on them. test: a source
     of such rows in its place, written alike; of "image-folder" a table that names further files in `path`.
     alignment: a file of `moretta align`, by which rows that partners share are put in their order. rows_in_order: the
     site's word that its rows are in the order of those who hold other columns of them, without ids to compare.
     """
 
-    source: Words
     path: Path | None = None
     labels: Path | None = None
-    separator: Separator | None = None
-    decimal: Literal[".", ","] = "."
-    file_encoding: Words = "utf-8"
-    absent: tuple[Words, ...] = ()
     test_fraction: Fraction = 0.0
-    test: Words | None = None
-    alignment: Path | None = None
     rows_in_order: bool = False
 
     @model_validator(mode="after")
@@ -141,11 +130,6 @@ class RowsSection(Section):
         if self.test is not None and self.test_fraction:
             raise ParameterError("[data] test names rows held back, and test-fraction would hold others back; give one")
         return self
-
-    @property
-    def form(self) -> Format:
-        """How .csv files are written."""
-        return Format(self.separator, self.decimal, self.file_encoding, self.absent)
 
 
 class Limits(Section):

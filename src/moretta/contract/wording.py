@@ -77,6 +77,11 @@ def _listed(words: Iterable[str], joint: str) -> str:
     return f"{', '.join(most)} {joint} {last}" if most else last
 
 
+def first_of(words: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first words, and how many more there are."""
+    return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
 def unfit(value: object) -> str | None:
     """Say what a run file expects in the place of a value that TOML can write and no key can take, or None."""
     match value:

@@ -112,8 +112,7 @@ def load(data: Data, table: Schema | None = None, *, seed: int = 0, base: Path =
     if source in ("wdbc", "digits"):
         return _scikit(source, wish)
     if source == FOLDER:
-        labels = None if data.labels is None else base / data.labels
-        return _image_folder(place, labels, image, table, hints, data.group_column, form, wish)
+        return _image_folder(data, base, image, table, hints, wish)
     if is_table(source):
         return _table(base / source, table, hints, form, wish)
     if source.endswith(".npz"):
@@ -184,23 +183,15 @@ def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None) -> Sp
     return _parts(make, replace(rows, y=y), wish, test=test, strata=strata)
 
 
-def _image_folder(
-    place: Path | None,
-    labels: Path | None,
-    image: ImageForm,
-    schema: Schema | None,
-    hints: Hints,
-    group_column: str | None,
-    form: Format,
-    wish: _Wish,
-) -> Split:
-    if place is None or labels is None:
+def _image_folder(data: Data, base: Path, image: ImageForm, schema: Schema | None, hints: Hints, wish: _Wish) -> Split:
+    if data.path is None or data.labels is None:
         raise ParameterError(
             f'source = "{wish.name}" needs path, the folder of images, and labels, the table that has a column `file` '
             "and the target"
         )
-    table = schema or infer_labels(read_columns(labels, form), hints, group_column, labels.name, form)
-    rows = read_labelled(place, labels, image, table, written=form)
+    labels, form = base / data.labels, data.form
+    table = schema or infer_labels(read_columns(labels, form), hints, data.group_column, labels.name, form)
+    rows = read_labelled(base / data.path, labels, image, table, written=form)
     y, task, classes = _targets_of(rows.y, table, wish)
     names = table.classes if classes else ()
     make = partial(Split, name=wish.name, task=task, classes=classes, class_names=names, table=table, standardise=False)
@@ -336,7 +327,7 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
         classes=classes,
         feature_names=() if layout else names,
         column_rules=rules,
-        standardise=_is_table(xs[0], wish.name),
+        standardise=xs[0].ndim == 2 and xs[0].dtype.kind == "f" and wish.name.endswith(".npz"),  # tables of numbers
         layout=layout,
     )
     found = [
@@ -383,11 +374,6 @@ def _lacking(x: Array, missing: Missing) -> tuple[Array, tuple[str, ...], Column
     table = Schema(columns={name: Number(blanks="indicator" if marked[j] else "mean") for j, name in enumerate(names)})
     expansion = expansion_of(table)
     return expansion.apply(x), expansion.names, rules_of(table)
-
-
-def _is_table(x: Array, name: str) -> bool:
-    """Whether to standardise by default: tables of numbers do, the arrays of a user's function do not."""
-    return x.ndim == 2 and x.dtype.kind == "f" and name.endswith(".npz")
 
 
 # Rows of several silos on one machine, each silo's in a file of its own, all read by one schema.

@@ -86,10 +86,6 @@ def _changed(x: Pictures, domain: NDArray[np.str_]) -> Pictures:
     return changed
 
 
-def _plain(x: Pictures) -> Pictures:
-    return x
-
-
 def _rotated(x: Pictures) -> Pictures:
     """Every pixel looked up where it came from: at most four neighbours, weighted by how near they are."""
     height, width = x.shape[2:]
@@ -126,7 +122,7 @@ def _recoloured(x: Pictures) -> Pictures:
 
 
 DOMAINS: Mapping[str, Callable[[Pictures], Pictures]] = {
-    "plain": _plain,
+    "plain": lambda x: x,
     "rotated": _rotated,
     "blurred": _blurred,
     "recoloured": _recoloured,

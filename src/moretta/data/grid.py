@@ -7,6 +7,8 @@ Rows are dealt as by "iid", groups whole. A column is one number of a sample, so
 Every participant gets the targets of its rows here; `Silo.labelled` says which one may use them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,44 +17,14 @@ from functools import partial
 import numpy as np
 
 from moretta.contract.lazy_rows import loaded
-from moretta.contract.wording import did_you_mean
+from moretta.contract.wording import did_you_mean, first_of
 from moretta.data.rows import Split, check_owned
+from moretta.data.settings import Data, shape_of_grid
 from moretta.data.silo import Silo
 from moretta.data.split import RowNumbers, cut, generator, units_of
 from moretta.errors import ParameterError
 
-GRIDS = ("by-feature", "grid")
 Columns = Sequence[Sequence[str | int]]  # of each column part: features by name, or columns by index from 0
-
-
-def check_grid(
-    how: str,
-    silos: int,
-    grid: Sequence[int] | None,
-    columns: Columns | None,
-    label_holder: int | Sequence[int] | None,
-) -> tuple[int, int]:
-    """How many row parts and column parts a partition has; one that deals rows alone has one column part.
-
-    Needs no data, so that a run file can be judged before its data is read.
-    Raises ParameterError for what does not belong to the partition `how`, is missing from it, or does not fit.
-    """
-    for key, value, homes in (
-        ("grid", grid, GRIDS),
-        ("columns", columns, ("by-feature",)),
-        ("label-holder", label_holder, GRIDS),
-    ):
-        if value is not None and how not in homes:
-            where = " or ".join(f'"{home}"' for home in homes)
-            raise ParameterError(f'{key} belongs to partition = {where}, not to "{how}"; remove it')
-    if how not in GRIDS:
-        return silos, 1
-    if columns is not None:
-        _check_parts(columns)
-    m_h, m_v = _shape(how, silos, grid, columns)
-    if label_holder is not None:
-        _check_holders(label_holder, m_h, m_v)
-    return m_h, m_v
 
 
 def flat(source: Split) -> Split:
@@ -66,22 +38,14 @@ def flat(source: Split) -> Split:
     return replace(source, train=train, test=test, validation=validation)
 
 
-def deal(
-    source: Split,
-    shape: tuple[int, int],
-    columns: Columns | None,
-    label_holder: int | Sequence[int] | None,
-    sizes: Sequence[float] | None,
-    seed: int,
-) -> tuple[Silo, ...]:
+def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
     """The participants silo-1-1, silo-1-2, ... of a flat source, by row part and then by column part.
 
-    shape: what `check_grid` returned for the same columns and label holder. sizes: relative, one for each row part.
-    Raises ParameterError for columns or sizes that do not fit the data.
+    Raises ParameterError for columns or sizes that do not fit the source.
     """
-    m_h, m_v = shape
-    dealt, parts = _row_parts(source, m_h, sizes, seed), _column_parts(source, m_v, columns)
-    holders = [label_holder or 1] * m_h if label_holder is None or isinstance(label_holder, int) else label_holder
+    (m_h, m_v), given = shape_of_grid(data), data.label_holder
+    dealt, parts = _row_parts(source, m_h, data.sizes, seed), _column_parts(source, m_v, data.columns)
+    holders = given if isinstance(given, tuple) else (given or 1,) * m_h
     participants: list[Silo] = []
     for i, (mine, holder) in enumerate(zip(dealt, holders, strict=True), 1):
         rows, row = source.train.of(mine), f"row-{i}"
@@ -94,57 +58,6 @@ def deal(
     return tuple(participants)
 
 
-def _check_parts(columns: Columns) -> None:
-    if not columns:
-        raise ParameterError("columns has no part; give a list of columns for each")
-    for number, part in enumerate(columns, 1):
-        if not part:
-            raise ParameterError(f"columns: part {number} is empty; give it a column or remove it")
-
-
-def _shape(how: str, silos: int, grid: Sequence[int] | None, columns: Columns | None) -> tuple[int, int]:
-    if how == "by-feature" and columns is None:
-        raise ParameterError(
-            'columns is missing; partition = "by-feature" needs it, for example columns = [["age", "job"], ["balance"]]'
-        )
-    if grid is not None:
-        return _given_shape(silos, grid, columns)
-    if columns is None:
-        raise ParameterError('grid is missing; partition = "grid" needs it, for example grid = [2, 2]')
-    if silos < 1 or silos % len(columns):
-        raise ParameterError(
-            f"silos = {silos} does not fit {len(columns)} column parts; it counts every pair of a row part and a "
-            f"column part, so give a multiple of {len(columns)}"
-        )
-    return silos // len(columns), len(columns)
-
-
-def _given_shape(silos: int, grid: Sequence[int], columns: Columns | None) -> tuple[int, int]:
-    if len(grid) != 2 or min(grid) < 1:
-        raise ParameterError(f"expected grid = [row parts, column parts], each 1 or more, got {list(grid)}")
-    m_h, m_v = grid
-    if columns is not None and m_v != len(columns):
-        raise ParameterError(
-            f"grid = [{m_h}, {m_v}] has {m_v} column parts, but columns has {len(columns)}; make them the same"
-        )
-    if silos != m_h * m_v:
-        raise ParameterError(
-            f"silos = {silos} and grid = [{m_h}, {m_v}] differ: that grid has {m_h * m_v} participants; remove silos"
-        )
-    return m_h, m_v
-
-
-def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> None:
-    holders = [label_holder] if isinstance(label_holder, int) else label_holder
-    if not isinstance(label_holder, int) and len(holders) != m_h:
-        raise ParameterError(
-            f"label-holder has {len(holders)} numbers for {m_h} row parts; give one number for all, or one for each"
-        )
-    for holder in holders:
-        if not 1 <= holder <= m_v:
-            raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")
-
-
 def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
     """Deal rows as "iid" does to as many silos; errors speak of row parts."""
     rows = len(source.train)
@@ -154,7 +67,7 @@ def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: i
     )
     if parts > (most := len(units.sizes)):
         raise ParameterError(f"{most} {what} cannot be cut into {parts} row parts; use at most {most} row parts")
-    if sizes is not None and (len(sizes) != parts or not all(math.isfinite(size) and size > 0 for size in sizes)):
+    if sizes is not None and len(sizes) != parts:
         raise ParameterError(f"expected a positive size for each of {parts} row parts, got {list(sizes)}")
     order = generator(seed).permutation(most)
     dealt = cut(order, parts, sizes, units.sizes[order])
@@ -199,8 +112,7 @@ def _left_over(part_of: Mapping[int, int], said: Sequence[str], origins: tuple[s
     left = [column for column in range(len(said)) if column not in part_of]
     whole = {column: repr(origins[column]) for column in left if origins and origins[column] not in begun}
     missing = list(dict.fromkeys(whole.get(column, said[column]) for column in left))
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"columns are missing: {', '.join(missing[:3])}{more} would be in no part; add them to one"
+    return f"columns are missing: {first_of(missing, 3)} would be in no part; add them to one"
 
 
 def _by_name(origins: tuple[str, ...], names: tuple[str, ...]) -> dict[str, list[int]]:

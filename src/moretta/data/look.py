@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.contract.wording import LEAST_SHOWN
+from moretta.contract.wording import LEAST_SHOWN, first_of
 from moretta.data.rows import class_of
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
@@ -39,6 +39,7 @@ Shown = int | str
 
 WITHHELD = "withheld"
 BINS = 12  # of a number, about
+LISTED = 12  # silos, columns or classes in a line
 TAILS = 0.05  # the part of the values that is below a range that was looked for, and above it
 Kind = Literal["number", "date", "category", "ordered", "classes"]
 
@@ -134,7 +135,7 @@ def look_at(
         fills = rules.fills if rules is not None and lacking else np.zeros(len(names))
         values = ([owner.x[:, place].astype(np.float64) for owner in owners] for place in range(len(names)))
         columns = [
-            _numbers(name, own, least, may_lack=bool(fill))
+            _numbers(name, own, least, Number(blanks="mean" if fill else "refuse"))
             for name, own, fill in zip(names, values, fills, strict=True)
         ]
     named = (table and table.name_of("target")) or "target"
@@ -147,7 +148,7 @@ def look_at(
 def lines_of(told: Mapping[str, Any]) -> list[str]:
     """Return a short form of what `Look.told` says: rows, absent values and classes, a line each."""
     rows, silos = dict(told["rows"]), told["silos"]
-    own = _listed([f"{name} {count}" for name, count in rows.pop("by_silo", {}).items()])
+    own = first_of([f"{name} {count}" for name, count in rows.pop("by_silo", {}).items()], LISTED)
     at = f" at {silos} silos" * (silos > 1) + f" ({own})" * bool(own)
     held = "".join(f", {count} for {what}" for what, count in rows.items() if what != "training")
     lines = [f"rows: {rows['training']} to train on{at}{held}"]
@@ -155,18 +156,13 @@ def lines_of(told: Mapping[str, Any]) -> list[str]:
     some = [f"{name} {count}" for name, count in lacking.items() if isinstance(count, int)]
     if hidden := len(lacking) - len(some):
         some.append(f"few or withheld in {hidden} {'other' * bool(some)} column{'s' * (hidden > 1)}".replace("  ", " "))
-    lines += [f"values absent: {_listed(some)}"] if lacking else []
+    lines += [f"values absent: {first_of(some, LISTED)}"] if lacking else []
     target = told["target"]
     if target["kind"] == "classes":
-        lines.append("classes: " + _listed([f"{cell['label']} {cell['rows']}" for cell in target["cells"]]))
+        lines.append("classes: " + first_of([f"{cell['label']} {cell['rows']}" for cell in target["cells"]], LISTED))
     elif "range" in target:
         lines.append(f"target: about {' to '.join(target['range'])}")
     return lines
-
-
-def _listed(words: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
 
 
 def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread]:
@@ -179,14 +175,9 @@ def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread
 
 
 def _of_feature(name: str, feature: Feature, values: Sequence[NDArray[np.float64]], least: int) -> Spread:
-    may_lack = feature.blanks != "refuse"
     if isinstance(feature, Category | Ordered):
-        kind: Kind = "category" if isinstance(feature, Category) else "ordered"
-        return _places(name, kind, feature.categories, values, may_lack=may_lack)
-    limits = None if feature.range is None else limits_of(feature)
-    days = isinstance(feature, Date)
-    unit = feature.unit if isinstance(feature, Number) else ""
-    return _numbers(name, values, least, may_lack=may_lack, limits=limits, days=days, unit=unit)
+        return _places(name, feature.kind, feature.categories, values, may_lack=feature.blanks != "refuse")
+    return _numbers(name, values, least, feature)
 
 
 def _places(
@@ -200,31 +191,24 @@ def _places(
 def _targets(name: str, ys: Sequence[Array], classes: int | None, names: Sequence[str], least: int) -> Spread:
     if classes is None:
         columns = [y.reshape(len(y), -1)[:, :1].reshape(-1).astype(np.float64) for y in ys]  # of several the first
-        return _numbers(name, columns, least)
+        return _numbers(name, columns, least, Number())
     words = tuple(names) or tuple(f"class {number}" for number in range(classes))
     return _places(name, "classes", words, [np.asarray(class_of(y), np.float64) for y in ys])
 
 
-def _numbers(
-    name: str,
-    values: Sequence[NDArray[np.float64]],
-    least: int,
-    *,
-    may_lack: bool = False,
-    limits: tuple[float, float] | None = None,
-    days: bool = False,
-    unit: str = "",
-) -> Spread:
-    """Count numbers in bins with round edges. limits: the declared range."""
+def _numbers(name: str, values: Sequence[NDArray[np.float64]], least: int, feature: Number | Date) -> Spread:
+    """Count numbers in bins with round edges."""
     there = np.concatenate([own[~np.isnan(own)] for own in values])
-    kind: Kind = "date" if days else "number"
-    absent = _absent(values) if may_lack else None
+    kind: Kind = feature.kind
+    unit = feature.unit if isinstance(feature, Number) else ""
+    absent = None if feature.blanks == "refuse" else _absent(values)
+    limits = None if feature.range is None else limits_of(feature)
     ends = limits or _tails(there, least)
     if ends is None:  # too few for any bin
         counts = np.array([[int((~np.isnan(own)).sum())] for own in values])
         return Spread(name, kind, ("any value",), counts, absent, unit)
     whole = bool((there == np.round(there)).all())
-    edges, word = _edges(*ends, whole=whole), _day if days else _number
+    edges, word = _edges(*ends, whole=whole), _day if kind == "date" else _number
     inner = edges[1:-1]
     counts = np.array(
         [np.bincount(np.searchsorted(inner, own[~np.isnan(own)], "right"), minlength=len(edges) - 1) for own in values]

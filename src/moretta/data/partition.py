@@ -15,7 +15,6 @@ group's rows are in one silo; sizes are counted in rows and are off by at most a
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.wording import check_choice
-from moretta.data.grid import GRIDS, Columns, check_grid, deal, flat
+from moretta.data.grid import deal, flat
 from moretta.data.rows import Rows, Split, check_owned, class_of
+from moretta.data.settings import GRIDS, Data
 from moretta.data.silo import Silo
 from moretta.data.split import RowNumbers, Units, cut, generator, places_of, units_of
 from moretta.errors import ParameterError
@@ -58,39 +58,25 @@ def silo_names(silos: int) -> tuple[str, ...]:
     return tuple(f"silo-{k + 1}" for k in range(silos))
 
 
-def distribute(
-    source: Split,
-    silos: int,
-    how: str = "iid",
-    seed: int = 0,
-    *,
-    alpha: float | None = None,
-    sizes: Sequence[float] | None = None,
-    grid: Sequence[int] | None = None,
-    columns: Columns | None = None,
-    label_holder: int | Sequence[int] | None = None,
-) -> Distributed:
-    """Partition the training rows over silos named silo-1 ... .
+def distribute(source: Split, data: Data, seed: int = 0) -> Distributed:
+    """Partition the training rows over silos as a run file says; they are named silo-1 ... .
 
-    With "grid" and "by-feature" the silos are those of `moretta.data.grid`, named silo-1-1 ...; `silos` is their
-    number, `sizes` has one for each row part, and `label_holder` is the column part, from 1, that holds the labels (one
-    for each row part, if there are several numbers; by default the first). The test and the validation part are owners
-    too. Raises ParameterError as `partition`, `check_grid` and `deal`.
+    With "grid" and "by-feature" the silos are those of `moretta.data.grid`, named silo-1-1 ...; `sizes` has one for
+    each row part. The test and the validation part are owners too. Raises ParameterError as `partition` and `deal`.
     """
-    shape = check_grid(how, silos, grid, columns, label_holder)
+    how, train = data.partition, source.train
     if how in GRIDS:
-        if alpha is not None:
-            raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
         if source.layout is not None:
             raise ParameterError(
                 f'partition = "{how}" deals the columns of one array, and a sample of {source.name} has the arrays '
                 f"{', '.join(source.layout.names)}; join them to one array, or deal whole rows"
             )
         source = flat(source)
-        return _over(source, deal(source, shape, columns, label_holder, sizes, seed))
-    train = source.train
-    parts = partition(train.y, silos, how, seed, alpha=alpha, sizes=sizes, domain=train.domain, groups=train.groups)
-    return _owned(source, dict(zip(silo_names(silos), parts, strict=True)))
+        return _over(source, deal(source, data, seed))
+    parts = partition(
+        train.y, data.silos, how, seed, data.alpha, sizes=data.sizes, domain=train.domain, groups=train.groups
+    )
+    return _owned(source, dict(zip(silo_names(data.silos), parts, strict=True)))
 
 
 def by_owner(source: Split, names: Sequence[str]) -> Distributed:
@@ -131,10 +117,10 @@ def partition(
     Raises ParameterError for an unknown `how`, for arguments that do not fit, and by name for a silo left without rows.
     """
     units = units_of(len(y), groups, "groups")
-    _check(len(units.sizes), silos, how, alpha, sizes, "rows" if groups is None else "groups")
+    _check(len(units.sizes), silos, how, sizes, "rows" if groups is None else "groups")
     rng = generator(seed)
     if how == "dirichlet":
-        parts = _dirichlet(units.labels(_classes(y)), units.sizes, silos, alpha if alpha is not None else 1.0, rng)
+        parts = _dirichlet(units.labels(_classes(y)), units.sizes, silos, alpha or 1.0, rng)
     elif how == "same-rows":
         parts = [cut(np.arange(len(units.sizes)), silos, None, units.sizes)[0]] * silos
     elif how == "by-domain":
@@ -150,27 +136,17 @@ def partition(
     return [units.rows(part) for part in parts]
 
 
-def _check(units: int, silos: int, how: str, alpha: float | None, sizes: Sequence[float] | None, what: str) -> None:
-    if how in GRIDS:
-        raise ParameterError(f'partition = "{how}" deals columns, not rows; here expected one of {", ".join(HOW)}')
+def _check(units: int, silos: int, how: str, sizes: Sequence[float] | None, what: str) -> None:
     check_choice("partition", how, (*HOW, *GRIDS))
-    if silos < 1:
-        raise ParameterError(f"expected at least one silo, got {silos}")
     if silos > units:
         raise ParameterError(
             f"{units} {what} cannot be dealt to {silos} silos; use at most {units} silos or bring more {what}"
         )
-    if how == "dirichlet" and alpha is None:
-        raise ParameterError('partition = "dirichlet" needs alpha; set for example alpha = 0.5')
-    if how != "dirichlet" and alpha is not None:
-        raise ParameterError(f'alpha is for partition = "dirichlet", not for "{how}"; remove it')
-    if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
-        raise ParameterError(f"expected a finite alpha above 0, got {alpha}")
     if sizes is None:
         return
     if how not in ("iid", "by-label"):
         raise ParameterError(f'sizes are for partition = "iid" and "by-label", not for "{how}"; remove them')
-    if len(sizes) != silos or not all(math.isfinite(s) and s > 0 for s in sizes):
+    if len(sizes) != silos:
         raise ParameterError(f"expected a positive size for each of {silos} silos, got {list(sizes)}")
 
 

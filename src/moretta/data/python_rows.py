@@ -116,12 +116,9 @@ def subjects(given: Any, rows: int, where: str) -> NDArray[np.str_]:
     cells = found.ravel().tolist()  # of Python's types; True is an int, and says of nobody who it is
     words = all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in cells)
     if found.ndim != 1 or len(found) != rows or not words:
-        raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {_told(given, found)}")
+        got = f"{len(found)} values of type {found.dtype}" if found.ndim == 1 else kind_of(given)
+        raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {got}")
     return np.array([str(one) for one in cells], dtype=np.str_)
-
-
-def _told(given: Any, found: NDArray[Any]) -> str:
-    return f"{len(found)} values of type {found.dtype}" if found.ndim == 1 else kind_of(given)
 
 
 def pair(
@@ -216,13 +213,10 @@ def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:
         raise ParameterError(f"{where}: the Dataset is empty; expected at least one sample with its target")
     if any(not isinstance(row, tuple | list) or len(row) != 2 for row in rows):
         raise ParameterError(f"{where}: expected a Dataset that gives pairs, a sample and its target, by index")
+    targets = _stacked([row[1] for row in rows], where)
     if isinstance(rows[0][0], Mapping):
-        return {name: _stacked([row[0][name] for row in rows], where) for name in rows[0][0]}, _targets(rows, where)
-    return _stacked([row[0] for row in rows], where), _targets(rows, where)
-
-
-def _targets(rows: Sequence[Any], where: str) -> NDArray[Any]:
-    return _stacked([row[1] for row in rows], where)
+        return {name: _stacked([row[0][name] for row in rows], where) for name in rows[0][0]}, targets
+    return _stacked([row[0] for row in rows], where), targets
 
 
 def _stacked(given: Sequence[Any], where: str) -> NDArray[Any]:

@@ -59,7 +59,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.x)
 
-    def of(self, numbers: NDArray[np.int64]) -> Rows:
+    def of(self, numbers: NDArray[np.int64] | slice) -> Rows:
         """Return these rows, in this order; lazy ones stay lazy."""
         ids, groups, domain = (None if one is None else one[numbers] for one in (self.ids, self.groups, self.domain))
         y = self.y[numbers] if len(self.y) else self.y
@@ -68,15 +68,15 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The rows of one source in three parts, of which only training is never empty; validated on construction.
+    """The rows of one source in three parts, of which only training is never empty.
 
     `classes` is None for regression. `feature_names` has one name per column of a two-dimensional x, and is empty
     otherwise; `origins` has, for each, the column of the source that it was encoded from, and is empty where each is
     its own. `column_rules` says in which columns x may hold NaN, an absent value, and what is filled in once training
     has found it; None: in none. `table` is the schema of a source that is a table. `standardise` is what the source
     advises: true for tables. `layout` says how the arrays of a sample are packed in x, where it has several
-    (`moretta.data.layout`). Raises ParameterError, naming the part and the column, if anything does not fit. That
-    training rows are finite is checked with their owners (`check_owned`), so that the error can name one.
+    (`moretta.data.layout`). Raises ParameterError, naming the part and the column, where parts do not fit each other or
+    are not finite; training rows are looked at with their owners (`check_owned`), so that the error can name one.
     """
 
     train: Rows
@@ -105,18 +105,10 @@ class Split:
                     f"{where} has samples of shape {rows.x.shape[1:]} and type {rows.x.dtype}, but training has "
                     f"{train.shape[1:]} and {train.dtype}; make them the same"
                 )
-            self._check_task(rows.y, where)
+            check_targets_finite(rows.y, where)
             check_about(rows, where, distinct=False)
             if part != "training":
                 check_finite(rows.x, self.feature_names, where, allow_missing=self.may_lack)
-        if self.feature_names and (train.ndim != 2 or len(self.feature_names) != train.shape[1]):
-            raise ParameterError(
-                f"{self.name}: expected a name per column of x {train.shape}, got {len(self.feature_names)}"
-            )
-        if self.origins and len(self.origins) != len(self.feature_names):
-            raise ParameterError(
-                f"{self.name}: expected an origin per feature name ({len(self.feature_names)}), got {len(self.origins)}"
-            )
 
     @property
     def may_lack(self) -> bool:
@@ -146,27 +138,6 @@ class Split:
         """
         domain = self.test.domain
         return {} if domain is None else {str(name): np.flatnonzero(domain == name) for name in np.unique(domain)}
-
-    def _check_task(self, y: Array, where: str) -> None:
-        check_targets_finite(y, where)
-        if self.task == "regression":
-            if self.classes is not None or y.dtype != np.float32:
-                raise ParameterError(f"{where}: regression needs float32 targets and no classes, got {y.dtype}")
-            if y.shape[1:] != self.train.y.shape[1:]:
-                raise ParameterError(
-                    f"{where} has targets of shape {y.shape[1:]}, training has {self.train.y.shape[1:]}"
-                )
-        elif self.task != "classification":
-            raise ParameterError(f'{where}: expected task "classification" or "regression", got "{self.task}"')
-        elif self.classes is None or self.classes < 2:
-            raise ParameterError(f"{where}: classification needs at least two classes, got {self.classes}")
-        elif y.ndim != self.train.y.ndim or y.dtype != self.train.y.dtype:
-            raise ParameterError(
-                f"{where} has targets {y.dtype}{list(y.shape)}, training has {self.train.y.dtype}"
-                f"{list(self.train.y.shape)}; expected classes in both, or one-hot rows in both"
-            )
-        elif len(y):
-            check_fit(y, self.classes, where)
 
 
 def as_features(x: ArrayLike, where: str) -> Array:

@@ -12,7 +12,6 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from moretta.contract.settings import SERVER, Fraction, Positive, Section, Spelled, Unit, Words, kebab
 from moretta.contract.wording import shown
 from moretta.data.domains import check_domains
-from moretta.data.grid import GRIDS, check_grid
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.files import Format, Separator, is_table
 from moretta.errors import ParameterError
@@ -20,6 +19,7 @@ from moretta.errors import ParameterError
 ROWS = Unit("rows")
 Pair = tuple[float, float]
 PYTHON = "python"  # the source of rows that a program gives itself: no run file has it
+GRIDS = ("by-feature", "grid")  # partitions that split columns
 
 # Keys of [data] that say where rows are and how they are read and dealt out, and those of rows at sites.
 OF_ROWS_HERE = (
@@ -295,7 +295,7 @@ class Data(Section):
         if "silos" not in self.model_fields_set and (self.grid or self.columns):  # frozen, but for its own default
             object.__setattr__(self, "silos", math.prod(self.grid) if self.grid else len(self.columns or ()))
         try:
-            check_grid(self.partition, self.silos, self.grid, self.columns, self.label_holder)
+            check_grid(self)
             if self.domains is not None:
                 check_domains(self.domains)
         except ParameterError as error:
@@ -420,3 +420,65 @@ class Data(Section):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and files have theirs; remove it'
             )
+
+
+def check_grid(data: Data) -> None:
+    """Raise ParameterError for what does not belong to a partition, is missing from it, or does not fit.
+
+    It needs no rows, so that a run file can be judged before its rows are read.
+    """
+    for key, value, homes in (
+        ("grid", data.grid, GRIDS),
+        ("columns", data.columns, ("by-feature",)),
+        ("label-holder", data.label_holder, GRIDS),
+    ):
+        if value is not None and data.partition not in homes:
+            where = " or ".join(f'"{home}"' for home in homes)
+            raise ParameterError(f'{key} belongs to partition = {where}, not to "{data.partition}"; remove it')
+    if data.partition in GRIDS:
+        for number, part in enumerate(data.columns or (), 1):
+            if not part:
+                raise ParameterError(f"columns: part {number} is empty; give it a column or remove it")
+        shape = shape_of_grid(data)
+        if data.label_holder is not None:
+            _check_holders(data.label_holder, *shape)
+
+
+def shape_of_grid(data: Data) -> tuple[int, int]:
+    """Return how many row parts and column parts a grid has."""
+    silos, columns = data.silos, data.columns
+    if data.partition == "by-feature" and columns is None:
+        raise ParameterError(
+            'columns is missing; partition = "by-feature" needs it, for example columns = [["age", "job"], ["balance"]]'
+        )
+    if data.grid is not None:
+        m_h, m_v = data.grid
+        if columns is not None and m_v != len(columns):
+            raise ParameterError(
+                f"grid = [{m_h}, {m_v}] has {m_v} column parts, but columns has {len(columns)}; make them the same"
+            )
+        if silos != m_h * m_v:
+            raise ParameterError(
+                f"silos = {silos} and grid = [{m_h}, {m_v}] differ: that grid has {m_h * m_v} participants; remove "
+                "silos"
+            )
+        return m_h, m_v
+    if columns is None:
+        raise ParameterError('grid is missing; partition = "grid" needs it, for example grid = [2, 2]')
+    if silos % len(columns):
+        raise ParameterError(
+            f"silos = {silos} does not fit {len(columns)} column parts; it counts every pair of a row part and a "
+            f"column part, so give a multiple of {len(columns)}"
+        )
+    return silos // len(columns), len(columns)
+
+
+def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> None:
+    holders = [label_holder] if isinstance(label_holder, int) else label_holder
+    if not isinstance(label_holder, int) and len(holders) != m_h:
+        raise ParameterError(
+            f"label-holder has {len(holders)} numbers for {m_h} row parts; give one number for all, or one for each"
+        )
+    for holder in holders:
+        if not 1 <= holder <= m_v:
+            raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")

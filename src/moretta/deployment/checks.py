@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
@@ -53,10 +53,6 @@ class CheckResult:
     passes: bool
     sentence: str
     warns: bool = False
-
-    def told(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return {"what": self.what, "passes": self.passes, "warns": self.warns, "sentence": self.sentence}
 
     def line(self) -> str:
         """Return it as a line."""

@@ -98,10 +98,6 @@ def signed_part(**server: str | bool | float) -> str:
     return json.dumps(server, sort_keys=True)
 
 
-def _played(local: Path) -> Journal:
-    return Journal(local / PLAYED)
-
-
 def play_once(signature: str, local: Path) -> None:
     """Record that a job is played, unless it is: of two copies that come at once, one is played.
 
@@ -114,11 +110,11 @@ def play_once(signature: str, local: Path) -> None:
     """
     with alone(local / PLAYED):
         _check_first(signature, local)
-        _played(local).append(signature)
+        Journal(local / PLAYED).append(signature)
 
 
 def _check_first(signature: str, local: Path) -> None:
-    if signature in _played(local).lines():
+    if signature in Journal(local / PLAYED).lines():
         raise ParameterError(
             "this job was played before, and a signed job is played once; make another by moretta job, or go on with "
             "a run by moretta serve --resume"

@@ -49,18 +49,18 @@ def resolve(kit: Path) -> str:
     return f"{'is' if proxy is None else f'is left to {proxy},'} at {', '.join(found)}"
 
 
-def reach(kit: Path, wait: float = LOGIN, pause: float = STEP) -> None:
+def reach(kit: Path, wait: float = LOGIN) -> None:
     """Open the connection of a site or an administrator to the server once; FLARE would try for ever and say nothing.
 
-    wait: seconds in which the server is to answer. pause: seconds between two tries. Raises RunFailed where there is
-    none, and ParameterError where the two do not take each other's certificate.
+    wait: seconds in which the server is to answer. Raises RunFailed where there is none, and ParameterError where the
+    two do not take each other's certificate.
     """
     kits.check_certificates(kit)
     deadline = time.monotonic() + wait
     while away := _away(kit, max(deadline - time.monotonic(), STEP)):
         if time.monotonic() > deadline:
             raise RunFailed(away)
-        time.sleep(pause)
+        time.sleep(STEP)
 
 
 def reach_by_grpc(kit: Path, wait: float = transport.WAIT) -> str:

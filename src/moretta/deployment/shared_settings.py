@@ -23,10 +23,10 @@ from moretta.config.silo_file import SiloFile
 from moretta.config.specification import of_run_file, shared
 from moretta.data.alignment.partner import Alignment
 from moretta.data.datasets import table_of_part, table_parts
-from moretta.data.grid import GRIDS
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
 from moretta.data.rows import Rows, Subjects, check_apart
+from moretta.data.settings import GRIDS
 from moretta.data.silo import Silo, aligned, holding_back
 from moretta.data.split import cut
 from moretta.deployment import site_policy

@@ -98,7 +98,7 @@ class TorchRole:
         import torch
 
         from moretta.protocols.common import modules
-        from moretta.run.loop import SMALL
+        from moretta.run.engine import SMALL
 
         self._run_file, self._name = run_file, file.silo.name
         self._federation = shared_settings.site_side(run_file, file)

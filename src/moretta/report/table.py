@@ -238,7 +238,8 @@ def comparison(records: Sequence[RunRecord], differences: Mapping[str, float] | 
             intervals = tuple(measure.sure(record) or MISSING for record in records)
             rows.append(Row(row.group, f"{measure.name}, 95 % interval", "", intervals))
     if differences:
-        distances = [_difference(record, differences) for record in records]
+        keys = [(str(record.folder), record.folder.name, record.protocol) for record in records]
+        distances = [next((differences[key] for key in some if key in differences), None) for some in keys]
         cells = tuple(MISSING if value is None else ("0" if value == 0 else f"{value:.1e}") for value in distances)
         rows.append(Row("Final weights", f"Largest relative difference from {ENTRIES[REFERENCE].label}", "", cells))
     heads = heads if several or not sure else (*heads, "95 % interval", "Guessing")
@@ -254,11 +255,6 @@ def apart(table: Table, groups: Sequence[str], columns: int) -> tuple[Table, Tab
     left = tuple(row for row in table.rows if row.group not in groups)
     taken = tuple(replace(row, cells=row.cells[:columns]) for row in table.rows if row.group in groups)
     return Table(table.heads, left), Table(table.heads[: columns + 1], taken)
-
-
-def _difference(record: RunRecord, differences: Mapping[str, float]) -> float | None:
-    keys = (str(record.folder), record.folder.name, record.protocol)
-    return next((differences[key] for key in keys if key in differences), None)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
-import unicodedata
 from collections.abc import Iterable
 from typing import Any, TextIO
+from unicodedata import category
 
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
@@ -24,16 +24,12 @@ def printable(text: str, mark: str = "\ufffd") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" or _is_space(one) else mark for one in text)
+    return "".join(one if one.isprintable() or one in "\n\t" or category(one) == "Zs" else mark for one in text)
 
 
 def one_line(text: str) -> str:
     """Return the same as one line, so that no name begins a line of its own."""
     return printable(text.replace("\r", " ").replace("\n", " "))
-
-
-def _is_space(character: str) -> bool:
-    return unicodedata.category(character) == "Zs"
 
 
 class Screen(Console):

@@ -81,9 +81,10 @@ class Evaluator:
                 parts.append(self._evaluated(inputs[cut], rows[1][cut], metrics=False))
         summary, shown = mean_of(list(scores.values())), tables[name] if len(scores) == 1 else None
         if self._judged_by == "worst":
-            worst = worst_of(scores)
-            shown = tables[worst["worst"]["silo"]]
-            summary = worst | {"mean": summary} | ({"slices": mean_of(parts)} if parts else {})
+            # By accuracy if there is one, else by loss.
+            name = max(scores, key=lambda one: (-scores[one].get("accuracy", 0.0), scores[one]["loss"]))
+            summary = {**scores[name], "worst": {"silo": name, **scores[name]}, "mean": summary}
+            summary, shown = summary | ({"slices": mean_of(parts)} if parts else {}), tables[name]
         return summary | ({"classes": shown} if shown else {}) | ({"per_silo": scores} if len(scores) > 1 else {})
 
     def on_the_way(
@@ -190,15 +191,6 @@ def mean_of(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif all(key in score for score in scores):
             mean[key] = value if len(scores) == 1 else float(np.mean([score[key] for score in scores]))
     return mean
-
-
-def worst_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the scores of the worst model, by accuracy if there is one, else by loss.
-
-    `worst` holds them again, with the silo's name.
-    """
-    name = max(scores, key=lambda name: (-scores[name].get("accuracy", 0.0), scores[name]["loss"]))
-    return {**scores[name], "worst": {"silo": name, **scores[name]}}
 
 
 def evaluate(

@@ -50,10 +50,11 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run import checkpoints, checks, consent, inputs, python_arguments, trained_model
 from moretta.run.checkpoints import restore_states
+from moretta.run.engine import Transport
 from moretta.run.evaluation import LabelledRows
 from moretta.run.history import OnRound
 from moretta.run.inputs import RunRows
-from moretta.run.loop import Session, Transport
+from moretta.run.loop import Session
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
 from moretta.run.result import Result
@@ -61,8 +62,6 @@ from moretta.run.trackers import Tracker, trackers_of
 from moretta.secure_aggregation.settings import SecureAggregation
 
 NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
-
-__all__ = ["Federation", "Progress", "Result", "Silo"]
 
 
 class Federation:
@@ -344,7 +343,8 @@ class Federation:
             place = CheckpointId(checkpoints.run_id(self.spec, self._roster, seed), 0, 0, digest)
         helped = None if folder is None else folder.helped
         players = self._built(self._setting(seed, rounds, place, helped))  # before anything is written
-        silos = self._players_names(players)
+        # Who is asked: the roles that are here (of centralised training a pool), or all remote silos.
+        silos = list(players.clients) or [silo.name for silo in self.silos if silo.remote]
         if len(silos) < players.least:
             raise ParameterError(
                 f"a round needs at least {players.least} silos, got {len(silos)}; one silo needs "
@@ -406,10 +406,6 @@ class Federation:
         built = build(setting)
         give_back_heap()
         return built
-
-    def _players_names(self, players: Roles) -> list[str]:
-        """Return who is asked: the roles that are here (of centralised training a pool), or all remote silos."""
-        return list(players.clients) or [silo.name for silo in self.silos if silo.remote]
 
     def rehearse(self, rounds: int, seed: int = 0) -> None:
         """Build all roles and write nothing: raises what `train` would raise before its first round."""

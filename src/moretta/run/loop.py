@@ -16,6 +16,7 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Stamp, Tensors
 from moretta.contract.roles import Outcome, State
+from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId, begin_session
 from moretta.engines.delivery import Delivery
 from moretta.engines.driver import Driver, DroppedSilo
@@ -28,7 +29,7 @@ from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
 from moretta.run.checkpoints import BestRound, restore_states, states_of
 from moretta.run.checks import doubts
-from moretta.run.engine import SMALL, Transport, computes_on_one_thread, in_process
+from moretta.run.engine import Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import SCALED, Line, OnRound, StopTraining, line_of, round_of
 from moretta.run.inputs import Trainable
@@ -79,8 +80,6 @@ class EarlyStopping:
             self.best = BestRound(best, states())
         return bool(last["round"] - best >= self._patience)
 
-
-__all__ = ["SMALL", "Progress", "Session", "Transport"]
 
 log = logging.getLogger("moretta")
 
@@ -191,7 +190,7 @@ class Session:
             self._engine,
             self._players.least,
             spec.playing(self._silos, self._seed).of_round if some else None,
-            None if self._files is None else self._files.asked_takes(),
+            None if self._files is None else self._files.checkpoints.asked_takes(),
             draws=spec.protocol.privacy is not None or 0 < 2 * lot <= min(rows),
         )
 
@@ -294,7 +293,7 @@ class Session:
             scores=self._scores(outcome, by_silos),
             has_scores_of_silos=bool(by_silos),
             best_round=None if self._stopping.best is None else self._stopping.best.number,
-            views="" if self._files is None else self._files.views_digest(),
+            views="" if self._files is None else views.digest(self._files.folder.path / "views"),
             warnings=[*self._players.warnings, *self._untracked],
             data=self._data(),
             stopped=self._stopped,

@@ -1,4 +1,4 @@
-"""Predict with the model of a finished run: the released one, or the true one."""
+"""What the model of a finished run, the released or the true one, does on other rows: it predicts, and is judged."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moretta.contract.messages import Array
+from moretta.contract.wording import LEAST_SHOWN, did_you_mean
 from moretta.data.images.folder import FILE, read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.reading import ExpectedRows, Source, of_arrays, read
 from moretta.data.rows import Rows
-from moretta.data.tables.files import Format, is_predicted, is_table, written
+from moretta.data.tables.files import Format, is_predicted, is_table, read_columns, written
 from moretta.data.tables.rows import ABSENT_CATEGORY, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import trained_model
+from moretta.run.intervals import judged
 from moretta.run.trained_model import TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
@@ -74,6 +76,48 @@ def predict(
     outputs = found.outputs(found_rows.x, str(rows))
     _write(out, outputs, found_rows, named, found)
     return Predicted(outputs.shape[0], outputs.shape[1], found_rows.left_out)
+
+
+def evaluate(
+    folder: Path,
+    data: Path,
+    *,
+    by: str | None = None,
+    form: Mapping[str, Any] | None = None,
+    true_model: bool = False,
+    silo: str | None = None,
+    model: str | None = None,
+    allow_code: bool = False,
+) -> tuple[dict[str, Any], Mapping[int, str]]:
+    """Return how good a run's model is on the rows of a table or an .npz file with targets, as `judged` has it.
+
+    Beside it stand the rows that are left out, from 1, as they are not as the schema says, and why. by: a column of the
+    table, any, by whose values rows are judged apart too. The rest: as `predict`.
+    Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
+    """
+    found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    described = replace(found.form, **(form or {}))
+    rows, _ = rows_of(data, found, described, labelled=True)
+    of = found.task, found.loss, found.classes
+    together = rows.ids if rows.groups is None else rows.groups
+    outputs = found.outputs(rows.x, str(data))
+    result = judged(outputs, rows.y, *of, together, str(data))
+    if by is None:
+        return result, rows.left_out
+    if not is_table(data.name):
+        raise ParameterError(f"--by {by}: {data} has no columns with names; give a table")
+    columns = read_columns(data, described)
+    if by not in columns:
+        raise ParameterError(f'{data} has no column "{by}" for --by; {did_you_mean(by, columns)}')
+    kept = np.setdiff1d(np.arange(len(columns[by])), [row - 1 for row in rows.left_out])
+    values, which = np.unique(columns[by][kept].astype(str), return_inverse=True)
+    parts = dict[str, Any]()
+    for number, value in enumerate(values):
+        chosen = np.flatnonzero(which == number)
+        if len(chosen) >= LEAST_SHOWN:
+            some = None if together is None else together[chosen]
+            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data))
+    return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}, rows.left_out
 
 
 def rows_of(path: Path, model: TrainedModel, form: Format, *, labelled: bool = False) -> tuple[Rows, str]:

@@ -10,7 +10,6 @@ import numpy as np
 
 from moretta.config.run_files import RunFile
 from moretta.contract.wording import LEAST_SHOWN
-from moretta.data.grid import GRIDS
 from moretta.data.images.sets import read_npz
 from moretta.data.look import Look, Spread, lines_of, look_at
 from moretta.data.rows import as_features, as_targets
@@ -24,7 +23,7 @@ from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
 from moretta.protocols.registry import entry_of
-from moretta.run.rows import load_columns, load_rows, table_of
+from moretta.run.rows import load
 
 if TYPE_CHECKING:  # a look needs no torch
     from moretta.audit.evidence.truth import Trained
@@ -40,55 +39,23 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
             "which the run tells rows, absent values and classes of all sites together"
         )
     data = run_file.data
-    if data.in_files and data.partition in GRIDS:
-        return _look_of_columns(run_file, least)
     if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
         data = data.model_copy(update={"missing": "mean"})  # a look counts absent values, and training refuses them
-    dataset, dealt = load_rows(run_file.model_copy(update={"data": data}))
-    held = {"testing": len(dealt.test), "validation": 0 if dealt.validation is None else len(dealt.validation)}
-    return look_at(
-        _owners(dealt.silos),
-        dealt.feature_names,
-        table=dataset.table,
-        rules=dataset.column_rules,
-        classes=dataset.classes,
-        class_names=dataset.class_names,
-        held=held,
-        least=least,
-    )
-
-
-def _look_of_columns(run_file: RunFile, least: int) -> Look:
-    """Return a look at silos that hold different columns, each in a file of its own."""
-    (silos, test), table = load_columns(run_file), table_of(run_file)
-    if not _in_one_order(silos):
+    found = load(run_file.model_copy(update={"data": data}))
+    if not _in_one_order(found.silos):
         raise ParameterError(
             "the silos' rows are not in one order, so there are no whole rows to look at; look at each file by itself, "
             "as in: moretta look FILE --schema schema.toml"
         )
+    held = {"testing": found.test, "validation": found.validation}
     return look_at(
-        _owners(silos),
-        expansion_of(table).names,
-        table=table,
-        rules=rules_of(table),
-        classes=len(table.classes) or None,
-        class_names=table.classes,
-        held={"testing": 0 if test is None else len(test)},
-        least=least,
-    )
-
-
-def look_of_federation(federation: Trainable, least: int = LEAST_SHOWN) -> Look:
-    """Return a look at the rows of a federation whose silos are all here."""
-    parts = {"testing": federation.test, "validation": federation.validation}
-    return look_at(
-        _owners(federation.silos),
-        federation.feature_names,
-        table=federation.spec.table,
-        rules=federation.column_rules,
-        classes=max(2, federation.outputs) if federation.spec.task == "classification" else None,
-        class_names=federation.class_names,
-        held={name: 0 if rows is None else len(rows[1]) for name, rows in parts.items()},
+        _owners(found.silos),
+        found.feature_names,
+        table=found.table,
+        rules=found.column_rules,
+        classes=found.classes,
+        class_names=found.class_names,
+        held={name: 0 if rows is None else len(rows) for name, rows in held.items()},
         least=least,
     )
 
@@ -96,7 +63,17 @@ def look_of_federation(federation: Trainable, least: int = LEAST_SHOWN) -> Look:
 def opening_of(federation: Trainable) -> list[str]:
     """Return what is said before round one: rows at each silo, absent values, classes, and columns by kind."""
     if _in_one_order(federation.silos):
-        lines = lines_of(look_of_federation(federation).told(by_silo=True))
+        parts = {"testing": federation.test, "validation": federation.validation}
+        found = look_at(
+            _owners(federation.silos),
+            federation.feature_names,
+            table=federation.spec.table,
+            rules=federation.column_rules,
+            classes=max(2, federation.outputs) if federation.spec.task == "classification" else None,
+            class_names=federation.class_names,
+            held={name: 0 if rows is None else len(rows[1]) for name, rows in parts.items()},
+        )
+        lines = lines_of(found.told(by_silo=True))
     else:  # they are put in order in the set-up, and there are no whole rows until then
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.spec.table is not None:

@@ -9,11 +9,9 @@ from typing import Any
 from moretta.contract.roles import Outcome
 from moretta.data.silo import row_shape
 from moretta.data.tables.preparation import Preparation
-from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
 from moretta.engines.run_folder import RunFolder
-from moretta.engines.takes import AskedTakes
 from moretta.engines.views import Recorder
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.specification import Specification
@@ -49,15 +47,11 @@ class RunFiles:
         """Save where a run begins, or return the best round so far of one that is resumed."""
         if self.place.session == 0:
             self.save(self.place.round, None)
-        best = self._checkpoints.best()
+        best = self.checkpoints.best()
         if self.roles.releases is not None:
-            self._checkpoints.record_releases(self.roles.releases)
+            self.checkpoints.record_releases(self.roles.releases)
         self._save_truth(self.place.round)
         return best
-
-    def asked_takes(self) -> AskedTakes:
-        """Return the takes that this run has asked for, and record further ones before they are asked for."""
-        return self._checkpoints.asked_takes()
 
     def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
         """Write what belongs to a finished round, or to a lost one. line: of the history."""
@@ -71,18 +65,14 @@ class RunFiles:
 
     def save(self, number: int, best: BestRound | None) -> None:
         """Save a checkpoint of the end of a round, and the best round's states."""
-        self._checkpoints.save_best(best)
-        self.engine.keep(self._checkpoints.at(number))  # first: every remote silo can go on from where we do
-        self._checkpoints.save(number, states_of(self.roles))
+        self.checkpoints.save_best(best)
+        self.engine.keep(self.checkpoints.at(number))  # first: every remote silo can go on from where we do
+        self.checkpoints.save(number, states_of(self.roles))
 
     def flush_views(self) -> None:
         """Write what has been seen so far."""
         if self.recorder is not None:
             self.recorder.flush()
-
-    def views_digest(self) -> str:
-        """Return the digest of all recorded views, empty where there are none."""
-        return views.digest(self.folder.path / "views")
 
     def end(self, outcome: Outcome, record: dict[str, Any]) -> None:
         """Write a run's models, what their inputs mean, and its record, which is given the digests of both."""
@@ -92,12 +82,13 @@ class RunFiles:
         self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
 
     @property
-    def _checkpoints(self) -> Checkpoints:
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of this session."""
         return Checkpoints(self.folder.path, self.place)
 
     def _save_truth(self, number: int) -> None:
         if needs_truth(self.of.spec.run.record_views, self.of.silos, number):
-            place = self._checkpoints.at(number)
+            place = self.checkpoints.at(number)
             save_truth(self.folder.path / "truth", place, states_of(self.roles), self.of.silos)
 
     def _write_models(self, outcome: Outcome) -> None:

@@ -110,16 +110,6 @@ class PublicRun:
         """The loss, "mse" or "cross-entropy"."""
         return str(self.setting("loss"))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON content."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> PublicRun:
-        """Return what `to_json` gave."""
-        lists = {name: tuple(content[name]) for name in ("silos", "shape", "recorded")}
-        return cls(**{**content, **lists})
-
 
 @dataclass(frozen=True)
 class Heard:
@@ -232,7 +222,7 @@ class Case:
             arrays[_PROGRAM] = np.frombuffer(self.architecture.program, np.uint8)
         made = self.architecture
         plain = {
-            "run": self.run.to_json(),
+            "run": asdict(self.run),
             "thorough": self.thorough,
             "roles": list(self.views),
             "model": {"source": made.source, "arguments": dict(made.arguments), "base": made.base},
@@ -252,8 +242,8 @@ class Case:
                 seen[role][int(number)] = array.tobytes()
         given = {name.removeprefix(_ARRAY): array for name, array in arrays.items() if name.startswith(_ARRAY)}
         program = arrays[_PROGRAM].tobytes() if _PROGRAM in arrays else b""
-        run = PublicRun.from_json(plain["run"])
-        return cls(run, seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
+        run = plain["run"] | {name: tuple(plain["run"][name]) for name in ("silos", "shape", "recorded")}
+        return cls(PublicRun(**run), seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
 
 
 def torch_dtype(run: PublicRun) -> torch.dtype:

@@ -28,16 +28,6 @@ Models = dict[int, dict[str, Array]]
 """Models by round, whole: by tensor."""
 
 
-def gradient(truth: Truth, silo: str, number: int) -> Tensors:
-    """Return the gradient of a silo's batch at the true model, which is what most protocols' silos upload."""
-    return truth.gradient(silo, number)
-
-
-def batch(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
-    """Return the numbers of the rows in a silo's batch of a round."""
-    return truth.batch(silo, number)
-
-
 @dataclass(frozen=True)
 class Holding:
     """A model that a silo holds in its own state, and that all others move along.
@@ -83,8 +73,8 @@ class Exposure:
 
     attacks: frozenset[str]
     prefix: str = PREFIX
-    uploaded: Callable[[Truth, str, int], Tensors] = gradient
-    used: Callable[[Truth, str, int], NDArray[np.int64]] = batch
+    uploaded: Callable[[Truth, str, int], Tensors] = Truth.gradient
+    used: Callable[[Truth, str, int], NDArray[np.int64]] = Truth.batch
     recovered: Callable[[Truth, Mapping[int, Sequence[str]]], dict[str, Array]] | None = None
     sent: Callable[[Case, str, Tensors], Models] | None = None
     worked_out: Callable[[Case, str], Models] | None = None

@@ -58,7 +58,6 @@ def bootstrapped(
     values: Array,
     statistic: Callable[[Array], float],
     draws: int = 2000,
-    seed: int = 0,
     low: float = 0.0,
     high: float = 1.0,
 ) -> Interval:
@@ -72,7 +71,7 @@ def bootstrapped(
     count = len(values)
     if count < FEWEST:
         return low, high
-    generator = np.random.Generator(np.random.PCG64(seed))
+    generator = np.random.Generator(np.random.PCG64(0))
     found = [statistic(values[generator.integers(0, count, count)]) for _ in range(draws)]
     side = float(stats.norm.cdf(math.sqrt(count / (count - 1)) * stats.t.ppf(SIDE, count - 1)))
     least, most = np.quantile(found, [side, 1 - side])

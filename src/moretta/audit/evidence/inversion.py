@@ -77,15 +77,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class Inverted:
-    """What came nearest. x: [rows, *shape]; y: [rows, outputs], probabilities or targets; distance: relative, squared.
-
-    start: the number of the start that was best, from 0.
-    """
+    """What came nearest. x: [rows, *shape]; y: [rows, outputs], chances or targets; distance: relative, squared."""
 
     x: Matrix
     y: Matrix
     distance: float
-    start: int
 
 
 class Gradients:
@@ -157,23 +153,22 @@ def invert(
         x = inputs.mean + inputs.deviation * generator.standard_normal((rows, *inputs.mean.shape))
         if number == 0 and first is not None:
             x = np.asarray(first, dtype=np.float64)
-        free = _known(labels, outputs) if labels is not None else 0.1 * generator.standard_normal((rows, outputs))
+        if labels is None:
+            free = 0.1 * generator.standard_normal((rows, outputs))
+        else:  # e^-100: softmax of it is the class
+            free = 100.0 * np.eye(outputs)[np.asarray(labels, dtype=np.int64)]
         for search in (_by_lbfgs, _by_adam):
             found = search(gradients, inputs, x, free, labels is None, effort)
             if found is None:
                 continue
             at, z, distance = found
             if best is None or distance < best.distance:
-                best = Inverted(at, z if gradients._mse else softmax(z), distance, number)
+                best = Inverted(at, z if gradients._mse else softmax(z), distance)
         if best is not None and best.distance < EXACT:
             break
     if best is None:
-        best = Inverted(x, free, float("inf"), 0)
+        best = Inverted(x, free, float("inf"))
     return best
-
-
-def _known(labels: Array, outputs: int) -> Matrix:
-    return 100.0 * np.eye(outputs)[np.asarray(labels, dtype=np.int64)]  # e^-100: softmax of it is the class
 
 
 Found = tuple[Matrix, Matrix, float] | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -20,6 +19,7 @@ from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Client, State
 from moretta.data.layout import SampleLayout
+from moretta.data.rows import Rows
 from moretta.data.silo import Silo, row_shape, rows_digest
 from moretta.data.tables.preparation import Preparation
 from moretta.engines import views
@@ -44,18 +44,6 @@ AGREED = (
 )  # once, in a run's first set-up
 UNTOLD = ("warm-start",)  # of [protocol]: a path
 UNTOLD_SECURE = ("roster", "identity")
-
-
-@dataclass(frozen=True)
-class PartyRows:
-    """A party's rows as its model takes them: x prepared, y as the loss wants it (`protocols.common.targets`)."""
-
-    x: Array
-    y: Array
-
-    def part(self, index: Any) -> PartyRows:
-        """Return some of them."""
-        return PartyRows(self.x[index], self.y[index])
 
 
 class Trained(Protocol):
@@ -236,15 +224,15 @@ class Truth:
         """The dtype of the model."""
         return torch_dtype(self.run)
 
-    def prepared(self, x: Array, y: Array, who: str) -> PartyRows:
-        """Return rows as the model and the loss take them."""
+    def prepared(self, x: Array, y: Array, who: str) -> Rows:
+        """Return rows as the model takes them, and targets as the loss does (`protocols.common.targets`)."""
         of = self.federation
         made = prepared(x, self._preparation, self.dtype).numpy()
         wanted = targets(y, of.outputs, of.spec.protocol.loss, who, self.dtype).numpy()
-        return PartyRows(made, self._preparation.scaled(wanted))
+        return Rows(made, self._preparation.scaled(wanted))
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def rows(self, silo: str) -> PartyRows:
+    def rows(self, silo: str) -> Rows:
         """Return all rows that a silo trains on.
 
         Raises `moretta.errors.ParameterError` where columns are split, so that no silo has whole rows.
@@ -254,10 +242,10 @@ class Truth:
             raise ParameterError(f"columns are split, so that {silo} by itself has no whole rows")
         return self.prepared(one.x, one.y, silo)
 
-    def joined(self, used: Mapping[str, Any]) -> PartyRows:
+    def joined(self, used: Mapping[str, Any]) -> Rows:
         """Return some rows of several silos, one silo's after another's. used: which of its rows, by silo."""
-        parts = [self.rows(silo).part(index) for silo, index in used.items()]
-        return PartyRows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
+        parts = [self.rows(silo).of(index) for silo, index in used.items()]
+        return Rows(np.concatenate([one.x for one in parts]), np.concatenate([one.y for one in parts]))
 
     def batch(self, silo: str, number: int) -> NDArray[np.int64]:
         """Return the numbers of the rows that a silo uses in a round of an SGD-type protocol."""
@@ -290,7 +278,7 @@ class Truth:
         return self.federation.without_edge_processes().players(self.planned, self.seed)
 
     @cached_property
-    def background(self) -> PartyRows:
+    def background(self) -> Rows:
         """Rows that an attacker may have. Raises `moretta.errors.ParameterError` where there are none."""
         if self._background is not None:
             return self.prepared(*self._background, "background")
@@ -300,7 +288,7 @@ class Truth:
         return self.prepared(x[::2], y[::2], "background")
 
     @cached_property
-    def others(self) -> PartyRows:
+    def others(self) -> Rows:
         """Rows that nobody trained on and no attacker has."""
         x, y = self._test()
         if len(x) < 2:
@@ -337,7 +325,7 @@ class Truth:
         at = self.parameters(number) if parameters is None else parameters
         with rows.randomness(*self.drawn(number)):
             x, y = (one.cpu().numpy() for one in rows.batch(*self.drawn(number)))
-            return gradient(of.model, at, PartyRows(x, y), loss or self.loss, of.spec.run.device)
+            return gradient(of.model, at, Rows(x, y), loss or self.loss, of.spec.run.device)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def silo_rows(self, silo: str, device: str = "cpu") -> SiloRows:
@@ -352,7 +340,7 @@ class Truth:
         return self.federation.spec.protocol.loss_function
 
 
-def gradient(model: torch.nn.Module, parameters: Tensors, rows: PartyRows, loss: Any, device: str = "cpu") -> Tensors:
+def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any, device: str = "cpu") -> Tensors:
     """Return the gradient of the mean loss on rows, by tensor; the model itself stays as it is."""
     copied = copy.deepcopy(model).to(device).train()
     modules.load(copied, parameters)

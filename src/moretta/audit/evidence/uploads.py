@@ -74,13 +74,6 @@ class Uploads:
         ring = Ring(self.run.ring_bits or 64)
         return {name: ring.decode(np.array(w, order="C"), self.encoding[name]) / weight for name, w in words.items()}
 
-    def words(self, silo: str) -> dict[str, Array]:
-        """Return the ring elements that came from a silo, by tensor: masked ones, or its share for the first other."""
-        upload = self.received[silo]
-        if isinstance(upload, PlainUpload):
-            raise ParameterError("uploads were in the clear; there are no ring elements")
-        return dict(upload.tensors if isinstance(upload, MaskedUpload) else self._first_share(upload))
-
     def total(self) -> Sum:
         """Return the weighted mean over all silos whose uploads counted."""
         uploads = {silo: self.received[silo] for silo in sorted(self.received)}
@@ -168,11 +161,13 @@ def of_round(case: Case, number: int) -> Uploads:
 def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
     """Return what a server that heard these messages, in order, holds of a round. Raises as `of_round`."""
     heard = [one for one in heard if one.round <= number]
-    asks = [one.message for one in heard if _is_ask(one.message) and one.round == number]
+    told = [one.message for one in heard if one.round == number and not isinstance(one.message, Question)]
+    # What asks silos to train says at which parameters, and how uploads are encoded.
+    asks = [message for message in told if hasattr(message, "parameters") and hasattr(message, "encoding")]
     if not asks:
         raise ParameterError(f"no uploads of round {number} were recorded")
     ask: Any = asks[-1]  # of the attempt that counted
-    place = next(index for index, one in enumerate(heard) if _begins(one.message, ask))
+    place = [type(one.message) is type(ask) and one.message.stamp == ask.stamp for one in heard].index(True)
     here = [(one.peer, one.message) for one in heard[place:] if one.message.stamp == ask.stamp]
     keys = [one.message for one in heard[:place] if isinstance(one.message, PeerKeys | CommittedKeys)]
     accepted = [one.message for one in heard[:place] if isinstance(one.message, KeysAccepted)]
@@ -188,15 +183,6 @@ def from_heard(run: PublicRun, heard: Sequence[Heard], number: int) -> Uploads:
         names=tuple(sorted(keys[-1].keys)) if keys else (),
         digest=accepted[-1].cohort if accepted else b"",
     )
-
-
-def _is_ask(message: Message) -> bool:
-    """Whether a message asks silos to train: it says at which parameters, and how uploads are encoded."""
-    return hasattr(message, "parameters") and hasattr(message, "encoding") and not isinstance(message, Question)
-
-
-def _begins(message: Message, ask: Message) -> bool:
-    return isinstance(message, type(ask)) and message.stamp == ask.stamp
 
 
 def survivors(truth: Truth, number: int) -> tuple[str, ...]:

@@ -57,7 +57,8 @@ def blind(points: Points, secret: bytes) -> Points:
 
 def random_points(seeds: Points) -> Points:
     """Return points that nobody can tell from blinded ids: multiples of the base point. seeds: secret uint8[n, 32]."""
-    return _points(b"".join(_public(seed.tobytes()) for seed in seeds))
+    secrets = (X25519PrivateKey.from_private_bytes(seed.tobytes()) for seed in seeds)
+    return _points(b"".join(secret.public_key().public_bytes_raw() for secret in secrets))
 
 
 def as_points(data: bytes) -> Points:
@@ -82,10 +83,6 @@ def _points(data: bytes) -> Points:
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, POINT_BYTES)
 
 
-def _public(secret: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-
-
 def _hash(messages: Sequence[bytes], tag: bytes) -> list[int]:
     """Return hash_to_field of each message: one element, by expand_message_xmd with SHA-512."""
     marked = tag + bytes([len(tag)])
@@ -106,12 +103,9 @@ def _map(elements: Sequence[int]) -> list[int]:
     """
     divisors = [1 + 2 * u * u % _P for u in elements]
     firsts = [-_A * inverse % _P for inverse in _inverses(divisors)]
-    return [x if _is_on_curve(d) else -x - _A + _P for x, d in zip(firsts, divisors, strict=True)] if firsts else []
-
-
-def _is_on_curve(d: int) -> bool:
-    """Whether x^3 + A x^2 + x is a square for x = -A / d: it is -A d (A^2 - A^2 d + d^2) over d^4."""
-    return _is_square(-_A * d * (_A * _A - _A * _A * d + d * d) % _P)
+    # x^3 + A x^2 + x is -A d (A^2 - A^2 d + d^2) over d^4 for x = -A / d, and on the curve a square.
+    on_curve = [_is_square(-_A * d * (_A * _A - _A * _A * d + d * d) % _P) for d in divisors]
+    return [x if there else -x - _A + _P for x, there in zip(firsts, on_curve, strict=True)]
 
 
 def _inverses(numbers: Sequence[int]) -> list[int]:

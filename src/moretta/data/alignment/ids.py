@@ -74,7 +74,8 @@ class IdRules:
         numbers, empty, too long, or have line breaks, control or invisible characters.
         """
         written = _texts(ids, where)
-        if any(not one.isprintable() and _is_refused(one) for one in written):
+        odd = {unicodedata.category(mark) for one in written if not one.isprintable() for mark in one}
+        if odd & {*_REFUSED}:
             raise RowsError(
                 f"{where}: some ids have line breaks, control or invisible characters; remove those from the id column"
             )
@@ -126,7 +127,3 @@ def _texts(ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
             f"{given.dtype}{list(given.shape)}"
         )
     return [str(one) for one in given.tolist()]
-
-
-def _is_refused(one: str) -> bool:
-    return any(unicodedata.category(mark) in _REFUSED for mark in one)

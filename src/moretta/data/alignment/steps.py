@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Digest, Message, Octets, Stamp, length, message
-from moretta.data.alignment.curve import Points, as_points
+from moretta.data.alignment.curve import as_points
 from moretta.data.alignment.exchange import check_rules, read_kept
 from moretta.data.alignment.ids import IdRules
 from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
@@ -102,10 +102,11 @@ def begin(
     earlier: Alignment | None = None,
 ) -> tuple[bytes, bytes]:
     """Return step 1 and the secrets of whoever begins. Arguments: see `Listing` and `Partner`."""
-    listing, root, stamp = Listing(ids, rules, where, earlier), SecretRoot.fresh(), _fresh_stamp()
+    listing, root = Listing(ids, rules, where, earlier), SecretRoot.fresh()
+    stamp = Stamp(f"align-{os.urandom(8).hex()}", 0, 0)  # by which the files of one exchange are told from another's
     own = Partner(listing, pad_to, root).blind()
-    step = StepFile(stamp=stamp, number=1, rules=rules.digest, own=_flat(own), again=_NOTHING, digest=b"")
-    return _CODEC.encode(step), _kept(stamp, 1, root, listing, pad_to, None)
+    step = StepFile(stamp=stamp, number=1, rules=rules.digest, own=own.reshape(-1), again=_NOTHING, digest=b"")
+    return _CODEC.encode(step), _kept(stamp, 1, root, listing, pad_to)
 
 
 def answer(
@@ -117,8 +118,8 @@ def answer(
     listing, root = Listing(ids, rules, where), SecretRoot.fresh()
     partner = Partner(listing, pad_to, root)
     own = partner.blind()
-    theirs = partner.again(as_points(asked.own.tobytes()))
-    reply = StepFile(stamp=asked.stamp, number=2, rules=rules.digest, own=_flat(own), again=_flat(theirs), digest=b"")
+    theirs = partner.again(as_points(asked.own.tobytes())).reshape(-1)
+    reply = StepFile(stamp=asked.stamp, number=2, rules=rules.digest, own=own.reshape(-1), again=theirs, digest=b"")
     return _CODEC.encode(reply), _kept(asked.stamp, 2, root, listing, pad_to, theirs)
 
 
@@ -151,18 +152,16 @@ def finish(
     partner = Partner(listing, own.pad_to or None, SecretRoot(own.root))
     reply = None
     if own.number == 1:
-        again = partner.again(as_points(got.own.tobytes()))
-        if own.theirs.size and not np.array_equal(own.theirs, _flat(again)):
+        again = partner.again(as_points(got.own.tobytes())).reshape(-1)
+        if own.theirs.size and not np.array_equal(own.theirs, again):
             raise PeerError("expected the list that was answered before, got another; begin another exchange for it")
-        own = replace(own, theirs=_flat(again))
+        own = replace(own, theirs=again)
     else:
         partner.resume(as_points(own.theirs.tobytes()))
     found = partner.match(as_points(got.again.tobytes()))
     if own.number == 1:
-        message = StepFile(
-            stamp=own.stamp, number=3, rules=rules.digest, own=_NOTHING, again=_flat(again), digest=found.digest
-        )
-        reply = _CODEC.encode(message)
+        last = StepFile(stamp=own.stamp, number=3, rules=rules.digest, own=_NOTHING, again=again, digest=found.digest)
+        reply = _CODEC.encode(last)
     elif got.digest != found.digest:
         raise OtherRows("the other partner found other rows to be shared; begin anew, both with the rows of today")
     left = None if earlier is None else _left(own.stamp, earlier, found)
@@ -198,7 +197,7 @@ def _left(stamp: Stamp, earlier: Alignment, found: Alignment) -> bytes:
 
 
 def _kept(
-    stamp: Stamp, number: int, root: SecretRoot, listing: Listing, pad_to: int | None, theirs: Points | None
+    stamp: Stamp, number: int, root: SecretRoot, listing: Listing, pad_to: int | None, theirs: Array = _NOTHING
 ) -> bytes:
     return _CODEC.encode(
         Secrets(
@@ -209,7 +208,7 @@ def _kept(
             rules={name: int(value) for name, value in asdict(listing.rules).items()},
             source=listing.source,
             earlier=_digest_of(listing.earlier),
-            theirs=_NOTHING if theirs is None else _flat(theirs),
+            theirs=theirs,
         )
     )
 
@@ -223,12 +222,3 @@ def _read(data: bytes, kind: type[M], number: int | None = None) -> M:
         wanted = kind.TAG.replace("/", " ") + ("" if number is None else f" {number}")
         raise PeerError(f"expected a file of the {wanted}, as `moretta align` writes it; got another")
     return found
-
-
-def _flat(points: Points) -> Array:
-    return points.reshape(-1)
-
-
-def _fresh_stamp() -> Stamp:
-    """Return a stamp by which the files of one exchange are told from another's."""
-    return Stamp(f"align-{os.urandom(8).hex()}", 0, 0)

@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
-from moretta.contract.wording import check_choice
 from moretta.data.images.dicom import MOST_PIXELS, GreyWindow, is_dicom, read_dicom
-from moretta.data.images.nifti import PLANES, is_nifti, read_nifti
+from moretta.data.images.nifti import is_nifti, read_nifti
 from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
@@ -50,16 +49,8 @@ class ImageForm:
     plane: str | None = None
 
     def __post_init__(self) -> None:
-        if self.plane is not None:
-            check_choice("plane", self.plane, PLANES)
-        if self.size is not None and self.size < 1:
-            raise ParameterError(f"image-size: expected 1 or more pixels, got {self.size}")
-        if self.channels not in (None, 1, 3):
-            raise ParameterError(f"channels: expected 1, grey, or 3, coloured, got {self.channels}")
         if self.window is not None:
             GreyWindow(*self.window)
-        if self.spacing is not None and not (math.isfinite(self.spacing) and self.spacing > 0):
-            raise ParameterError(f"spacing: expected mm from pixel to pixel, got {self.spacing}")
         if self.spacing is not None and self.size is None:
             raise ParameterError("spacing needs image-size, the pixels a side that images are cut to; give both")
         mean, deviation = self.channel_mean or (), self.channel_deviation or ()
@@ -127,28 +118,29 @@ def squares(x: NDArray[np.uint8], size: int | None) -> NDArray[np.uint8]:
     """Return images [n, channels, height, width] as squares of another size, as `_resized`; None: as they are."""
     if size is None or x.shape[2:] == (size, size):
         return x
-    pillow = _pillow()
+    library = pillow()
     made = np.empty((*x.shape[:2], size, size), np.uint8)
     for place in np.ndindex(x.shape[:2]):
-        made[place] = pillow.fromarray(x[place]).resize((size, size), pillow.Resampling.BILINEAR)
+        made[place] = library.fromarray(x[place]).resize((size, size), library.Resampling.BILINEAR)
     return made
 
 
-def _pillow() -> Any:
+def pillow(whose: str = "folders of images need", extra: str = "images") -> Any:
+    """Return Pillow. whose, extra: begin the sentence and end it where it is not installed: which extra brings it."""
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtra('folders of images need Pillow; run: pip install "moretta[images]"') from error
+        raise MissingExtra(f'{whose} Pillow; run: pip install "moretta[{extra}]"') from error
     return Image
 
 
 def _by_pillow(content: bytes, where: str) -> Pixels:
     """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold; of transparency nothing."""
-    pillow = _pillow()
+    library = pillow()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would quote the file
         try:
-            with pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+            with library.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.format in FORMATS and getattr(image, "n_frames", 1) > 1:
                     raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
                 if math.prod(image.size) > MOST_PIXELS:
@@ -213,8 +205,8 @@ def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
     """Return an image of another size, bilinear over all pixels that become one, as Pillow does it."""
     if pixels.shape[1:] == (height, width):
         return pixels
-    pillow = _pillow()
-    planes = [pillow.fromarray(plane).resize((width, height), pillow.Resampling.BILINEAR) for plane in pixels]
+    library = pillow()
+    planes = [library.fromarray(plane).resize((width, height), library.Resampling.BILINEAR) for plane in pixels]
     return np.clip(np.stack([np.asarray(plane, np.float32) for plane in planes]), 0, 1)
 
 

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
+from moretta.data.images.pixels import pillow
 from moretta.data.tables.files import read_bytes, read_columns
-from moretta.errors import MissingExtra, ParameterError
+from moretta.errors import ParameterError
 
 Pixels = NDArray[np.uint8]
 Integers = NDArray[np.int64]
@@ -140,10 +141,6 @@ def _cifar10(folder: Path) -> Images | None:
     train = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
     images = _cifar(folder, train, "test_batch.bin", 1, "cifar-10-batches-bin")
     return images and Images(images.x, images.y, images.x_test, images.y_test, class_names=CIFAR10)
-
-
-def _cifar100(folder: Path) -> Images | None:
-    return _cifar(folder, ("train.bin",), "test.bin", 2, "cifar-100-binary")
 
 
 def _residual_parts(folder: Path) -> Images | None:
@@ -269,7 +266,11 @@ SETS: dict[str, tuple[Callable[[Path], Images | None], str, str]] = {
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
     ),
     "cifar10": (_cifar10, "data_batch_1.bin to data_batch_5.bin and test_batch.bin", _CIFAR),
-    "cifar100": (_cifar100, "train.bin and test.bin", _CIFAR),
+    "cifar100": (
+        lambda folder: _cifar(folder, ("train.bin",), "test.bin", 2, "cifar-100-binary"),
+        "train.bin and test.bin",
+        _CIFAR,
+    ),
     "ham10000": (
         _ham10000,
         "hmnist_28_28_RGB.csv (and HAM10000_metadata.csv)",
@@ -300,11 +301,10 @@ def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Image
     Raises ParameterError for a folder that is missing or lacks a domain, for one without images and, by its name, for
     an image that cannot be read; MissingExtra without Pillow.
     """
-    if size < 1:
-        raise ParameterError(f"image-size: expected 1 or more pixels, got {size}")
     folder = existing_folder("office-home", folder, _EXPECTED, _WHERE)
     places = _places(folder if not (folder / _ARCHIVE).is_dir() else folder / _ARCHIVE)
-    categories = sorted({path.name for place in places.values() for path in _folders(place)})
+    inside = (path for place in places.values() for path in place.iterdir())
+    categories = sorted({path.name for path in inside if path.is_dir() and not path.name.startswith(".")})
     files = [
         (path, label, domain)
         for domain, place in places.items()
@@ -315,10 +315,10 @@ def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Image
         raise ParameterError(
             f'source = "office-home": {folder} holds no images ({", ".join(_ENDINGS)}); expected {_EXPECTED}'
         )
-    pillow = _pillow()
+    library = pillow('source = "office-home" needs', "torch")
     x = np.empty((len(files), 3, size, size), np.uint8)
     for row, (path, _, _) in enumerate(files):
-        x[row] = _pixels(pillow, path, size)
+        x[row] = _pixels(library, path, size)
     y = np.array([label for _, label, _ in files], np.int64)
     domain = np.array([domain for _, _, domain in files])
     return Images(x, y, class_names=tuple(categories), domain=domain)
@@ -339,10 +339,6 @@ def _places(folder: Path) -> dict[str, Path]:
     return {domain: place for domain, place in found.items() if place is not None}
 
 
-def _folders(place: Path) -> list[Path]:
-    return [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
-
-
 def _images_in(place: Path) -> list[Path]:
     """The images of a folder by name, so that rows have the same order everywhere; none if there is no folder."""
     if not place.is_dir():
@@ -351,20 +347,12 @@ def _images_in(place: Path) -> list[Path]:
     return sorted(images, key=lambda path: path.name)
 
 
-def _pillow() -> ModuleType:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtra('source = "office-home" needs Pillow; run: pip install "moretta[torch]"') from error
-    return Image
-
-
-def _pixels(pillow: ModuleType, path: Path, size: int) -> Pixels:
+def _pixels(library: ModuleType, path: Path, size: int) -> Pixels:
     """uint8[3, size, size]; bilinear over all pixels that become one, as Pillow does it."""
     try:
-        with pillow.open(path) as image:
-            small = image.convert("RGB").resize((size, size), pillow.Resampling.BILINEAR)
+        with library.open(path) as image:
+            small = image.convert("RGB").resize((size, size), library.Resampling.BILINEAR)
     # SyntaxError is what Pillow says of a broken PNG
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as error:
         raise ParameterError(f"{path} is no image that can be read ({error}); get it again or remove it") from error
     return np.asarray(small, np.uint8).transpose(2, 0, 1)

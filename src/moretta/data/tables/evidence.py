@@ -172,7 +172,7 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
             continue
         if mark != decimal or _are_grouped(found, rest, mark):
             return Number(thousands=mark)
-    matches = (_WITH_UNIT.match(_with_point(word, decimal)) for word in words)
+    matches = (_WITH_UNIT.match(word.replace(decimal, ".")) for word in words)
     units = {match[3] for match in matches if match}
     if len(units) != 1:
         return None
@@ -189,10 +189,6 @@ def _are_grouped(found: list[str], rest: list[str], mark: str) -> bool:
     fractions = [abs(float(word.replace(mark, "."))) for word in found if word.count(mark) == 1]
     among = any(min(sizes) <= one <= max(sizes) for one in fractions)
     return len(fractions) < len(found) or max(sizes) >= 100 or not among
-
-
-def _with_point(word: str, decimal: str) -> str:
-    return word if decimal == "." else word.replace(decimal, ".")
 
 
 def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]:

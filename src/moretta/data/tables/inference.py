@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import tomli_w
 
+from moretta.contract.wording import first_of
 from moretta.data.tables.doubts import (
     Cells,
     Doubt,
@@ -74,8 +75,8 @@ def infer(columns: Columns, wanted: Hints, where: str, form: Format) -> Schema:
         more = f" (there are {len(doubts)} such questions)" if len(doubts) > 1 else ""
         how = f" {HOW}{more}" if doubts[0].endswith("?") else ""
         raise ParameterError(f"{where}: {doubts[0]}{how}")
-    blank = {name: int(absent_in(columns[name]).sum()) for name, guess in guesses.items() if _refuses_blanks(guess)}
-    lacking = {name: count for name, count in blank.items() if count}
+    strict = [n for n, g in guesses.items() if g.column.kind == "id" or getattr(g.column, "blanks", "") == "refuse"]
+    lacking = {name: count for name in strict if (count := int(absent_in(columns[name]).sum()))}
     if lacking:
         raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), wanted))
     if wanted.missing == "median":
@@ -219,9 +220,9 @@ def lines_of(schema: Schema) -> list[str]:
             case Date():
                 by_kind.setdefault("dates", []).append(name)
             case Category(categories=words):
-                by_kind.setdefault("categories", []).append(f"{name} ({_listed(words)})")
+                by_kind.setdefault("categories", []).append(f"{name} ({first_of(words, MOST)})")
             case Ordered(categories=words):
-                by_kind.setdefault("ordered categories", []).append(f"{name} ({_listed(words, ' < ')})")
+                by_kind.setdefault("ordered categories", []).append(f"{name} ({first_of(words, MOST, ' < ')})")
     kinds = {"images (file)": "file", "not trained on (id)": "id", "kept together (group)": "group"}
     kinds |= {"not read (drop)": "drop"}
     for said, kind in kinds.items():
@@ -230,7 +231,8 @@ def lines_of(schema: Schema) -> list[str]:
     lines = [f"{said}: {', '.join(names)}" for said, names in by_kind.items()]
     target = schema.name_of("target")
     if target is not None:
-        lines.append(f"target: {target}, " + (f"classes {_listed(schema.classes)}" if schema.classes else "a number"))
+        classes = schema.classes and f"classes {first_of(schema.classes, MOST)}"
+        lines.append(f"target: {target}, {classes or 'a number'}")
     return lines
 
 
@@ -256,8 +258,3 @@ def _question(doubt: Doubt) -> str:
         lines.append(f"- {reading.what}{':' if reading.column is not None else ''}")
         lines += [] if reading.column is None else [f"    {line}" for line in toml_lines(plain_form(reading.column))]
     return "".join(f"# {line}\n" for line in lines)
-
-
-def _listed(words: tuple[str, ...], between: str = ", ") -> str:
-    more = f" and {len(words) - MOST} more" if len(words) > MOST else ""
-    return between.join(words[:MOST]) + more

@@ -11,7 +11,7 @@ import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from moretta.audit.evidence import network
 from moretta.audit.evidence import truth as evidence
 from moretta.audit.evidence.attack import Given, augmented, no_training
 from moretta.audit.evidence.case import Case, Heard, PublicRun, torch_dtype
-from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import from_heard, over, rows_of, under
 from moretta.contract.messages import Array
-from moretta.errors import ParameterError
+from moretta.data.rows import Rows
 from moretta.protocols.baffle import cut, torch_blocks
 from moretta.protocols.baffle.silo.blocks import MovesBlocks, Rule
 from moretta.protocols.baffle.silo.client import Client
@@ -131,9 +131,9 @@ def _rule(run: PublicRun) -> Rule:
     return Rule(tuple((name, int(count)) for name, count in table.items()), run.setting("linear"))
 
 
-def rounds_seen(truth: Truth, most: int = ROUNDS) -> tuple[int, ...]:
+def rounds_seen(truth: Truth) -> tuple[int, ...]:
     """Return the last recorded rounds, and the first, in which the seed was agreed on."""
-    return tuple(sorted({*truth.recorded[:1], *truth.recorded[-most:]}))
+    return tuple(sorted({*truth.recorded[:1], *truth.recorded[-ROUNDS:]}))
 
 
 def seed_of(contributions: Mapping[str, bytes]) -> bytes:
@@ -280,9 +280,7 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     number = seen.ask.stamp.round
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    client = truth.role(silo, number)
-    if not isinstance(client, Client):
-        raise ParameterError(f"expected a silo of baffle, got {type(client).__name__}")
+    client = cast(Client, truth.role(silo, number))
     graphs = [one.graph for at in truth.recorded for one in truth.messages("server", at, Agree, silo)]
     return client.lot(seen.ask, seen.seed, graphs[-1].tobytes() if graphs else b"")
 
@@ -309,14 +307,12 @@ def estimate_of(form: Form, seen: Round, found: NDArray[np.float64]) -> NDArray[
 def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> NDArray[np.float64]:
     """Return the x_k that each of these rows would give in a round, float64[K, rows]."""
     if isinstance(seen.directions, Moves):
-        if not isinstance(forward, MovesBlocks):
-            raise ParameterError("expected a model that was cut into blocks")
-        return seen.directions.by_row(forward, seen.ask.parameters, x, y)
+        return seen.directions.by_row(cast(MovesBlocks, forward), seen.ask.parameters, x, y)
     found, _ = differences(recipe.form, recipe.sigma, seen.directions, forward, recipe.loss, seen.ask.parameters, x, y)
     return found
 
 
-def true_gradient(truth: Truth, layout: Layout, at: Array, rows: PartyRows) -> NDArray[np.float64]:
+def true_gradient(truth: Truth, layout: Layout, at: Array, rows: Rows) -> NDArray[np.float64]:
     """Return the gradient of rows' mean loss at flat parameters, float64[n]."""
     model = truth.network()
     tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}

@@ -55,9 +55,10 @@ from moretta.audit.evidence.attack import (
 )
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import of_mean, relative_error
-from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, of_round, under
 from moretta.contract.messages import Array, Message
+from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import ESTIMATE, Parts, directions_of
@@ -155,19 +156,14 @@ def matched(
         (slope,) = torch.autograd.grad(miss, [made], materialize_grads=True)
         return float(miss.detach()), slope.numpy()
 
-    for _ in range(_starts(case, model, products)):
+    row = network.cost_of_passes(model, network.cost_of_row(model, case.run.shape), 1, network.SEARCHED)
+    seconds = SECONDS_THOROUGH if case.thorough else SECONDS
+    for _ in range(network.times(seconds, STEPS * (row + 4.0 * products), 1, STARTS)):
         point = np.concatenate([generator.standard_normal(entries), np.zeros(case.run.outputs)])
         found = minimize(misfit, point, jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "maxcor": 20})
         if found.fun < best[1]:
             best = found.x[:entries].reshape(1, *case.run.shape), float(found.fun)
     return best
-
-
-def _starts(case: Case, model: Any, products: int) -> int:
-    step = (
-        network.cost_of_passes(model, network.cost_of_row(model, case.run.shape), 1, network.SEARCHED) + 4.0 * products
-    )
-    return network.times(SECONDS_THOROUGH if case.thorough else SECONDS, STEPS * step, 1, STARTS)
 
 
 def _loss(name: str, outputs: Any, targets: Any) -> Any:
@@ -236,7 +232,7 @@ def _said(figures: dict[str, float], rows: int) -> str:
     )
 
 
-def _compared(row: Array, rows: PartyRows, truth: Truth) -> tuple[dict[str, float], list[Reconstruction]]:
+def _compared(row: Array, rows: Rows, truth: Truth) -> tuple[dict[str, float], list[Reconstruction]]:
     """Return the relative error of a row against the nearest in the batch, beside that of the mean background row."""
     if not row.size:
         return {}, []
@@ -262,7 +258,7 @@ def _mean_row(truth: Truth, shape: tuple[int, ...]) -> Array:
         return np.zeros(shape)
 
 
-def _batch(truth: Truth, seen: estimates.Round, silo: int) -> PartyRows:
+def _batch(truth: Truth, seen: estimates.Round, silo: int) -> Rows:
     names = seen.silos if silo < 0 else (truth.run.silos[silo],)
     return truth.joined({name: estimates.used(truth, seen, name) for name in names})
 
@@ -333,7 +329,9 @@ def score_own(claim: Claim, truth: Truth) -> AttackResult:
     parts, cosines, expected = Parts.of(layout, None if own else recipe.units), list[float](), list[float]()
     for number, silo, estimate in zip(claim["rounds"], claim["silos"], claim["estimates"], strict=True):
         names = counted[int(number)] if silo < 0 else (truth.run.silos[int(silo)],)
-        true, silos = _true(truth, layout, int(number), names), len(names)
+        (ask,) = truth.messages("server", int(number), Estimate, names[0])
+        rows = truth.joined({name: truth.batch(name, int(number)) for name in names})
+        true, silos = estimates.true_gradient(truth, layout, ask.parameters, rows), len(names)
         cosines.append(estimates.cosine(estimate, parts.taken(true)))
         compared = [one for one in recipe.blocks if own or one.kind == "units"]
         if compared:
@@ -355,12 +353,6 @@ def score_own(claim: Claim, truth: Truth) -> AttackResult:
         measure="cosine between what the server opened and the true gradient",
         sentence=sentence,
     )
-
-
-def _true(truth: Truth, layout: Layout, number: int, names: tuple[str, ...]) -> NDArray[np.float64]:
-    (ask,) = truth.messages("server", number, Estimate, names[0])
-    rows = truth.joined({name: truth.batch(name, number) for name in names})
-    return estimates.true_gradient(truth, layout, ask.parameters, rows)
 
 
 OWN = Attack(

@@ -81,10 +81,11 @@ def attack(case: Case) -> Claim:
     forward = estimates.forward_in(case, tokens=case.arrays["x"].dtype.kind in "iu")
     seen = next(iter(estimates.seeded_rounds(case.run, heard, forward).values()))
     target = _target(case, seen, forward.layout)
-    recorded = gain(seen.directions, target)
+    seconds = SECONDS_THOROUGH if case.thorough else SECONDS
+    seeds = network.times(seconds, estimates.drawn_at(seen.directions), LEAST, SEEDS)
     return {
-        "recorded": np.array(recorded),
-        "others": gains(case.run, forward, seen, target, _seeds(seen, thorough=case.thorough)),
+        "recorded": np.array(gain(seen.directions, target)),
+        "others": gains(case.run, forward, seen, target, seeds),
         "in_order": np.array(in_order(heard)),
         "k": np.array(seen.directions.count),
     }
@@ -98,10 +99,6 @@ def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
     for together in directions.perturbed(zero, 1.0):
         total += float(np.square(together @ target).sum())
     return total / directions.count
-
-
-def _seeds(seen: estimates.Round, *, thorough: bool) -> int:
-    return network.times(SECONDS_THOROUGH if thorough else SECONDS, estimates.drawn_at(seen.directions), LEAST, SEEDS)
 
 
 def gains(

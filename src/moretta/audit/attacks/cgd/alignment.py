@@ -146,7 +146,6 @@ DICTIONARY = Attack(
 
 def given_shared(truth: Truth) -> Given:
     """Give the first holder of a row of several what it keeps itself."""
-
     name = _holders(truth)[0]
     return Given(
         views={},

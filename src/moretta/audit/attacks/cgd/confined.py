@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ from moretta.errors import ParameterError
 from moretta.protocols.cgd.messages import Descend, Join
 
 if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import PartyRows, Truth
+    from moretta.audit.evidence.truth import Truth
+    from moretta.data.rows import Rows
     from moretta.protocols.cgd.client import Client
     from moretta.protocols.cgd.layers import Layers
     from moretta.protocols.cgd.local import Local
@@ -40,12 +41,7 @@ def check_whole(truth: Truth) -> None:
 
 def participant(truth: Truth, name: str, number: int) -> Client:
     """Return a participant as it stood before a round, until another round is asked for."""
-    from moretta.protocols.cgd.client import Client
-
-    client = truth.roles(number).clients[name]
-    if not isinstance(client, Client):
-        raise ParameterError("only cgd has confined models; this is another protocol")
-    return client
+    return cast("Client", truth.roles(number).clients[name])
 
 
 def displacement(truth: Truth, name: str, number: int) -> Tensors:
@@ -131,7 +127,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
 # How good a model is
 
 
-def merits(truth: Truth, weights: Tensors, rows: PartyRows) -> NDArray[np.float64]:
+def merits(truth: Truth, weights: Tensors, rows: Rows) -> NDArray[np.float64]:
     """Return what each row adds to a model's score: 1 where it is right, or for numbers 1 - its share of R^2's loss.
 
     Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
@@ -144,13 +140,13 @@ def merits(truth: Truth, weights: Tensors, rows: PartyRows) -> NDArray[np.float6
     return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
 
 
-def participants_scores(truth: Truth, number: int, rows: PartyRows) -> NDArray[np.float64]:
+def participants_scores(truth: Truth, number: int, rows: Rows) -> NDArray[np.float64]:
     """Return the score of each participant's own model before a round, on rows."""
     models = [participant(truth, name, number).model() for name in truth.run.silos]
     return np.array([float(merits(truth, model, rows).mean()) for model in models])
 
 
-def guessing(truth: Truth, rows: PartyRows) -> float:
+def guessing(truth: Truth, rows: Rows) -> float:
     """Return what the best constant answer scores: the majority's share, or for numbers 0."""
     if truth.run.task != "classification":
         return 0.0
@@ -226,7 +222,7 @@ class JointRow:
         return list(self.grid.parts[name].columns)
 
     @cached_property
-    def rows(self) -> PartyRows:
+    def rows(self) -> Rows:
         """The row's samples with all columns, and their targets."""
         silos = self.truth.federation.silos
         held = {silo.name: in_order(silo, aligned_order(self.truth, silo.name)) for silo in silos}

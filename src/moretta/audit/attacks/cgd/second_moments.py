@@ -123,7 +123,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     """
     bias = bool(truth.run.head_bias)
     parts = [extended(truth.rows(name).x, bias=bias) for name in truth.run.silos]
-    true, own = (_moments(np.concatenate(some)) for some in (parts, parts[:1]))
+    true, own = (np.asarray(rows.T @ rows / len(rows)) for rows in (np.concatenate(parts), parts[0]))
     error, interval = confined.compared(claim["moments"], true)
     guess, _ = confined.compared(own, true)
     return AttackResult(
@@ -135,10 +135,6 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         f"where those of its own rows are off by {guess:.1e}",
         figures={"relative_error": error, "own_rows": guess, "columns": float(len(true))},
     )
-
-
-def _moments(x: Matrix) -> Matrix:
-    return np.asarray(x.T @ x / len(x))
 
 
 ATTACK = Attack(

@@ -43,9 +43,10 @@ from moretta.audit.evidence.inversion import (
     squares,
 )
 from moretta.audit.evidence.network import head_inputs
-from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of, sum_of, survivors
 from moretta.contract.messages import Array, Tensors
+from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 
 Matrix = NDArray[np.float64]
@@ -126,8 +127,10 @@ def found_rows(case: Case, silo: str = "") -> Claim:
     parameters, gradient, rows = read(case, int(case.arrays["round"]), silo)
     if run.setting("local-epochs"):  # a step's difference is the gradient times the learning rate
         gradient = {name: value / float(run.setting("learning-rate")) for name, value in gradient.items()}
-    in_order = {name: gradient[name] for name in _in_model_order(case, gradient)}
-    seen = Gradients(case.model(), parameters, in_order, run.loss, twice=bool(case.architecture.program))
+    model = case.model()
+    names = [name for name, _ in model.named_parameters() if name in gradient] or sorted(gradient)
+    in_order = {name: gradient[name] for name in names}  # the model's
+    seen = Gradients(model, parameters, in_order, run.loss, twice=bool(case.architecture.program))
     labelled, first = _labels(case, parameters, gradient, rows), quotient_start(in_order, inputs, rows)
     step = seen.step_cost(np.zeros((rows, *run.shape)))
     effort = Effort.within(SEARCH, step, len(labelled), thorough=case.thorough)
@@ -143,11 +146,6 @@ def found_rows(case: Case, silo: str = "") -> Claim:
     # Inputs of the run's kind lie in the background's range; what a search leaves outside is cut off.
     x = np.clip(np.nan_to_num(best.x), inputs.low, inputs.high)
     return {**of, "x": x, "y": np.nan_to_num(best.y), "distance": np.array(best.distance)}
-
-
-def _in_model_order(case: Case, gradient: Tensors) -> list[str]:
-    names = [name for name, _ in case.model().named_parameters() if name in gradient]
-    return names or sorted(gradient)
 
 
 def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Sequence[NDArray[np.int64] | None]:
@@ -174,14 +172,14 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
 
     of: what they were found in, in words.
     """
-
     number, silos = int(claim["round"]), [truth.run.silos[at] for at in claim["silos"]]
     used = exposure(truth.run).used
     true = truth.joined({silo: used(truth, silo, number) for silo in silos})
     if not len(true.x):
         raise ParameterError("the lots that silos drew in this round were empty")
     inputs = Inputs.of(truth.background.x)
-    claim = {**claim, "x": _with_mean_rows(claim["x"], len(true.x), inputs)}
+    missing = np.broadcast_to(inputs.mean, (max(0, len(true.x) - len(claim["x"])), *inputs.mean.shape))
+    claim = {**claim, "x": np.concatenate([claim["x"], missing])}
     found = matched(claim["x"], true.x)
     pairs = squares(found, true.x, inputs.mean)
     error, usual = (float(one) for one in pairs.mean(axis=0))
@@ -213,14 +211,8 @@ def compared(claim: Claim, truth: Truth, of: str) -> AttackResult:
     )
 
 
-def _with_mean_rows(found: Array, rows: int, inputs: Inputs) -> Array:
-    missing = max(0, rows - len(found))
-    return np.concatenate([found, np.broadcast_to(inputs.mean, (missing, *inputs.mean.shape))])
-
-
 def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
     """Return what the claim scores on rows that nobody trained on, mean over draws; at least 0, the mean row's."""
-
     others, generator = truth.others.x, np.random.Generator(np.random.PCG64(0))
     gains = []
     for _ in range(OTHERS):
@@ -229,9 +221,8 @@ def _by_luck(found: Array, rows: int, truth: Truth, inputs: Inputs) -> float:
     return float(np.mean(gains))
 
 
-def _labels_right(claim: Claim, true: PartyRows) -> float:
+def _labels_right(claim: Claim, true: Rows) -> float:
     """Return the share of rows with the right class, rows paired by x."""
-
     pairs, said = pairing(claim["x"], true.x), claim["y"]
     found = np.rint(said[:, 0]) if said.shape[1] == 1 else said.argmax(axis=1)
     found = np.concatenate([found, np.full(len(claim["x"]) - len(found), -1)])  # of rows that were not claimed: none

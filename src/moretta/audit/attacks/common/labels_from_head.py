@@ -65,18 +65,14 @@ def _of_round(case: Case, number: int) -> Mapping[str, Array]:
     run, silos = case.run, counted(case, number)
     present = np.array([silo in silos for silo in run.silos])
     if not run.masked:
-        each = [_counts(case, number, silo) if silo in silos else _none(run) for silo in run.silos]
+        none = np.zeros(max(run.outputs, 2), dtype=np.int64)  # of a silo whose upload did not count
+        each = [_counts(case, number, silo) if silo in silos else none for silo in run.silos]
         return {"counts": np.array(each), "present": present}
     found = {"counts": _counts(case, number)[None], "present": present}
     if exposure(run).recovered:
         return found
     masked = {"masked": _counts(case, number, silos[0]), "masked_of": np.array(run.silos.index(silos[0]))}
     return found | masked
-
-
-def _none(run: PublicRun) -> NDArray[np.int64]:
-    """Return what is claimed of a silo whose upload did not count."""
-    return np.zeros(max(run.outputs, 2), dtype=np.int64)
 
 
 def _counts(case: Case, number: int, silo: str = "") -> NDArray[np.int64]:
@@ -125,7 +121,7 @@ def summed(run: PublicRun, present: Array) -> str:
 
 
 def _true_counts(truth: Truth, silos: list[str], number: int, count: int) -> NDArray[np.int64]:
-    labels = [classes(truth.rows(silo).part(truth.batch(silo, number)).y) for silo in silos]
+    labels = [classes(truth.rows(silo).of(truth.batch(silo, number)).y) for silo in silos]
     return np.bincount(np.concatenate(labels), minlength=count)
 
 

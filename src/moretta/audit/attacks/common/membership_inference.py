@@ -40,9 +40,10 @@ from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import auc
 from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.shadows import TrainingPlan
-from moretta.audit.evidence.truth import PartyRows, Truth
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Array, Tensors
+from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 
 CANDIDATES = 100  # members, and as many others
@@ -74,7 +75,7 @@ def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]
             f"expected rows that nobody trained on with labels as those of {silo}, to compare its rows with, and there "
             "are none, so that this cannot be tried; bring test rows of those labels"
         )
-    parts = [theirs.part(first), nobodys.part(second)]
+    parts = [theirs.of(first), nobodys.of(second)]
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
     member = np.arange(len(x)) < len(first)
     order = sorted(range(len(x)), key=lambda row: hashlib.sha256(x[row].tobytes() + y[row].tobytes()).digest())
@@ -91,7 +92,7 @@ def _same_labels(theirs: Array, nobodys: Array) -> tuple[NDArray[np.int64], NDAr
     return first, second
 
 
-def _labels(theirs: PartyRows, nobodys: PartyRows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the labels of both: classes, or in which range numbers lie, ranges having as many of theirs each.
 
     Of several numbers a row has a range each, which together are its label. What lies outside of all of theirs is -1.
@@ -116,29 +117,25 @@ def given(truth: Truth) -> Given:
     else:
         model, held = "the model that was released to it", dict(truth.final("released.safetensors"))
     own, known = truth.rows(silo), truth.background
-    rounds = sorted({truth.recorded[0], *_spread(truth.recorded)}) if shown.sent else []
+    recorded = truth.recorded
+    few = len(recorded) <= EARLIER
+    spread = [] if few else [recorded[len(recorded) * place // (EARLIER + 1)] for place in range(1, EARLIER + 1)]
+    rounds = sorted({recorded[0], *spread}) if shown.sent else []
     return Given(
         views={silo: rounds} if rounds else {},
-        arrays=_arrays(held, PartyRows(x, y), own, known),
+        arrays=_arrays(held, Rows(x, y), own, known),
         view=f"{model}, and its view of {rounds_of(len(rounds))}" if rounds else model,
         knowledge=f"its own {len(own.x)} rows, {len(known.x)} background rows, and {len(x)} rows to tell members among",
     )
 
 
-def _arrays(held: Tensors, candidates: PartyRows, own: PartyRows, known: PartyRows) -> dict[str, Array]:
+def _arrays(held: Tensors, candidates: Rows, own: Rows, known: Rows) -> dict[str, Array]:
     some = {"": candidates, "own/": own, "known/": known}
     return over(HELD, held) | {f"{of}{key}": getattr(rows, key) for of, rows in some.items() for key in ("x", "y")}
 
 
-def _spread(recorded: tuple[int, ...]) -> list[int]:
-    return [
-        recorded[len(recorded) * (place + 1) // (EARLIER + 1)] for place in range(EARLIER) if len(recorded) > EARLIER
-    ]
-
-
 def attack(case: Case) -> Claim:
     """Claim a score of each candidate by the model held at the end, by all models seen, and by their loss alone."""
-
     shown, begin = exposure(case.run), shadows.start_of(case.model(), SEED)
     held = {**begin, **under(case.arrays, HELD)}
     earlier = shown.sent(case, next(iter(case.views)), held) if shown.sent and case.views else {}
@@ -154,7 +151,6 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
     begin: what shadow models begin with. held: the models to look at, the last one that of the end; parts: how far the
     run was at the others.
     """
-
     run, model, program = case.run, case.model(), bool(case.architecture.program)
     x, y = (np.concatenate([case.arrays[key], case.arrays[f"known/{key}"]]) for key in ("x", "y"))
     own, count = (case.arrays["own/x"], case.arrays["own/y"]), len(case.arrays["x"])
@@ -169,7 +165,8 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
     for number in range(pairs):
         half = generator.permutation(len(x)) < len(x) // 2
         for chosen in (half, ~half):
-            rows, seed = _with(own, x[chosen], y[chosen]), SEED + number
+            rows = np.concatenate([own[0], x[chosen]]), np.concatenate([own[1], y[chosen]])
+            seed = SEED + number
             made = shadows.train(model, begin, plan, loss_of(run.loss), *rows, parts, steps, seed, program=program)
             found.append([phi(at) for at in made])
             inside.append(chosen[:count])
@@ -184,10 +181,6 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
         "loss": targets[-1],
         "models": np.array([len(held), 2 * pairs, steps]),
     }
-
-
-def _with(own: tuple[Array, Array], x: Array, y: Array) -> tuple[Array, Array]:
-    return np.concatenate([own[0], x]), np.concatenate([own[1], y])
 
 
 def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -261,10 +254,10 @@ def given_alone(truth: Truth) -> Given:
     """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
     silo, known = truth.run.silos[0], truth.background
     x, y, _ = candidates(truth, silo)
-    rows, model = PartyRows(x, y), truth.final(f"models/{silo}.safetensors")
+    rows, model = Rows(x, y), truth.final(f"models/{silo}.safetensors")
     return Given(
         views={},
-        arrays=_arrays(model, rows, rows.part(slice(0)), known),
+        arrays=_arrays(model, rows, rows.of(slice(0)), known),
         view=f"the model that {silo} showed it at the end",
         knowledge=f"{len(known.x)} background rows, and {len(x)} rows to tell members among",
     )
@@ -272,7 +265,6 @@ def given_alone(truth: Truth) -> Given:
 
 def attack_alone(case: Case) -> Claim:
     """Claim as `attack`, of the model that one silo made."""
-
     begin = shadows.start_of(case.model(), SEED)
     plan = shadows.plan_of(case.run, case.run.silos[0])
     return ratios(case, plan, begin, [{**begin, **under(case.arrays, HELD)}], [])

@@ -163,10 +163,6 @@ class _Balance:
     def _aim(self, x: Real) -> float:
         return float(self._values(x).sum() - 2.0 * self._pull @ x / self._size)
 
-    def _slope(self, x: Real) -> Real:
-        up, down = self._sums(x)
-        return np.asarray(2.0 * (up - down - self._pull / self._size))
-
     def solved(self) -> Real:
         """Return x."""
         x = np.zeros(self._free)
@@ -176,7 +172,8 @@ class _Balance:
         for _ in range(SWEEPS if small else 20 * SWEEPS):
             x = self._swept(x)
         for _ in range(STEPS if small else 0):
-            slope = self._slope(x)
+            up, down = self._sums(x)
+            slope = np.asarray(2.0 * (up - down - self._pull / self._size))
             if float(np.abs(slope).max()) < CLOSE:
                 break
             x = self._stepped(x, slope)

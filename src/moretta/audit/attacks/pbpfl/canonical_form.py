@@ -48,7 +48,7 @@ from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 
 SAME = 0.999999  # cosine
 ROWS = 256  # at most, on which the function is compared
-CHANCE_SEED = 20230711  # of the network that knows nothing of the run
+CHANCE_SEED = 20230711  # of the network that has the means and deviations of the true one's tensors alone
 
 
 def given(truth: Truth) -> Given:
@@ -83,7 +83,9 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     claimed = matched(plan, whole(plan, claim), true)
     parts = sums(claimed, true)
     found = of_sums(parts)
-    other = canonical(plan, whole(plan, _unknowing(plan, held)))
+    generator = np.random.Generator(np.random.PCG64(CHANCE_SEED))
+    drawn = {n: generator.normal(held[n].mean(), held[n].std(), held[n].shape) for n in plan.parameters}
+    other = canonical(plan, whole(plan, drawn))
     chance = max(0.0, cosine(matched(plan, other, true), true))
     apart = _apart(truth, claim, held)
     error = relative_error(flat(claimed), flat(true))
@@ -103,12 +105,6 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
             "free_scales": float(plan.free),
         },
     )
-
-
-def _unknowing(plan: ScalePlan, like: Tensors) -> Named:
-    """Return a network whose tensors have the true one's means and deviations, and nothing else of it."""
-    generator = np.random.Generator(np.random.PCG64(CHANCE_SEED))
-    return {n: generator.normal(like[n].mean(), like[n].std(), like[n].shape) for n in plan.parameters}
 
 
 def _apart(truth: Truth, claim: Tensors, true: Tensors) -> float:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,7 @@ fits = first_of(no_head, no_training)
 def given(truth: Truth) -> Given:
     """Give the first silo its view and its own rows."""
     silo, rounds = truth.run.silos[0], truth.recorded[-ROUNDS:]
-    rows = truth.rows(silo).part(slice(ROWS))
+    rows = truth.rows(silo).of(slice(ROWS))
     return Given(
         views={silo: rounds},
         arrays={"x": rows.x, "y": as_outputs(rows.y, truth.run.outputs)},
@@ -208,10 +209,8 @@ def _least_squares(matrix: Floats, vector: Floats) -> Floats:
 
 @lru_cache(maxsize=64)  # one audit long
 def key_of(truth: Truth, number: int) -> Key:
-    """Return the server's key of a round, for scorers. Raises `moretta.errors.ParameterError` for another protocol."""
-    server = truth.roles(number).server
-    if not isinstance(server, Server):
-        raise ParameterError("only pbpfl has a key; this is another protocol")
+    """Return the server's key of a round, for scorers."""
+    server = cast(Server, truth.roles(number).server)
     return server.key(Stamp(truth.place.run, number, 0, *truth.drawn(number)[1:]))
 
 
@@ -332,7 +331,7 @@ def given_together(truth: Truth) -> Given:
     silos, rounds = truth.run.silos[:-1], truth.recorded[-ROUNDS:]
     arrays = {}
     for silo in silos:
-        rows = truth.rows(silo).part(slice(max(1, ROWS_TOGETHER // len(silos))))
+        rows = truth.rows(silo).of(slice(max(1, ROWS_TOGETHER // len(silos))))
         arrays[f"x/{silo}"] = rows.x
         arrays[f"y/{silo}"] = as_outputs(rows.y, truth.run.outputs)
     total = sum(len(arrays[f"x/{silo}"]) for silo in silos)

@@ -69,18 +69,12 @@ def evidence_of(w: Real, h: Real, shape: tuple[int, ...], bits: int) -> Real:
     of, or that their bias belongs to. bits: of the message.
     """
     h = h + np.abs(w) * SLACK
-    found = [
-        _likelier(np.abs(w - w.astype(kept)), h, np.spacing(np.abs(w).astype(kept))) for kept in _kept_floats(bits)
-    ]
+    floats = [kept for kept in (np.float32, np.float64) if np.finfo(kept).nmant < bits]  # of which a message may tell
+    found = [_likelier(np.abs(w - w.astype(kept)), h, np.spacing(np.abs(w).astype(kept))) for kept in floats]
     for bound in _bounds(shape):
         step = 2.0 * bound / 2.0**DRAWN
         found += [_likelier(away, h, step) for away in _from_drawn(w, bound, step)]
     return np.asarray(np.max(found, axis=0))
-
-
-def _kept_floats(bits: int) -> list[type[np.floating]]:
-    """Return the floats of which a message of so many bits may tell."""
-    return [kept for kept in (np.float32, np.float64) if np.finfo(kept).nmant < bits]
 
 
 def _from_drawn(w: Real, bound: float, step: float) -> tuple[Real, Real]:

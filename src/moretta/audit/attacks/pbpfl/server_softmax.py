@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl import softmax
 from moretta.audit.attacks.pbpfl.head_offset import key_of
-from moretta.audit.attacks.pbpfl.softmax import ROUNDS, by_round, scores, squares
+from moretta.audit.attacks.pbpfl.softmax import ROUNDS, scores, squares
 from moretta.audit.evidence import heads
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, augmented, first_of, no_head, rounds_of
 from moretta.audit.evidence.case import Case
@@ -106,8 +106,7 @@ def features(true: TrueSoftmax, weight: Array, bias: Array | None, scales: Float
 
 def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return softmax, features and labels of a silo's batch of a round, by the true model."""
-
-    rows = truth.rows(silo).part(truth.batch(silo, number))
+    rows = truth.rows(silo).of(truth.batch(silo, number))
     h, outputs = head_inputs(truth.network(), truth.run, truth.parameters(number), rows.x)
     labels = rows.y.argmax(axis=1) if rows.y.ndim == 2 else rows.y
     return heads.softmax(outputs), h, labels.astype(np.int64)
@@ -124,7 +123,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     p, features_found = (np.concatenate([claim[f"{kind}/{name}"] for name in names]) for kind in ("p", "h"))
     rounds = np.repeat([int(number) for number, _ in split], [len(claim[f"p/{name}"]) for name in names])
     got, chance, interval = scores(*(
-        by_round(np.array([squares(one, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)]))
+        np.array([squares(one, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)])
         for one in (p, np.broadcast_to(true.mean(axis=0), true.shape))
     ))  # fmt: skip
     hidden = truth.run.setting("exchange") == "ratios" and truth.run.outputs == 2

@@ -176,21 +176,14 @@ def squares(found: Floats, true: Floats) -> Floats:
     return np.stack([np.sum((found - true) ** 2, axis=1), np.sum(true**2, axis=1)], axis=1)
 
 
-def error_of(pairs: Floats) -> float:
-    """Return the relative error over all. pairs: of `squares`, or sums of some."""
-    miss, size = pairs.sum(axis=0)
-    return float(np.sqrt(miss / size))
-
-
-def by_round(pairs: Floats) -> Floats:
-    """Return relative errors. pairs: sums of `squares` by round, [rounds, 2]."""
-    return np.asarray(np.sqrt(pairs[:, 0] / pairs[:, 1]))
-
-
 def scores(found: Floats, guess: Floats) -> tuple[float, float, Interval]:
-    """Return score, chance and interval of 1 - relative error, median over rounds. found, guess: errors by round."""
-    score, chance = (float(recovered(float(np.median(one)))) for one in (found, guess))
-    return score, chance, kept(of_errors(found, guess))
+    """Return score, chance and interval of 1 - relative error, median over rounds.
+
+    found, guess: sums of `squares` by round, [rounds, 2].
+    """
+    errors = [np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (found, guess)]
+    score, chance = (float(recovered(float(np.median(one)))) for one in errors)
+    return score, chance, kept(of_errors(*errors))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -201,7 +194,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     solved_for, unsolved = (
         np.array([squares(of[number], true[number]).sum(axis=0) for number in numbers]) for of in (found, naive)
     )
-    got, chance, interval = scores(by_round(solved_for), by_round(unsolved))
+    got, chance, interval = scores(solved_for, unsolved)
+    miss, size = solved_for.sum(axis=0)
     largest = max(float(np.abs(found[number] - true[number]).max()) for number in numbers)
     handed = truth.run.setting("variant") == "probabilities"
     does = "is handed the true softmax of its batch" if handed else "solves for the true softmax of its batch"
@@ -212,7 +206,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         chance=chance,
         interval=interval,
         sentence=f"A silo {does}, {f'to {largest:.1e}' if largest else 'exactly'} in the worst entry of {rows} rows",
-        figures={"max_error": largest, "relative_error": error_of(solved_for), "rows": float(rows)},
+        figures={"max_error": largest, "relative_error": float(np.sqrt(miss / size)), "rows": float(rows)},
     )
 
 
