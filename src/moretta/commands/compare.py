@@ -110,6 +110,8 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
 
 def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     """Write the page of the run that validation rows choose, and print what the sweep came to."""
+    from rich.text import Text
+
     from moretta.report.folder import read_run
     from moretta.report.page import write_report
     from moretta.report.sweep import Sweep
