@@ -195,7 +195,7 @@ def test_silos_validate_one_model_a_round_over_one_set(monkeypatch: pytest.Monke
     def greedy(self: Enrolment, now: Stamp, parameters: Any, summed: Any) -> Exchange[Any]:
         seen = yield from honest(self, now, parameters, summed)
         model = parameters()
-        everybody, figures = list(self.aggregation.cohort), self._validated
+        everybody, figures = list(self.aggregation.cohort), self._setting.validated
         others = {name: value * 0 for name, value in model.items()}
         questions = [(everybody, others), (everybody[:-1], model), (everybody, model)]
         for attempt, (cohort, asked) in enumerate(questions, start=now.attempt + 1):

@@ -14,15 +14,20 @@ from torch import nn
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Reason, no_phase
+from moretta.data.settings import Data
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.engines.in_process import InProcess
+from moretta.engines.settings import Run
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common import modules, silo_rows
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows, fitted_alone, prepared, targets
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import TrainingRows
+from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.fedsgd.params import FedSGD
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.statistics import AskHistogram
@@ -74,9 +79,10 @@ class House:
         self.model = model or nn.Linear(3, 1)
         rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
-        self.enrolment = Enrolment(
-            aggregator(scheme, bits), modules.schema(self.model), rules, batch_size, scales, targets=targets
-        )
+        spec = Specification(Run(rounds=1), Data(source="python", batch_size=batch_size), FedSGD())
+        listed = Statistics.of(rules, None, classes=0, counts_rows=not batch_size, scales=scales, targets=targets)
+        setting = Setting(spec, self.model, 1, (), rules)
+        self.enrolment = Enrolment(setting, aggregator(scheme, bits), rules, batch_size, listed)
         self.silos = {
             f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, self.enrolment.statistics)
             for number, (x, y) in enumerate(zip(xs, ys, strict=True))

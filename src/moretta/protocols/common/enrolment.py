@@ -33,7 +33,6 @@ from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
 from moretta.contract.wording import LEAST_SHOWN
-from moretta.data.layout import SampleLayout
 from moretta.data.look import shown, total
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
 from moretta.errors import PeerError, RowsError
@@ -44,20 +43,12 @@ from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Question
+from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
-from moretta.protocols.common.statistics import TARGETS, Statistics
+from moretta.protocols.common.statistics import Statistics
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
-from moretta.secure_aggregation.statistics import (
-    ALL,
-    FLAT,
-    MAY_LACK,
-    Moments,
-    counts,
-    histograms,
-    median_of,
-    moments,
-)
+from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, counts, histograms, median_of, moments
 from moretta.secure_aggregation.sums import message_digest
 
 log = logging.getLogger("moretta")
@@ -229,45 +220,29 @@ class SiloRows:
 class Enrolment:
     """The server's half: what has been agreed with the cohort.
 
-    columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. layout: of samples of several arrays.
-    ask_scales: whether mean and deviation of all inputs and of the targets are wanted too. figures: of the score that
-    is asked for at the end (`moretta.protocols.common.scoring.figures_of`), none for no score. validates: in which
-    rounds models are scored on the way, none where `validated` names no figures. table: the digest of
-    the schema by which tables are read. comparison: of silos' rows with the server's test rows, where it knows whom
-    those are about. classes: how many a look before training counts; 0 for no look. outputs: of the model. targets: how
-    many targets are brought to scale, all or 0.
-    statistics: the closed list of those that it asks for, and its silos give. most_weight: of the cohort, an upper
-    bound of the rows that a round uses.
+    setting: of the run. columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. statistics: the
+    closed list of those that it asks for, and its silos give. comparison: of silos' rows with the server's test rows,
+    where it knows whom those are about.
+    figures: of the score that is asked for at the end, none for no score. most_weight: of the cohort, an upper bound of
+    the rows that a round uses.
     """
 
     def __init__(
         self,
+        setting: Setting,
         aggregation: Aggregator,
-        schema: str,
         columns: ColumnRules,
         batch_size: int,
-        ask_scales: bool,
-        figures: Sequence[str] = (),
-        table: str = "",
+        statistics: Statistics,
         comparison: Comparison | None = None,
-        layout: SampleLayout | None = None,
-        classes: int = 0,
-        outputs: int = 1,
-        validated: Sequence[str] = (),
-        evaluates: Callable[[int], bool] = bool,
-        targets: int = 0,
     ) -> None:
-        self._outputs, self._targets, self._validated, self._evaluates = outputs, targets, validated, evaluates
+        self._setting, self.figures, self.statistics = setting, setting.figures, statistics
+        self.aggregation, self._rules, self._batch_size, self._comparison = aggregation, columns, batch_size, comparison
+        self._schema, self._table = modules.schema(setting.model), setting.spec.table_digest
         self._validators = tuple[str, ...]()  # the silos over which all validations of a run are
         self.counted: Counted | None = None
-        self._classes = classes
-        self.aggregation, self.figures, self._table, self._comparison = aggregation, figures, table, comparison
-        self._schema, self._rules, self._batch_size, self._ask_scales = schema, columns, batch_size, ask_scales
-        self._layout, self._has_statistics = layout, False
+        self._has_statistics = False
         self._centers = dict[str, NDArray[np.float64]]()  # of squares, by matrix: a silo answers for one
-        self.statistics = Statistics.of(
-            columns, layout, classes=classes, counts_rows=not batch_size, scales=ask_scales, targets=targets
-        )
         self._rows, self._counted = 0, tuple[str, ...]()
         self.cohort: Sequence[str] = ()
         self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
@@ -326,13 +301,14 @@ class Enrolment:
         parameters: gives the model's, where it is scored. summed: the silos in the round's own sum. It is nothing where
         no score is asked for, and where a silo is away of those that gave the first: see `scoring`.
         """
-        if not self._validated or not self._evaluates(now.round):
+        if not self._setting.validated or not self._setting.spec.run.evaluates(now.round):
             return {}
         self._validators = self._validators or tuple(sorted(self.cohort))
         if away := sorted(set(self._validators) ^ set(summed)):
             log.warning("%s: the model is not validated, which takes all silos of the first time: %s", now, away)
             return {}
-        asked = scoring.score(self.aggregation, now, parameters(), self._validated, self.agreed, validates=True)
+        figures = self._setting.validated
+        asked = scoring.score(self.aggregation, now, parameters(), figures, self.agreed, validates=True)
         found = yield from _dispensable(asked, f"{now}: the model is not validated")
         return {} if found is None else {f"validation_{name}": value for name, value in found[0].items()}
 
@@ -344,7 +320,7 @@ class Enrolment:
         if lost := sorted(set(self.aggregation.cohort) - set(scored)):
             log.warning("%s: the tables of classes are left out: no score is known of %r", now, lost)
             return {}
-        asked = scoring.tables(self.aggregation, now, parameters, max(2, self._outputs), self.agreed, rows)
+        asked = scoring.tables(self.aggregation, now, parameters, max(2, self._setting.outputs), self.agreed, rows)
         return (yield from _dispensable(asked, f"{now}: the tables of classes are left out")) or {}
 
     def _count_rows(self, now: Stamp) -> Exchange[Aborted | None]:
@@ -356,79 +332,65 @@ class Enrolment:
         self._rows, self._counted = min(counted.rows, MOST_ROWS), tuple(self.aggregation.cohort)
         return None
 
-    def _look(self, now: Stamp) -> Exchange[Aborted | None]:
+    def _look(self, now: Stamp, classes: int) -> Exchange[Aborted | None]:
         """Count rows and classes, and log what may be shown of them."""
-        found = yield from counts(self.aggregation, now, self._classes, CLASSES)
+        found = yield from counts(self.aggregation, now, classes, CLASSES)
         if isinstance(found, Aborted):
             return found
         self.counted = Counted(*found)
-        by_class = f", by class {', '.join(map(str, shown(found[1], LEAST_SHOWN)))}" if self._classes > 1 else ""
+        by_class = f", by class {', '.join(map(str, shown(found[1], LEAST_SHOWN)))}" if classes > 1 else ""
         log.info("%s: %s rows to train on at all silos together%s", now, total(found[1], LEAST_SHOWN), by_class)
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
-        if self._classes:
-            aborted = yield from self._look(now)
+        """Ask for what is on the list, matrix by matrix, but for rows, which are counted before."""
+        for what, (columns, of, may_lack) in self.statistics.matrices.items():
+            if what == "rows":
+                continue
+            aborted = yield from (
+                self._look(now, columns) if what == CLASSES else self._find(now, what, columns, of, may_lack)
+            )
             if aborted is not None:
                 return aborted
-        if self._rules.fitted:
-            fitted = yield from self._fit(now)
-            if isinstance(fitted, Aborted):
-                return fitted
-        numbers = ALL if self._layout is None else self._layout.numbers
-        has_scale = not self._rules.fitted and (self._layout is None or numbers.size > 0)
-        if self._targets:
-            scale = yield from moments(self.aggregation, now, self._targets, what=TARGETS, centers=self._centers)
-            if isinstance(scale, Aborted):
-                return scale
-            self.preparation = self.preparation.scaling(scale.mean, scale.deviation)
-        wanted = ({"inputs": numbers} if has_scale else {}) | ({} if self._targets else {"targets": ALL})
-        found: dict[str, Moments] = {}
-        for what, of in wanted.items() if self._ask_scales else ():
-            result = yield from moments(self.aggregation, now, 1, what=what, of=of, centers=self._centers)
-            if isinstance(result, Aborted):
-                return result
-            found[what] = result
-        if "inputs" in found:
-            self.input_scale = (float(found["inputs"].mean[0]), float(found["inputs"].deviation[0]))
-        if "targets" in found:
-            targets = found["targets"]
-            self.target_scale = float(np.hypot(targets.mean[0], targets.deviation[0])) or 1.0
         self._has_statistics = True
         return None
 
-    def _fit(self, now: Stamp) -> Exchange[Aborted | None]:
-        """Find how columns are prepared, and the scale of all inputs together then."""
-        rules, what = self._rules, MAY_LACK
-        if self._layout is not None:
-            return (yield from self._fit_some(now, self._layout.standardised))
+    def _find(self, now: Stamp, what: str, columns: int, of: Sequence[int], may_lack: bool) -> Exchange[Aborted | None]:
+        """Find the mean and deviation of a matrix, and what follows from them. columns, of, may_lack: as `moments`."""
+        indices = np.array(of, np.int64)
         found = yield from moments(
-            self.aggregation, now, rules.columns, what=what, may_lack=rules.may_lack, centers=self._centers
+            self.aggregation, now, columns, what, may_lack=may_lack, of=indices, centers=self._centers
         )
         if isinstance(found, Aborted):
             return found
+        match what:
+            case "input columns":
+                return (yield from self._fit(now, found))
+            case "target columns":
+                self.preparation = self.preparation.scaling(found.mean, found.deviation)
+            case "inputs":
+                self.input_scale = (float(found.mean[0]), float(found.deviation[0]))
+            case _:
+                self.target_scale = float(np.hypot(found.mean[0], found.deviation[0])) or 1.0
+        return None
+
+    def _fit(self, now: Stamp, found: Moments) -> Exchange[Aborted | None]:
+        """Find how columns are prepared, and the scale of all inputs together then."""
+        rules, layout = self._rules, self._setting.layout
+        if layout is not None:  # nothing was asked of ids, masks and images
+            part = Preparation(np.zeros(len(found.mean)), found.mean, usable(found.deviation))
+            self.preparation = Preparation.nothing(rules.columns).joined(layout.standardised.tolist(), part)
+            return None
         if self.counted is not None:
             self.counted = self.counted.among(found)
-        fill = found.mean.copy()
-        if rules.medians.size:
-            of = rules.medians
-            counts = yield from histograms(self.aggregation, now, of, rules.low[of], rules.high[of], what)
+        fill, of = found.mean.copy(), rules.medians
+        if of.size:
+            counts = yield from histograms(self.aggregation, now, of, rules.low[of], rules.high[of], MAY_LACK)
             if isinstance(counts, Aborted):
                 return counts
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
         self.preparation = _of(rules, fill, found.mean, found.deviation)
         self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
-        return None
-
-    def _fit_some(self, now: Stamp, columns: NDArray[np.int64]) -> Exchange[Aborted | None]:
-        """Find how the columns are prepared that are standardised, and ask nothing of ids, masks and images."""
-        found = yield from moments(
-            self.aggregation, now, len(columns), what=MAY_LACK, of=columns, centers=self._centers
-        )
-        if isinstance(found, Aborted):
-            return found
-        part = Preparation(np.zeros(len(columns)), found.mean, usable(found.deviation))
-        self.preparation = Preparation.nothing(self._rules.columns).joined(columns.tolist(), part)
         return None
 
     def state(self) -> State:

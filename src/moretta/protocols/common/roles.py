@@ -130,34 +130,20 @@ def enrolment_of(
     ask_scales: bool = False,
     labelled: bool = True,
 ) -> Enrolment:
-    """Return the server's half of the enrolment of some silos. columns, batch_size, ask_scales: see `Enrolment`.
+    """Return the server's half of the enrolment of some silos. columns, batch_size: see `Enrolment`.
 
-    members: None for all silos. batch_size: None is the setting's. labelled: whether they have the targets.
+    members: None for all silos. batch_size: None is the setting's. ask_scales: whether mean and deviation of all inputs
+    together and of the targets are wanted too. labelled: whether these silos have the targets.
     """
     rules = setting.rules(scheme, members)
     if scheme == "pairwise":
         rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.spec.data.batch_size if batch_size is None else batch_size
+    statistics = setting.statistics(columns, size, scales=ask_scales, labelled=labelled)
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
-    schema, figures, table = modules.schema(setting.model), setting.figures, setting.spec.table_digest
-    return Enrolment(
-        summing,
-        schema,
-        columns,
-        size,
-        ask_scales,
-        figures,
-        table,
-        comparison,
-        setting.layout,
-        setting.classes,
-        setting.outputs,
-        setting.validated,
-        setting.spec.run.evaluates,
-        setting.scaled_targets if labelled else 0,
-    )
+    return Enrolment(setting, summing, columns, size, statistics, comparison)
 
 
 def comparison_of(setting: Setting) -> Comparison | None:

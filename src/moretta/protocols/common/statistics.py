@@ -57,7 +57,7 @@ class Statistics:
         scales: bool,
         targets: int = 0,
     ) -> Statistics:
-        """Return the list of a run's settings; `moretta.protocols.common.enrolment.Enrolment` asks for no more.
+        """Return the list of a run's settings, in the order in which `enrolment.Enrolment` asks, and for no more.
 
         Args:
             rules: how columns are prepared.
@@ -90,6 +90,14 @@ class Statistics:
     def names(self) -> list[str]:
         """Return the names under which they are recorded as answered."""
         return [*(_name(what, order) for what, order, _, _ in self.moments), *([_HISTOGRAM] if self.medians else [])]
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
+        """By matrix: how many columns, their indices, and whether the values that are there are counted first."""
+        found = dict[str, tuple[int, tuple[int, ...], bool]]()
+        for what, order, columns, of in self.moments:
+            found.setdefault(what, (columns, of, not order))
+        return found
 
     @property
     def targets(self) -> int:
