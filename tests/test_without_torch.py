@@ -98,7 +98,7 @@ def deliver(ask):
     for silo, message in ask.messages.items():
         message = codec.decode(codec.encode(message))
         if isinstance(message, AskMoments):
-            reply = answer_moments(silos[silo], message, {message.what: columns[silo]})
+            reply = answer_moments(silos[silo], message, columns[silo])
         else:
             reply = silos[silo].answer(message)
         answers[silo] = codec.decode(codec.encode(reply))

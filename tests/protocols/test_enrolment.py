@@ -346,7 +346,7 @@ def test_most_weight_bounds_the_rows_of_a_round(batch_size: int, cohort: int, mo
 
 def test_a_silo_with_another_model_refuses_and_says_why() -> None:
     house = House(columns_of())
-    house.silos["silo-1"].rows.of._schema = modules.schema(nn.Linear(3, 2))
+    house.silos["silo-1"].rows.of.schema = modules.schema(nn.Linear(3, 2))
     aborted = house.setup()
     assert aborted is not None
     assert list(aborted.missing) == ["silo-1"]

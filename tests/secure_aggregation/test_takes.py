@@ -174,7 +174,7 @@ def test_statistics_are_never_summed_over_a_second_set(scheme: str, roster: bool
         def answer(silo: Silo, matrix: NDArray[np.float64]) -> Answer:
             def one(message: Message) -> Any:
                 if isinstance(message, AskMoments):
-                    return answer_moments(silo.contributor, message, {"inputs": matrix})
+                    return answer_moments(silo.contributor, message, matrix)
                 return silo(message)
 
             return one

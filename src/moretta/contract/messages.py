@@ -187,6 +187,8 @@ Digest = Annotated[bytes, length(DIGEST_BYTES)]
 Digests = Annotated[Mapping[str, bytes], length(DIGEST_BYTES)]
 Octets = Annotated[Array, shaped(1, "uint8")]
 """More bytes than fit a plain field."""
+Vector = Annotated[Array, shaped(1, "float64")]
+Indices = Annotated[Array, shaped(1, "int64")]
 
 
 def _describe(value: object) -> str:

@@ -26,13 +26,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import loaded
-from moretta.contract.messages import Array, Message, Stamp, message
+from moretta.contract.messages import Array, Indices, Message, Stamp, Vector, message, within
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import ParameterError, PeerError, RangeError, RowsError
 from moretta.secure_aggregation.encoding import MOST_WEIGHT
@@ -66,19 +66,16 @@ class AskMoments(Message):
     """
 
     what: str
-    order: int
-    center: Array
-    columns: Array
+    order: Annotated[int, within(0, 2)]
+    center: Vector
+    columns: Indices
     encoding: Mapping[str, int]
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for another order, a center that is no vector of numbers, or bad indices."""
-        if self.order not in (0, 1, 2) or self.center.ndim != 1 or self.center.dtype != np.float64:
-            raise PeerError(f"{self.TAG}: expected order 0, 1 or 2 and a center float64[columns]")
+        """Raise `moretta.errors.PeerError` for a center that is too far off, or bad indices."""
         if np.abs(self.center).max(initial=0.0) > (CENTERS if self.order == 2 else 0.0):
             raise PeerError(f"{self.TAG}: expected a center within {CENTERS:.3g}, and of order 0 or 1 none")
-        ascending = self.columns.ndim == 1 and self.columns.dtype == np.int64 and (np.diff(self.columns) > 0).all()
-        if not ascending or (self.columns < 0).any():
+        if (np.diff(self.columns, prepend=-1) <= 0).any():
             raise PeerError(f"{self.TAG}: expected the indices of columns, int64[columns], ascending")
 
     def of(self, inputs: NDArray[Any]) -> NDArray[Any]:
@@ -101,9 +98,9 @@ class AskHistogram(Message):
     """
 
     what: str
-    columns: Array
-    low: Array
-    high: Array
+    columns: Indices
+    low: Vector
+    high: Vector
     encoding: Mapping[str, int]
 
     @property
@@ -113,11 +110,8 @@ class AskHistogram(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless each column has a range that is not empty."""
-        ends = (self.low, self.high)
-        if self.columns.ndim != 1 or self.columns.dtype != np.int64 or not self.columns.size:
-            raise PeerError(f"{self.TAG}: expected the indices of some columns, int64[columns]")
-        if any(end.shape != self.columns.shape or end.dtype != np.float64 for end in ends):
-            raise PeerError(f"{self.TAG}: expected the ends of a range for each column, float64[columns]")
+        if not self.columns.size or not self.low.shape == self.high.shape == self.columns.shape:
+            raise PeerError(f"{self.TAG}: expected the ends of a range for each of some columns")
         if not (self.low < self.high).all() or not np.isfinite(self.high / 2 - self.low / 2).all():
             raise PeerError(f"{self.TAG}: expected finite ranges that are not empty")
 
@@ -247,16 +241,13 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
     return found
 
 
-def answer_moments(
-    contributor: Contributor, message: AskMoments, columns: Mapping[str, NDArray[np.generic]]
-) -> Message:
+def answer_moments(contributor: Contributor, message: AskMoments, matrix: NDArray[np.generic]) -> Message:
     """Return the upload that answers: the silo's half.
 
-    columns: the silo's matrices by name, [rows, columns] of numbers, added up in float64; NaN is an absent value, in
-    `MAY_LACK` alone. Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the
+    matrix: the silo's, [rows, columns] of numbers, added up in float64; NaN is an absent value, in `MAY_LACK` alone.
+    Raises `moretta.errors.ParameterError` for data that is not finite or has other columns than the
     server's, and `moretta.errors.RangeError` for sums of 2^118 and more; both name the column by its index.
     """
-    matrix = _named(message.what, columns)
     if matrix.ndim != 2 or matrix.shape[1] != len(message.center):
         raise RowsError(
             f"`{message.what}`: the server knows {len(message.center)} columns, the silo's data has "
@@ -269,14 +260,12 @@ def answer_moments(
     return contributor.upload(message.stamp, {name: to_limbs(sums)}, 1, message.encoding, asked=about, least=HALF)
 
 
-def answer_histogram(
-    contributor: Contributor, message: AskHistogram, columns: Mapping[str, NDArray[np.generic]]
-) -> Message:
-    """Return the upload that answers. columns: as of `answer_moments`.
+def answer_histogram(contributor: Contributor, message: AskHistogram, matrix: NDArray[np.generic]) -> Message:
+    """Return the upload that answers. matrix: as of `answer_moments`.
 
     Raises `moretta.errors.PeerError` for columns that the matrix has not.
     """
-    matrix = loaded(_named(message.what, columns))
+    matrix = loaded(matrix)
     if matrix.ndim != 2 or not 0 <= int(message.columns.min()) <= int(message.columns.max()) < matrix.shape[1]:
         raise PeerError(f"`{message.what}`: expected indices of its columns, got others")
     counts = np.zeros((len(message.columns), BINS), np.int64)
@@ -324,12 +313,6 @@ def _tensor(what: str, order: int) -> str:
 
 def _histogram_of(what: str) -> str:
     return f"histogram/{what}"
-
-
-def _named(what: str, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.generic]:
-    if what not in columns:
-        raise PeerError(f"expected one of the matrices {sorted(columns)}, was asked for `{what:.80}`")
-    return columns[what]
 
 
 def _present(what: str, rows: int, counted: Sequence[int], columns: int) -> NDArray[np.int64]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from moretta.contract.messages import Array, Message, Spent, Stamp, message
+from moretta.contract.messages import Array, Message, Spent, Stamp, Vector, message
 from moretta.contract.roles import unexpected
 from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
@@ -38,18 +38,15 @@ class Begin(Message):
 
     schema: str
     table: str
-    fill: Array
-    mean: Array
-    deviation: Array
+    fill: Vector
+    mean: Vector
+    deviation: Vector
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where fill, mean and deviation do not fit each other."""
-        three = (self.fill, self.mean, self.deviation)
-        if any(array.ndim != 1 or array.dtype != np.float64 for array in three) or not self.mean.size:
-            raise PeerError("enrolment/begin: expected a float64 fill, mean and deviation of at least one column")
-        alike = self.fill.shape == self.mean.shape == self.deviation.shape
-        if not alike or not (self.deviation >= SMALLEST_DEVIATION).all():
-            raise PeerError(f"enrolment/begin: expected a deviation of at least {SMALLEST_DEVIATION:.0e} for each mean")
+        if self.fill.shape != self.mean.shape:
+            raise PeerError(f"{self.TAG}: expected a value to fill in for each mean")
+        _check_scale(self.TAG, self.mean, self.deviation)
 
     @classmethod
     def of(cls, stamp: Stamp, schema: str, table: str, prepared: Preparation) -> Begin:
@@ -67,19 +64,18 @@ class Begin(Message):
 class BeginScaled(Begin):
     """The same where targets are scaled too: target_mean, target_deviation, float64[outputs]."""
 
-    target_mean: Array
-    target_deviation: Array
+    target_mean: Vector
+    target_deviation: Vector
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where the figures do not fit each other."""
         Begin.check(self)
-        mean, deviation = self.target_mean, self.target_deviation
-        are_vectors = mean.ndim == 1 and mean.dtype == deviation.dtype == np.float64 and mean.shape == deviation.shape
-        if not are_vectors or not mean.size or not (deviation >= SMALLEST_DEVIATION).all():
-            raise PeerError(
-                f"enrolment/begin-scaled: expected float64 means of targets, and a deviation of at least "
-                f"{SMALLEST_DEVIATION:.0e} for each"
-            )
+        _check_scale(f"{self.TAG}, targets", self.target_mean, self.target_deviation)
+
+
+def _check_scale(what: str, mean: Array, deviation: Array) -> None:
+    if not mean.size or mean.shape != deviation.shape or not (deviation >= SMALLEST_DEVIATION).all():
+        raise PeerError(f"{what}: expected means, and a deviation of at least {SMALLEST_DEVIATION:.0e} for each")
 
 
 @message("enrolment/ready")
@@ -104,6 +100,7 @@ def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:
     return digest_of({"rows": np.frombuffer(own, np.uint8), **prepared.figures})
 
 
+@dataclass(eq=False, repr=False)
 class TrainingRows:
     """A silo's rows, its batches and its half of the enrolment.
 
@@ -111,28 +108,22 @@ class TrainingRows:
     [rows, outputs] or int64[rows]. schema: the digest of the silo's model. held_out: the rows it does not train on.
     validation: others, on which models are scored on the way. table: the digest of its table's schema, empty where it
     has none. subjects: whom the rows are about. statistics: the closed list of those that are given. answers: what the
-    silo has answered that it answers once.
+    silo has answered that it answers once. prepared: how inputs and targets are. agreed: digests of what the set-up
+    agreed on.
     """
 
-    def __init__(
-        self,
-        x: NDArray[np.generic],
-        y: Array,
-        batches: Batches | UnionBatches,
-        schema: str = "",
-        held_out: HeldOut | None = None,
-        table: str = "",
-        subjects: Subjects | None = None,
-        statistics: Statistics = NOTHING,
-        answers: Answers | None = None,
-        validation: HeldOut | None = None,
-    ) -> None:
-        self._statistics, self.answers = statistics, answers or Answers()
-        self.x, self.y, self.batches, self._schema = x, y, batches, schema
-        self.held_out, self.validation = held_out, validation
-        self._subjects = subjects or Subjects()
-        self._table, self.prepared = table, Preparation.nothing()
-        self.agreed: Sequence[bytes] = ()  # digests of what the set-up agreed on
+    x: NDArray[np.generic]
+    y: Array
+    batches: Batches | UnionBatches
+    schema: str = ""
+    held_out: HeldOut | None = None
+    table: str = ""
+    subjects: Subjects = field(default_factory=Subjects)
+    statistics: Statistics = NOTHING
+    answers: Answers = field(default_factory=Answers)
+    validation: HeldOut | None = None
+    prepared: Preparation = field(default_factory=Preparation.nothing)
+    agreed: Sequence[bytes] = ()
 
     @cached_property
     def _own(self) -> bytes:
@@ -152,20 +143,20 @@ class TrainingRows:
 
         statistics: those that are given to the message's group; None for the silo's.
         """
-        given = self._statistics if statistics is None else statistics
+        given = self.statistics if statistics is None else statistics
         match message:
             case AskMoments():
                 given.check(message, self.answers)
-                return answer_moments(contributor, message, {message.what: self._matrix(message)})
+                return answer_moments(contributor, message, self._matrix(message))
             case AskHistogram():
                 given.check(message, self.answers)
-                return answer_histogram(contributor, message, {message.what: self.x.reshape(-1, self.x.shape[-1])})
+                return answer_histogram(contributor, message, self.x.reshape(-1, self.x.shape[-1]))
             case AskApart():
                 return self.compared(message)
             case Begin():
-                if message.schema != self._schema:
+                if message.schema != self.schema:
                     raise PeerError("the server's model has other tensors than the silo's; expected the same")
-                if message.table != self._table:
+                if message.table != self.table:
                     raise PeerError(
                         "the server reads tables by another schema than this silo, as their digests differ; give both "
                         "the same"
@@ -205,7 +196,7 @@ class TrainingRows:
 
     def compared(self, ask: AskApart) -> Message:
         """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""
-        return compared(ask, self._subjects, self.answers)
+        return compared(ask, self.subjects, self.answers)
 
     def _matrix(self, ask: AskMoments) -> NDArray[np.generic]:
         """Return the matrix that a statistic is of, [entries, columns]."""

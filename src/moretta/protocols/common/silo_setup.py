@@ -110,8 +110,8 @@ class SiloSetup:
             for part, validates in ((self.held_out, False), (self.validation, True))
         )
         own = batches or Batches(len(self.x), self.batch_size, self.seed, self.name, self.run)
-        about, table, given = self.subjects, self.table, self.statistics
-        return TrainingRows(self.x, self.y, own, self.schema, held_out, table, about, given, answers, validation)
+        parts = self.schema, held_out, self.table, self.subjects, self.statistics, answers, validation
+        return TrainingRows(self.x, self.y, own, *parts)
 
     def contributor(
         self, insecure: SecretRoot | None, rules: Rules | None = None, run: str | None = None

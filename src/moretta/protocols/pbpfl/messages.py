@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from moretta.contract.messages import Array, Message, Tensors, message
+from moretta.contract.messages import Array, Indices, Message, Tensors, Vector, message
 from moretta.errors import PeerError
 
 LARGEST = 1e30  # of predictions and of what answers them: squares of it still fit float64
 RATIO_WORDS, TOTAL_WORDS, REST_WORDS = 11, 20, 10  # of 64 bits: `moretta.protocols.pbpfl.ratios` says of what
+
+
+def _bounded(value: Array) -> None:
+    if value.dtype.kind != "f" or float(np.abs(value).max(initial=0)) > LARGEST:
+        raise PeerError(f"expected floats up to {LARGEST:.0e}; did the sender diverge?")
+
+
+Bounded = Annotated[Array, _bounded]
 
 
 @message("pbpfl/train-on")
@@ -23,16 +31,14 @@ class TrainOn(Message):
     """
 
     parameters: Tensors
-    parts: Array
-    direction: Array
+    parts: Indices
+    direction: Vector
     encoding: Mapping[str, int]
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where parts and direction do not fit each other."""
-        if self.direction.ndim != 1 or self.direction.dtype != np.float64 or self.direction.size < 1:
-            raise PeerError("pbpfl/train-on: expected a direction of one float64 an output")
-        if self.parts.shape != self.direction.shape or self.parts.dtype != np.int64:
-            raise PeerError("pbpfl/train-on: expected a part of each output, int64")
+        if not self.direction.size or self.parts.shape != self.direction.shape:
+            raise PeerError("pbpfl/train-on: expected a part and a direction of each output")
         found = np.unique(self.parts)  # sorted; nothing is made as large as the peer's numbers say
         if found[0] != 0 or found[-1] != found.size - 1:
             raise PeerError("pbpfl/train-on: expected parts that number the outputs 0 to m - 1 without a gap")
@@ -48,17 +54,15 @@ class Predictions(Message):
     gap of two outputs passes 88; z and alpha say the same in the log domain.
     """
 
-    z: Array
-    alpha: Array
+    z: Bounded
+    alpha: Bounded
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where z and alpha are not of the same rows."""
         if self.z.ndim != 2 or self.alpha.shape != self.z.shape[:1] or self.z.size == 0:
             raise PeerError("pbpfl/predictions: expected one alpha for each row of outputs")
-        if self.z.dtype.kind != "f" or self.alpha.dtype.kind != "f" or self.z.max() > 0:
-            raise PeerError("pbpfl/predictions: expected outputs less their row's largest, and alpha, in floats")
-        if max(-float(self.z.min()), float(np.abs(self.alpha).max())) > LARGEST:
-            raise PeerError(f"pbpfl/predictions: expected outputs and alpha up to {LARGEST:.0e}; did the silo diverge?")
+        if self.z.max() > 0:
+            raise PeerError("pbpfl/predictions: expected outputs less their row's largest")
 
 
 @message("pbpfl/softmax")
@@ -71,16 +75,14 @@ class Softmax(Message):
 
     OWN: ClassVar[frozenset[str]] = frozenset({"y", "k"})
 
-    y: Array
-    k: Array
+    y: Bounded
+    k: Bounded
     encoding: Mapping[str, int]
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` where y and k are not of the same rows."""
         if self.y.ndim != 2 or self.k.ndim != 2 or len(self.y) != len(self.k) or not self.y.size:
             raise PeerError("pbpfl/softmax: expected y and k of the same rows")
-        if any(array.dtype.kind != "f" or float(np.abs(array).max(initial=0)) > LARGEST for array in (self.y, self.k)):
-            raise PeerError(f"pbpfl/softmax: expected floats up to {LARGEST:.0e}")
 
 
 @message("pbpfl/ratios")
@@ -91,15 +93,13 @@ class Ratios(Message):
     """
 
     words: Array
-    alpha: Array
+    alpha: Bounded
 
     def check(self) -> None:
-        """Raise `moretta.errors.PeerError` for other shapes, or an alpha that is too large."""
+        """Raise `moretta.errors.PeerError` for other shapes."""
         _check_words(self.TAG, self.words, 4, RATIO_WORDS)
         if self.words.shape[1] != self.words.shape[2] + 1 or self.alpha.shape != self.words.shape[:1]:
             raise PeerError("pbpfl/ratios: expected for each row of alpha a ratio of each output to each other")
-        if self.alpha.dtype.kind != "f" or float(np.abs(self.alpha).max()) > LARGEST:
-            raise PeerError(f"pbpfl/ratios: expected alpha in floats up to {LARGEST:.0e}; did the silo diverge?")
 
 
 @message("pbpfl/blinded-softmax")
@@ -113,7 +113,7 @@ class BlindedSoftmax(Message):
 
     totals: Array
     rests: Array
-    k: Array
+    k: Bounded
     encoding: Mapping[str, int]
 
     def check(self) -> None:
@@ -122,8 +122,6 @@ class BlindedSoftmax(Message):
         _check_words(self.TAG, self.rests, 3, REST_WORDS)
         if self.totals.shape[:2] != self.rests.shape[:2] or self.k.ndim != 2 or len(self.k) != len(self.totals):
             raise PeerError("pbpfl/blinded-softmax: expected totals, rests and k of the same rows")
-        if self.k.dtype.kind != "f" or float(np.abs(self.k).max(initial=0)) > LARGEST:
-            raise PeerError(f"pbpfl/blinded-softmax: expected k in floats up to {LARGEST:.0e}")
 
 
 MESSAGES = (TrainOn, Predictions, Softmax, Ratios, BlindedSoftmax)
