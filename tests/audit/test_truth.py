@@ -9,6 +9,7 @@ import torch
 from recorded import recorded
 from torch import nn
 
+from moretta.contract.roles import under
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of
@@ -35,7 +36,7 @@ def test_sizes_of_batches_are_those_of_the_run(tmp_path):
 def test_key_is_the_one_of_the_round(tmp_path, loss):
     truth = recorded(tmp_path, run={"rounds": 4}, protocol={"name": "pbpfl", "loss": loss})
     for number in (1, 3):  # before the first round the server's own state lacks what the set-up agreed on
-        key, held = key_of(truth, number), modules.under("model/", truth.states(number)["server"])
+        key, held = key_of(truth, number), under("model/", truth.states(number)["server"])
         perturbation = truth.roles(number).server._perturbation
         noisy = perturbation.perturb({name: torch.tensor(value) for name, value in held.items()}, key, truth.dtype)
         for silo in truth.run.silos:

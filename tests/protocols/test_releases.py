@@ -254,8 +254,8 @@ def test_each_silo_counts_what_it_helped_to_open_and_states_its_own_epsilon() ->
 
     engine = Losing(players.clients, _codec(players), strict=False)
     list(Driver(players.server, NAMES, "run", engine, players.least).rounds(1, 3))
-    assert players.releases is not None
-    assert players.releases.count == 3
+    assert players.accountant is not None
+    assert players.accountant.releases.count == 3
     stated = {name: client.privacy() for name, client in players.clients.items()}  # type: ignore[attr-defined]
     assert {name: facts["releases"] for name, facts in stated.items()} == dict.fromkeys(NAMES[:3], 3) | {"silo-3": 2}
     assert stated["silo-0"]["epsilon"] == epsilon(1.0, 1e-5, 0.1, 3)

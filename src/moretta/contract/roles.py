@@ -41,6 +41,11 @@ def no_phase(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def under(prefix: str, state: State) -> dict[str, Any]:
+    """Return the part of a state whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 class Reason(StrEnum):
     """Why a silo's answer is not among the replies."""
 

@@ -209,7 +209,8 @@ class Session:
                 traffic, phases = self._engine.take_traffic(), self._engine.clock.take()
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)
-                spent = {} if self._players.epsilon is None else {"epsilon": self._players.epsilon()}
+                noise = self._players.accountant
+                spent = {} if noise is None else {"epsilon": noise.spent(noise.releases.count)}
                 yield {SCALED if scaled and key == "loss" else key: one for key, one in line.items()} | spent
                 began = time.perf_counter()
         except (RunFailed, ParameterError):

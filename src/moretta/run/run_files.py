@@ -48,8 +48,8 @@ class RunFiles:
         if self.place.session == 0:
             self.save(self.place.round, None)
         best = self.checkpoints.best()
-        if self.roles.releases is not None:
-            self.checkpoints.record_releases(self.roles.releases)
+        if self.roles.accountant is not None:
+            self.checkpoints.record_releases(self.roles.accountant.releases)
         self._save_truth(self.place.round)
         return best
 

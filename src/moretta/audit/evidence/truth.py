@@ -17,7 +17,7 @@ from torch import nn
 from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported, torch_dtype
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.contract.messages import Array, Message, Stamp, Tensors
-from moretta.contract.roles import Client, State
+from moretta.contract.roles import Client, State, under
 from moretta.data.layout import SampleLayout
 from moretta.data.rows import Rows
 from moretta.data.silo import Silo, row_shape, rows_digest
@@ -206,7 +206,7 @@ class Truth:
 
         A server may hold more digits of it. Not of protocols without a common model.
         """
-        held = sorted(modules.under("model/", self.states(number)["server"]).items())
+        held = sorted(under("model/", self.states(number)["server"]).items())
         return {name: one.astype(self.run.dtype) if one.dtype.kind == "f" else one for name, one in held}
 
     def final(self, name: str = "model.safetensors") -> Tensors:

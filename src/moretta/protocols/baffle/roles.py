@@ -28,7 +28,6 @@ from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.torch_forward import TorchForward, check_model, check_rows, layout_of
 from moretta.protocols.common import modules
 from moretta.protocols.common import roles as common
-from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 
@@ -42,7 +41,6 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     forward, recipe = _forward(protocol, setting, layout)
     device = torch.device(setting.spec.run.device)
     accountant = common.accountant_of(setting, scheme, setting.spec.data.batch_size, agreed.statistics)
-    releases = None if accountant is None else Releases()
     computes = common.model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, apart=not protocol.batch_statistics)
     _check_fits(protocol, setting, layout)
@@ -57,8 +55,8 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             clients[name] = edge_client.edge_client(protocol, setup, setting.spec.engine, setting.insecure_root(name))
         else:
             clients[name] = Client(setup, recipe, forward, setting.insecure_root(name), model=computes, combine=combine)
-    server = Server(protocol, recipe, setting, layout, agreed, graph_of, accountant, releases, combine)
-    return common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
+    server = Server(protocol, recipe, setting, layout, agreed, graph_of, accountant, combine)
+    return common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), accountant)
 
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array, Stamp, Tensors
-from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import batch_statistics
@@ -28,7 +28,7 @@ from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import usable_density
-from moretta.protocols.common.releases import Releases, counted
+from moretta.protocols.common.releases import counted
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.sums import Sum, query_of
@@ -38,8 +38,7 @@ class Server:
     """BAFFLE's server. recipe: the silos' settings. The setting's limit is the largest |x_k|.
 
     graph_of: exports the model to ONNX in a precision, for silos that run it. accountant: where silos add noise,
-    states their privacy; they then upload nothing but scalars. releases: counts their noised sums. combine: adds
-    directions up, on a device perhaps.
+    states their privacy; they then upload nothing but scalars. combine: adds directions up, on a device perhaps.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Server:
         enrolment: Enrolment,
         graph_of: Callable[[str], bytes],
         accountant: Accountant | None = None,
-        releases: Releases | None = None,
         combine: Combine = Directions.combine,
     ) -> None:
         self.phase: Phase = no_phase
@@ -70,7 +68,7 @@ class Server:
                 f'ema-each = "epoch" averages after each {params.epoch_rounds} rounds (epoch-rounds), and the run '
                 f"has {rounds}; lower epoch-rounds"
             )
-        self._releases, self._forwards = releases or Releases(), 0
+        self._forwards = 0
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort, also on the seed of the directions."""
@@ -101,7 +99,7 @@ class Server:
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
         if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
             self._accountant.check_steps(wanted.fraction_bits)
-            exchange = counted(exchange, self._releases, now, ask.parameter_hash, self._seed.seed, k)
+            exchange = counted(exchange, self._accountant.releases, now, ask.parameter_hash, self._seed.seed, k)
         total = yield from exchange
         if isinstance(total, Aborted):
             return total
@@ -203,7 +201,7 @@ class Server:
             if self._recipe.blocks:
                 facts["moves"] = float(self._recipe.most * self._forwards)  # each runs what comes after its block
         if self._accountant is not None:
-            facts |= self._accountant.facts(self._releases.count)
+            facts |= self._accountant.facts(self._accountant.releases.count)
         parameters = self._averaged()
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         return (yield from self._enrolment.scored(now, outcome, self._trained(parameters)))
@@ -212,7 +210,7 @@ class Server:
         """Return the averaged model, the one that is stepped on, the optimizer, and what was agreed once."""
         model = {f"model/{name}": value for name, value in self._averaged().items()}
         seed = {f"seed/{key}": value for key, value in self._seed.state().items()}
-        released = self._releases.state() if self._accountant else {}
+        released = self._accountant.releases.state() if self._accountant else {}
         state: State = {
             "parameters": self._parameters(), "average": self._average.copy(), "forwards": self._forwards
         }  # fmt: skip
@@ -229,9 +227,9 @@ class Server:
                 buffers[name].copy_(torch.tensor(np.asarray(state[f"model/{name}"])))
         self._average = np.array(state["average"], dtype=np.float64)
         if self._accountant is not None:
-            self._releases.restore(state)
+            self._accountant.releases.restore(state)
         # A run that goes back to its best round has still asked in the later ones.
         self._forwards = max(self._forwards, int(state["forwards"]))
-        self._seed.restore({key.removeprefix("seed/"): state[key] for key in state if key.startswith("seed/")})
+        self._seed.restore(under("seed/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)

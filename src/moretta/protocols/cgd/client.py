@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
-from moretta.contract.roles import Phase, State, no_phase
+from moretta.contract.roles import Phase, State, no_phase, under
 from moretta.errors import MisuseError, PeerError, SumSpent
 from moretta.protocols.cgd import messages
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
@@ -531,8 +531,8 @@ class Client:
         """Take up what `state` returned."""
         self._order.restore(state)
         self._root = SecretRoot(state["root"])
-        self._start = self._confined() | modules.under("buffer/", state)
-        self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
+        self._start = self._confined() | under("buffer/", state)
+        self._displacement = {name: value.copy() for name, value in under("displacement/", state).items()}
         self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
         self._moved.clear()
         self._clips = {group: Clip(_summed_in(group), state[f"norms/{group}"]) for group in self._clips}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import RunFailed
@@ -337,10 +337,7 @@ class Server:
         """Take up what `state` returned."""
         self._steps.restore(state)
         for name, enrolment in self._enrolments.items():
-            prefix = f"{name}/"
-            enrolment.restore(
-                {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-            )
+            enrolment.restore(under(f"{name}/", state))
 
 
 @dataclass(frozen=True)

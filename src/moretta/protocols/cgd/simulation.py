@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Stamp, Tensors
-from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import ParameterError, RangeError, RunFailed
@@ -197,7 +197,7 @@ class Simulation:
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self._root = SecretRoot(state["root"])
-        self._displacement = {name: value.copy() for name, value in modules.under("displacement/", state).items()}
+        self._displacement = {name: value.copy() for name, value in under("displacement/", state).items()}
 
     # Starts
 

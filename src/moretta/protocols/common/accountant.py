@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import MissingExtra, ParameterError
+from moretta.protocols.common.releases import Releases
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ class Accountant:
     """States the privacy that a run gave, from public figures alone.
 
     rate: the largest q of any silo. sharers: S, the silos whose noise together is that of the mechanism; 1 where each
-    silo adds all of it. left_out: where the silos' data was used beside the updates that epsilon is about.
+    silo adds all of it. left_out: where the silos' data was used beside the updates that epsilon is about. releases: the
+    count of noised sums, which must be on disk before any message leaves.
     Raises `moretta.errors.MissingExtra` without the extra [dp], before a run and not at its end.
     """
 
@@ -119,6 +121,7 @@ class Accountant:
     rate: float
     sharers: int = 1
     left_out: str = ""
+    releases: Releases = field(default_factory=Releases, compare=False)
 
     def __post_init__(self) -> None:
         _dp_accounting()

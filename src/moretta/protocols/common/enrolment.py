@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message, Stamp, Tensors
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State, under
 from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.look import shown, total
 from moretta.data.tables.preparation import ColumnRules, Preparation, usable
@@ -411,7 +411,7 @@ class Enrolment:
         self.counted = restored(state)
         self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
         self._validators = tuple(filter(None, state.get("validators", "").split("\n")))
-        self.preparation = Preparation.loads(modules.under("input_", state))
+        self.preparation = Preparation.loads(under("input_", state))
         mean, deviation, self.target_scale = (float(value) for value in np.asarray(state["scales"]))
         self.input_scale = (mean, deviation)
 

@@ -153,15 +153,6 @@ def schema(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def under(prefix: str, state: State) -> dict[str, Array]:
-    """Return the arrays of a state whose names begin with a prefix, without it."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in state.items()
-        if name.startswith(prefix) and isinstance(value, np.ndarray)
-    }
-
-
 def size(module: nn.Module) -> int:
     """Return how many numbers a module's parameters have in all."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -69,13 +69,13 @@ class SiloNoise:
 
         left_out: where its rows were used beside its uploads.
         """
-        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.count)
+        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.counted.count)
 
     def state(self) -> State:
         """Return the secret root, from which lots and noise follow, and what was released."""
-        return {"secret_root": self.root.reveal(), **self.releases.state()}
+        return {"secret_root": self.root.reveal(), **self.releases.counted.state()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self.root = SecretRoot(state["secret_root"])
-        self.releases.restore(state)
+        self.releases.counted.restore(state)

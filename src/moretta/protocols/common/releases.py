@@ -124,17 +124,12 @@ def watched(exchange: Exchange[R], note: Callable[[Ask], None]) -> Exchange[R]:
 
 
 class OwnReleases:
-    """A silo's count of the sums of its noised uploads that it helped to open."""
+    """A silo's count of the sums of its noised uploads that it helped to open: `counted`."""
 
     def __init__(self) -> None:
-        self._releases = Releases()
+        self.counted = Releases()
         self.run = ""  # of the last message
         self._upload: tuple[Stamp, tuple[int | str | bytes, ...]] | None = None  # the last one, as long as it is closed
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self._releases.count
 
     def uploaded(self, now: Stamp, *of: int | str | bytes) -> None:
         """Note the upload that is about to be sent. of: see `Releases.add`."""
@@ -147,7 +142,7 @@ class OwnReleases:
             yield
         except RangeError:
             if self._upload is not None:
-                self._releases.add(self._upload[0], *self._upload[1], "refused")
+                self.counted.add(self._upload[0], *self._upload[1], "refused")
             raise
 
     def answered(self, asked: Message, answer: Message) -> None:
@@ -168,12 +163,4 @@ class OwnReleases:
                 silos = []
             case _:
                 return
-        self._releases.add(self._upload[0], *self._upload[1], *silos)
-
-    def state(self) -> State:
-        """Return the count, as `Releases.state`."""
-        return self._releases.state()
-
-    def restore(self, state: State) -> None:
-        """Take up what `state` returned, as `Releases.restore`."""
-        self._releases.restore(state)
+        self.counted.add(self._upload[0], *self._upload[1], *silos)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.lazy_rows import joined
 from moretta.contract.messages import Array, Message, Tensors
-from moretta.contract.roles import Client, Server, State
+from moretta.contract.roles import Client, Server, State, under
 from moretta.data.holders import check_ids, check_order, grid_of
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
@@ -21,7 +21,6 @@ from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Batches, Lots, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.overlap import COMPARISON, Comparison
-from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.row_counts import Counted
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting
 from moretta.protocols.common.silo_rows import schema_of
@@ -40,9 +39,7 @@ class Roles:
     may have. models: the current models: the common one under the empty name, or each silo's own under its name.
     displacement: D of confined models, taken as a model of its own. scores: the scores that participants in this
     process have read, where the server does not read them. warnings: sentences for whoever runs this about who takes
-    part. releases: the server's count of noised sums, where silos add noise; it must be on disk before any message
-    leaves (`moretta.protocols.common.releases`). counted: what a look before training has counted at all silos.
-    epsilon: what has been spent so far towards the server, where silos add noise; "unbounded" is infinity.
+    part. accountant: where silos add noise. counted: what a look before training has counted at all silos.
     gather, spread: where clients play in other processes, bring those here to the states of those that play, and back.
     """
 
@@ -56,9 +53,8 @@ class Roles:
     displacement: Callable[[], Tensors] | None = None
     warnings: Sequence[str] = ()
     scores: Callable[[], Mapping[str, float]] = dict
-    releases: Releases | None = None
+    accountant: Accountant | None = None
     counted: Callable[[], Counted | None] = lambda: None
-    epsilon: Callable[[], float | str] | None = None
     gather: Callable[[], None] = lambda: None
     spread: Callable[[Mapping[str, State]], None] = lambda states: None
 
@@ -93,30 +89,17 @@ def roles_of(
     agreed: Enrolment,
     messages: Sequence[type[Message]],
     least: int,
-    releases: Releases | None = None,
     accountant: Accountant | None = None,
 ) -> Roles:
-    """Return the roles of a protocol in which the server holds the model, or each silo has one.
-
-    releases, accountant: where silos add noise.
-    """
+    """Return the roles of a protocol in which the server holds the model, or each silo has one."""
 
     def models() -> Mapping[str, Tensors]:
-        common = modules.under("model/", server.state())
-        return {"": common} if common else {name: modules.under("model/", c.state()) for name, c in clients.items()}
+        common = under("model/", server.state())
+        return {"": common} if common else {name: under("model/", c.state()) for name, c in clients.items()}
 
-    scheme = agreed.aggregation.scheme
+    scheme, schema = agreed.aggregation.scheme, schema_of(messages)
     return Roles(
-        server,
-        clients,
-        agreed,
-        scheme,
-        schema_of(messages),
-        least,
-        models,
-        releases=releases,
-        counted=lambda: agreed.counted,
-        epsilon=None if releases is None or accountant is None else lambda: accountant.spent(releases.count),
+        server, clients, agreed, scheme, schema, least, models, accountant=accountant, counted=lambda: agreed.counted
     )
 
 

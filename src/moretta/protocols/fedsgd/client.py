@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_phase
+from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_phase, under
 from moretta.engines.checkpoint import HalfDone
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
@@ -352,7 +352,7 @@ class LoneClient:
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        modules.load(self._model, modules.under("model/", state))
+        modules.load(self._model, under("model/", state))
         self._optimizer.restore(state)
         number, loss, rows = state["last"]
         self._last = int(number), float(loss), int(rows)

@@ -10,15 +10,13 @@ FEDSGD = Entry(
     "fedsgd",
     "FedSGD",
     f"{HERE}.params:FedSGD",
-    f"{HERE}.roles:build_fedsgd",
+    f"{HERE}.roles:build",
     messages=f"{HERE}.messages",
     claims=f"{HERE}.claims",
     leaves=f"{HERE}.roles:left",
     shows_model=True,
 )
-FEDAVG = replace(
-    FEDSGD, name="fedavg", label="FedAvg", settings=f"{HERE}.params:FedAvg", roles=f"{HERE}.roles:build_fedavg"
-)
+FEDAVG = replace(FEDSGD, name="fedavg", label="FedAvg", settings=f"{HERE}.params:FedAvg")
 FEDPROX = replace(FEDAVG, name="fedprox", label="FedProx", settings=f"{HERE}.params:FedProx")
 LOCAL = replace(
     FEDSGD,

@@ -8,7 +8,6 @@ from moretta.contract.roles import Client as Role
 from moretta.protocols.common import roles as common
 from moretta.protocols.common.batches import most_rows
 from moretta.protocols.common.noise import SiloNoise
-from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.stacked import Stacked
@@ -19,13 +18,8 @@ from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.fedsgd.server import LoneServer, Server
 
 
-def build_fedsgd(protocol: Training, setting: Setting) -> Roles:
-    """Build FedSGD's server and silos."""
-    return _build(protocol, setting, setting.secure_aggregation.scheme, setting.spec.data.batch_size)
-
-
-def build_fedavg(protocol: Training, setting: Setting) -> Roles:
-    """Build the same for federated averaging and FedProx, where an epoch uses all of a silo's rows."""
+def build(protocol: Training, setting: Setting) -> Roles:
+    """Build the server and silos of FedSGD, federated averaging or FedProx."""
     return _build(protocol, setting, setting.secure_aggregation.scheme, protocol.lot(setting.spec.data.batch_size))
 
 
@@ -44,14 +38,13 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
         played = {name: (setup, common.rows_of(setting, setup)) for name, setup in setups.items()}
     loss, private = protocol.loss_function, dict[str, PrivateGradient]()
     accountant = common.accountant_of(setting, scheme, batch_size, agreed.statistics)
-    releases = None if accountant is None else Releases()
     if accountant is not None:
         for name, (setup, own) in played.items():
             bound = hashlib.sha256(setup.bound + setting.spec.model_source.encode()).digest()
             root, sharers = setting.root(name), accountant.sharers
             noise = SiloNoise(accountant.privacy, own.batches.rows, batch_size, root, bound, sharers)
             private[name] = PrivateGradient(noise, own, loss)
-    server = Server(protocol, setting, agreed, accountant, releases)
+    server = Server(protocol, setting, agreed, accountant)
     model, rounds = setting.silo_model().train(), setting.spec.run.rounds
     stacked = Stacked(model, loss)
     clients = {
@@ -67,7 +60,7 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
         )
         for name, (setup, own) in played.items()
     }
-    return common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), releases, accountant)
+    return common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), accountant)
 
 
 def build_local(protocol: Training, setting: Setting) -> Roles:

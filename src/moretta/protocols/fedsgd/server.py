@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase, under
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import density_of
-from moretta.protocols.common.releases import Releases, counted
+from moretta.protocols.common.releases import counted
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
@@ -28,16 +28,10 @@ class Server:
     """FedSGD's server, and with `Epochs` that of federated averaging and FedProx.
 
     accountant: where silos add noise, states their privacy; they then upload nothing but gradients.
-    releases: counts their noised sums.
     """
 
     def __init__(
-        self,
-        params: Training,
-        setting: Setting,
-        enrolment: Enrolment,
-        accountant: Accountant | None = None,
-        releases: Releases | None = None,
+        self, params: Training, setting: Setting, enrolment: Enrolment, accountant: Accountant | None = None
     ) -> None:
         self.phase: Phase = no_phase
         self._model = copy.deepcopy(setting.model).train()
@@ -45,7 +39,7 @@ class Server:
         stepping = Training(learning_rate=1.0) if isinstance(params, Epochs) else params
         self._stepper = SummedStep(self._model, stepping, setting.spec.run.rounds)
         self._enrolment, self._limit = enrolment, setting.secure_aggregation.largest
-        self._params, self._accountant, self._releases = params, accountant, releases or Releases()
+        self._params, self._accountant = params, accountant
         self._trained = modules.trainable(self._model)
         self._buffers = {} if accountant else modules.running_buffers(self._model)
         self._shapes: dict[str, tuple[int, ...]] = {} if accountant else {"loss": ()}  # of what is summed
@@ -66,7 +60,7 @@ class Server:
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
             self._accountant.check_steps(wanted.fraction_bits)
-            exchange = counted(exchange, self._releases, now, digest_of(ask.parameters))
+            exchange = counted(exchange, self._accountant.releases, now, digest_of(ask.parameters))
         total = yield from exchange
         if isinstance(total, Aborted):
             return total
@@ -85,23 +79,23 @@ class Server:
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
         parameters = modules.arrays(self._model)
-        facts = {} if self._accountant is None else self._accountant.facts(self._releases.count)
+        facts = {} if self._accountant is None else self._accountant.facts(self._accountant.releases.count)
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         return (yield from self._enrolment.scored(now, outcome, parameters))
 
     def state(self) -> State:
         """Return model, optimizer, what was agreed once, and under an accountant what was released."""
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
-        released = self._releases.state() if self._accountant else {}
+        released = self._accountant.releases.state() if self._accountant else {}
         return {**model, **self._stepper.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        modules.load(self._model, modules.under("model/", state))
+        modules.load(self._model, under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)
         if self._accountant is not None:
-            self._releases.restore(state)
+            self._accountant.releases.restore(state)
 
 
 class LoneServer:

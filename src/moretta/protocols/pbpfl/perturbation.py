@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.contract.roles import under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
@@ -162,7 +163,7 @@ class Perturbation:
 
     def recover_buffers(self, means: Tensors, key: Key) -> dict[str, NDArray[np.float64]]:
         """Return the running statistics of the true model from the silos' means, float64 by name."""
-        return self.plan.recover_buffers(modules.under("buffer/", means), key.scales)
+        return self.plan.recover_buffers(under("buffer/", means), key.scales)
 
     def true_loss(self, means: Tensors, key: Key, log_normaliser: float = 0.0) -> float:
         """Return the loss of the true model from the silos' scalars.

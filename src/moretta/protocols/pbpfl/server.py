@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase, under
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
@@ -300,7 +300,7 @@ class Server:
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        modules.load(self._model, modules.under("model/", state))
+        modules.load(self._model, under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase
+from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, under
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
@@ -64,6 +64,6 @@ class Server:
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        modules.load(self._model, modules.under("model/", state))
+        modules.load(self._model, under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from moretta.contract.messages import Array, Message
-from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
+from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase, under
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.errors import MisuseError, ParameterError, PeerError, RowsError
 from moretta.protocols.baffle.silo import messages
@@ -314,6 +314,4 @@ class Client:
         parts = {"seed/": self._seed, "private/": self._private, "steps/": self._steps}
         for prefix, part in parts.items():
             if part is not None:
-                part.restore(
-                    {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-                )
+                part.restore(under(prefix, state))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from moretta.contract.messages import Array, Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, State, under
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Agree, Agreed, Commit, Committed, Reveal, Revealed
@@ -103,8 +103,7 @@ class Seed:
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
         self._root = SecretRoot(state["secret_root"])
-        prefix = "revealed-for/"
-        self._revealed_for = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+        self._revealed_for = under("revealed-for/", state)
 
 
 def commitment(name: str, contribution: bytes) -> bytes:
