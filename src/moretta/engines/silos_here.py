@@ -21,18 +21,8 @@ from typing import Any
 
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
-from moretta.contract.roles import (
-    LEAST,
-    Answering,
-    Client,
-    InSteps,
-    Missing,
-    Reason,
-    State,
-    Work,
-    after_alone,
-    answering,
-)
+from moretta.contract import roles
+from moretta.contract.roles import Answering, Client, InSteps, Missing, Reason, State, Work, after_alone, answering
 from moretta.engines.child import ChildClient, Waiting
 from moretta.engines.usage import Clock
 from moretta.errors import Disconnected, MorettaError, ParameterError, with_notes
@@ -119,7 +109,7 @@ class SilosHere:
         for slot in self._slots:
             here = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]
             several = sum(isinstance(client.answer, InSteps) for client in here)
-            parts += [slot] if self._stacks and several >= LEAST else [[silo] for silo in slot]
+            parts += [slot] if self._stacks and several >= roles.LEAST else [[silo] for silo in slot]
         return parts
 
     def only(self, silos: Sequence[str]) -> SilosHere:

@@ -30,29 +30,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
-from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
-from moretta.secure_aggregation.graph import (
-    AdvertiseCommitted,
-    CommittedAdvert,
-    CommittedKeys,
-    GraphPart,
-    GraphParts,
-    check_part,
-    check_parts,
-    commitment,
-    draw_part,
-)
-from moretta.secure_aggregation.identity import (
-    Roster,
-    Signature,
-    Signatures,
-    check_keys,
-    check_public_key,
-    shared_secret,
-    sharing_a_key,
-    verify,
-)
+from moretta.secure_aggregation import graph
+from moretta.secure_aggregation import identity
+from moretta.secure_aggregation.identity import Roster, Signature, Signatures, shared_secret, verify
 from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_purpose
 from moretta.secure_aggregation.masks import Labels
 from moretta.secure_aggregation.sums import check_cohort
@@ -69,7 +50,7 @@ class AdvertiseKey(Message):
 class KeyAdvert(Message):
     """A silo's public key of this set-up, 32 bytes of X25519, and its signature (no bytes without a roster)."""
 
-    public_key: Annotated[bytes, check_public_key]
+    public_key: Annotated[bytes, identity.check_public_key]
     signature: Signature
 
 
@@ -82,7 +63,7 @@ class PeerKeys(Message):
 
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` unless at least two silos have valid keys, all different."""
-        check_keys(self.keys, self.signatures)
+        identity.check_keys(self.keys, self.signatures)
 
 
 @message("secure-aggregation/keys-accepted")
@@ -190,9 +171,9 @@ class Offer:
             private = insecure.derive("key agreement", setup.run, setup.round, setup.attempt, me, session)
         self._private = X25519PrivateKey.from_private_bytes(private)
         self.public_key = self._private.public_key().public_bytes_raw()
-        self._part = draw_part(setup, me, insecure, session) if commits else b""
-        self.commitment = commitment(setup, me, self._part) if commits else b""
-        self._shown: CommittedKeys | None = None  # the keys for which the part was revealed
+        self._part = graph.draw_part(setup, me, insecure, session) if commits else b""
+        self.commitment = graph.commitment(setup, me, self._part) if commits else b""
+        self._shown: graph.CommittedKeys | None = None  # the keys for which the part was revealed
         self.signature = b""
         if credentials is not None:
             statement = _statement(credentials.roster, setup, me, self.public_key, self.commitment)
@@ -206,7 +187,7 @@ class Offer:
         self._check(peers, rules, {})
         return self._agreement(Cohort.of(peers.keys, rules))
 
-    def reveal(self, peers: CommittedKeys, rules: Rules) -> bytes:
+    def reveal(self, peers: graph.CommittedKeys, rules: Rules) -> bytes:
         """Return this silo's part of the graph's seed, once. Raises `moretta.errors.PeerError` as `agree`."""
         if self._shown is not None:
             raise PeerError("the part in the graph's seed was revealed for the keys that were shown first; set up anew")
@@ -216,17 +197,17 @@ class Offer:
         self._shown = peers
         return self._part
 
-    def agree_on_graph(self, sent: GraphParts, rules: Rules) -> Agreement:
+    def agree_on_graph(self, sent: graph.GraphParts, rules: Rules) -> Agreement:
         """Return the seeds with all neighbours in the graph that follows from all parts.
 
         Raises `moretta.errors.PeerError` for parts that are not the ones committed to.
         """
         if self._shown is None or sent.stamp != self._setup:
             raise PeerError(f"expected all parts in the graph's seed of {self._setup}, after the keys of the cohort")
-        check_parts(self._setup, sent.parts, self._shown.commitments)
+        graph.check_parts(self._setup, sent.parts, self._shown.commitments)
         return self._agreement(Cohort.of(self._shown.keys, rules, sent.parts))
 
-    def _check(self, peers: PeerKeys | CommittedKeys, rules: Rules, commitments: Mapping[str, bytes]) -> None:
+    def _check(self, peers: PeerKeys | graph.CommittedKeys, rules: Rules, commitments: Mapping[str, bytes]) -> None:
         if peers.stamp != self._setup:
             raise PeerError(f"expected the keys of {self._setup}, got those of {peers.stamp}")
         if (rules.plan(len(peers.keys)).degree is not None) != bool(commitments):
@@ -301,9 +282,9 @@ class SetUp:
         without a set-up.
         """
         match message:
-            case AdvertiseKey(stamp=now) | AdvertiseCommitted(stamp=now):
+            case AdvertiseKey(stamp=now) | graph.AdvertiseCommitted(stamp=now):
                 self.check_run(now)
-                commits = isinstance(message, AdvertiseCommitted)
+                commits = isinstance(message, graph.AdvertiseCommitted)
                 if commits and now in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
                     raise PeerError(f"the part in the graph's seed of {now} was shown; set up as another attempt")
                 self._agreed = None
@@ -311,14 +292,14 @@ class SetUp:
                 self._offer, key, signature = own, own.public_key, own.signature
                 if not commits:
                     return KeyAdvert(stamp=now, public_key=key, signature=signature)
-                return CommittedAdvert(stamp=now, public_key=key, signature=signature, commitment=own.commitment)
+                return graph.CommittedAdvert(stamp=now, public_key=key, signature=signature, commitment=own.commitment)
             case PeerKeys():
                 return self._accept(message.stamp, self._offered().agree(message, self._rules))
-            case CommittedKeys():
+            case graph.CommittedKeys():
                 part = self._offered().reveal(message, self._rules)
                 self._revealed.add(message.stamp)
-                return GraphPart(stamp=message.stamp, part=part)
-            case GraphParts():
+                return graph.GraphPart(stamp=message.stamp, part=part)
+            case graph.GraphParts():
                 return self._accept(message.stamp, self._offered().agree_on_graph(message, self._rules))
         return None
 
@@ -352,16 +333,16 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
 
     sparse = rules.plan(len(cohort)).degree is not None
 
-    def check_key(silo: str, advert: KeyAdvert | CommittedAdvert) -> None:
-        committed = advert.commitment if isinstance(advert, CommittedAdvert) else b""
+    def check_key(silo: str, advert: KeyAdvert | graph.CommittedAdvert) -> None:
+        committed = advert.commitment if isinstance(advert, graph.CommittedAdvert) else b""
         check_advert(rules.roster, now, silo, advert.public_key, advert.signature, committed)
 
     if sparse:
-        adverts = yield Ask.all(cohort, AdvertiseCommitted(stamp=now), CommittedAdvert, check_key)
+        adverts = yield Ask.all(cohort, graph.AdvertiseCommitted(stamp=now), graph.CommittedAdvert, check_key)
     else:
         adverts = yield Ask.all(cohort, AdvertiseKey(stamp=now), KeyAdvert, check_key)
     keys = {name: advert.public_key for name, advert in adverts.answers.items()}
-    twins = dict.fromkeys(sharing_a_key(keys), Missing(Reason.MALFORMED, "expected a key of its own"))
+    twins = dict.fromkeys(identity.sharing_a_key(keys), Missing(Reason.MALFORMED, "expected a key of its own"))
     if missing := {**adverts.missing, **twins}:
         return Aborted(missing)
     signatures = {name: advert.signature for name, advert in adverts.answers.items()}
@@ -370,15 +351,15 @@ def agree_on_keys(now: Stamp, cohort: Sequence[str], rules: Rules) -> Exchange[C
     if sparse:
         commitments = {name: advert.commitment for name, advert in adverts.answers.items()}
 
-        def opens(silo: str, reply: GraphPart) -> None:
-            check_part(now, silo, reply.part, commitments[silo])
+        def opens(silo: str, reply: graph.GraphPart) -> None:
+            graph.check_part(now, silo, reply.part, commitments[silo])
 
-        shown = CommittedKeys(stamp=now, keys=keys, signatures=signatures, commitments=commitments)
-        revealed = yield Ask.all(cohort, shown, GraphPart, opens)
+        shown = graph.CommittedKeys(stamp=now, keys=keys, signatures=signatures, commitments=commitments)
+        revealed = yield Ask.all(cohort, shown, graph.GraphPart, opens)
         if revealed.missing:
             return Aborted(revealed.missing)
         parts = {name: reply.part for name, reply in revealed.answers.items()}
-        relayed = GraphParts(stamp=now, parts=parts)
+        relayed = graph.GraphParts(stamp=now, parts=parts)
     agreed = Cohort.of(keys, rules, parts)
 
     def check_cohort_digest(silo: str, accepted: KeysAccepted) -> None:

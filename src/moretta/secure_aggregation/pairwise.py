@@ -18,32 +18,9 @@ from moretta.secure_aggregation.cohort import Cohort
 from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
 from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
-from moretta.secure_aggregation.sums import (
-    Relayed,
-    Shapes,
-    again,
-    check_tensors,
-    spent_of,
-    to_leave_out,
-)
-from moretta.secure_aggregation.unmasking import (
-    DIGEST_BYTES,
-    SEALED_BYTES,
-    Confirmed,
-    OpenSum,
-    SelfMask,
-    SelfMaskShares,
-    Survivors,
-    Unmask,
-    check_confirmation,
-    commitment,
-    count_of,
-    pieces,
-    put_together,
-    recovered_masks,
-    share_digest,
-    shares_of,
-)
+from moretta.secure_aggregation.sums import Relayed, Shapes, again, check_tensors, spent_of, to_leave_out
+from moretta.secure_aggregation import unmasking
+from moretta.secure_aggregation.unmasking import DIGEST_BYTES, SEALED_BYTES, Confirmed, SelfMaskShares, Survivors, Unmask
 
 RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 
@@ -73,16 +50,16 @@ class MaskedUpload(Message):
         if len(dtypes) != 1 or not dtypes <= RINGS or self.weight.shape != ():
             named = sorted(dtype.name for dtype in dtypes)
             raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {named}")
-        if count_of(self.sealed, SEALED_BYTES) + 1 != count_of(self.digests, DIGEST_BYTES):
+        if unmasking.count_of(self.sealed, SEALED_BYTES) + 1 != unmasking.count_of(self.digests, DIGEST_BYTES):
             raise PeerError(f"{self.TAG}: expected a digest of each sealed share, and one of the own share")
 
 
 MESSAGES = (MaskedUpload,)
 
 
-def _mask(part: Summand) -> tuple[MaskedUpload, OpenSum]:
+def _mask(part: Summand) -> tuple[MaskedUpload, unmasking.OpenSum]:
     """Return y_k = 2^f N_k x_k + self(k) + sum_{j > k} mask(k, j) - sum_{j < k} mask(j, k), and what unmasks it."""
-    own, label, me = SelfMask(part), part.label, part.agreement.me
+    own, label, me = unmasking.SelfMask(part), part.label, part.agreement.me
     pairs = [(me < peer, pair_key(seed, label, me, peer)) for peer, seed in part.agreement.extracted.items()]
     add_masks(part.hidden, [own.mask, *pairs, *part.blinds])
     upload = MaskedUpload(
@@ -95,7 +72,7 @@ def _mask(part: Summand) -> tuple[MaskedUpload, OpenSum]:
         sealed=own.sealed,
         digests=own.digests,
     )
-    return upload, OpenSum(part, own)
+    return upload, unmasking.OpenSum(part, own)
 
 
 def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
@@ -123,7 +100,7 @@ def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[R
     if isinstance(secrets, Aborted):
         return secrets
     keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
-    masks = recovered_masks(label, tuple(uploads), keys, secrets)
+    masks = unmasking.recovered_masks(label, tuple(uploads), keys, secrets)
     return summed(planned.ring, uploads, masks, wanted.shapes, replies.empty, public=planned.rules.public_weights)
 
 
@@ -141,7 +118,7 @@ def _confirmed(
         def check(silo: str, reply: Confirmed, names: tuple[str, ...] = names) -> None:
             if set(reply.keys) != cohort.neighbours[silo] - set(names):
                 raise PeerError("expected the keys of the masks shared with the lost neighbours")
-            check_confirmation(roster, silo, reply.signature, label, names)
+            unmasking.check_confirmation(roster, silo, reply.signature, label, names)
 
         ask = Ask.all(survivors, Survivors(stamp=planned.stamp, survivors=survivors), Confirmed, check)
         told = yield ask
@@ -163,12 +140,13 @@ def _secrets(
     planned: PlannedSum, label: Label, uploads: Mapping[str, MaskedUpload], confirmed: Mapping[str, Confirmed | None]
 ) -> Exchange[Mapping[str, bytes] | Aborted]:
     """Return the survivors' self-mask secrets; aborted where too few holders gave valid shares."""
-    cohort, survivors, summed = planned.cohort, tuple(uploads), shares_of(label)
+    cohort, survivors, summed = planned.cohort, tuple(uploads), unmasking.shares_of(label)
     signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
     circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
     sealed, digests = dict[tuple[str, str], bytes](), dict[tuple[str, str], bytes]()  # by maker and holder
     for maker, upload in uploads.items():
-        published, shares = iter(pieces(upload.digests, DIGEST_BYTES)), iter(pieces(upload.sealed, SEALED_BYTES))
+        published = iter(unmasking.pieces(upload.digests, DIGEST_BYTES))
+        shares = iter(unmasking.pieces(upload.sealed, SEALED_BYTES))
         for holder in cohort.holders(maker):
             digests[maker, holder] = next(published)
             sealed[maker, holder] = b"" if holder == maker else next(shares)
@@ -187,11 +165,11 @@ def _secrets(
         if not circles[silo].issuperset(reply.makers):
             raise PeerError("expected shares of its neighbours among the survivors, and of nobody else")
         for maker, share in reply.by_maker.items():
-            if share_digest(share, summed) != digests[maker, silo]:
+            if unmasking.share_digest(share, summed) != digests[maker, silo]:
                 raise PeerError(f"the share of `{maker}` is not the one that `{silo}` was sent")
         if bool(reply.secret) != bool(signed):
             raise PeerError("expected the own mask's secret where there is a roster, and nowhere else")
-        if reply.secret and commitment(reply.secret, label, silo) != uploads[silo].committed:
+        if reply.secret and unmasking.commitment(reply.secret, label, silo) != uploads[silo].committed:
             raise PeerError("expected the own mask's secret that it committed to")
 
     ask = Ask(asks, SelfMaskShares, check)
@@ -233,7 +211,7 @@ def _put_together(
             for holder in circles[maker]
             if holder in given and maker not in unopened[holder]
         }
-        secret = put_together(shares, cohort.plan.threshold, label, maker, uploads[maker].committed)
+        secret = unmasking.put_together(shares, cohort.plan.threshold, label, maker, uploads[maker].committed)
         if secret is not None:
             secrets[maker] = secret
         elif len(shares) >= cohort.plan.threshold:

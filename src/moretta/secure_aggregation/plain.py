@@ -15,20 +15,8 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array, Digest, Message, Stamp, Tensors, message, within
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError, RangeError
-from moretta.secure_aggregation.sums import (
-    Query,
-    Relayed,
-    Shapes,
-    Sum,
-    Wanted,
-    as_real,
-    check_cohort,
-    check_limits,
-    check_tensors,
-    check_weight,
-    gather,
-    in_order,
-)
+from moretta.secure_aggregation import sums
+from moretta.secure_aggregation.sums import Query, Relayed, Shapes, Sum, Wanted
 
 
 @message("secure-aggregation/plain")
@@ -76,10 +64,10 @@ class PlainContributor:
         least: float | None = None,
     ) -> Message:
         """Return the upload in the clear. Raises as `moretta.secure_aggregation.keyed_sums.KeyedContributor`."""
-        check_weight(weight)
+        sums.check_weight(weight)
         if blind is not None:
             raise MisuseError(IN_THE_CLEAR)
-        clear: dict[str, Array] = {name: as_real(name, values) for name, values in tensors.items()}
+        clear: dict[str, Array] = {name: sums.as_real(name, values) for name, values in tensors.items()}
         try:
             return PlainUpload(stamp=stamp, tensors=clear, weight=weight, asked=asked.digest)
         except PeerError as error:  # a message looks whether its numbers are finite, and once is enough
@@ -114,14 +102,14 @@ class PlainAggregator:
 
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Note the cohort; nothing is asked."""
-        check_cohort(cohort)
+        sums.check_cohort(cohort)
         yield from ()
         self.cohort = tuple(cohort)
         return None
 
     def want(self, shapes: Shapes, limits: Mapping[str, float], most_weight: int) -> Wanted:
         """Return the plan; floats need no encoding."""
-        check_limits(shapes, limits, most_weight)
+        sums.check_limits(shapes, limits, most_weight)
         return Wanted(dict(shapes), {}, most_weight)
 
     def sum(
@@ -135,17 +123,17 @@ class PlainAggregator:
         """Ask for uploads and average those that come."""
 
         def check(silo: str, upload: PlainUpload) -> None:
-            check_tensors(wanted.shapes, upload.tensors)
+            sums.check_tensors(wanted.shapes, upload.tensors)
             if upload.weight > wanted.most_weight:
                 raise PeerError(f"expected a weight of at most {wanted.most_weight}, got {upload.weight}")
 
-        gathered = yield from gather(self.cohort, ask, PlainUpload, check, wanted, expected)
+        gathered = yield from sums.gather(self.cohort, ask, PlainUpload, check, wanted, expected)
         if isinstance(gathered, Aborted):
             return gathered
         replies, _ = gathered
         if len(replies.answers) < self._least or (whole and replies.missing):
             return Aborted(replies.missing)
-        ordered = in_order(replies.answers)
+        ordered = sums.in_order(replies.answers)
         weight = sum(upload.weight for upload in ordered)
         shares = [upload.weight / weight for upload in ordered]
         means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in wanted.shapes}

@@ -15,19 +15,7 @@ from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Missing, Reason, Replies
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import TrafficCounter, replies_of, valid
-from moretta.engines.flare.envelope import (
-    Busy,
-    Denied,
-    Failed,
-    Hello,
-    Poll,
-    Reply,
-    Signed,
-    Stranger,
-    Submit,
-    Work,
-    WorkDone,
-)
+from moretta.engines.flare import envelope as wire
 from moretta.engines.flare.liveness import NONSENSE, PATIENCE, PLAIN_LIMIT, Liveness, Send
 from moretta.engines.flare.signing import Bytes
 from moretta.engines.usage import Clock
@@ -46,7 +34,7 @@ LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is giv
 BACK = 600.0  # seconds that a round waits for sites without which it cannot go on
 KEEPING = 60.0  # seconds in which a site is to have kept its state, or taken the run's end
 
-Outcome = tuple[WorkDone, Bytes] | Missing
+Outcome = tuple[wire.WorkDone, Bytes] | Missing
 
 
 @dataclass
@@ -89,7 +77,7 @@ class Sites:
         names: Iterable[str],
         send: Send,
         codec: Codec,
-        hello: Hello,
+        hello: wire.Hello,
         identity: Identity,
         *,
         keys: Mapping[str, bytes] | None = None,
@@ -188,7 +176,7 @@ class Sites:
     def close(self) -> None:
         """Do nothing: the sites' jobs end with the server's."""
 
-    def _tell(self, work: Work, body: bytes, round: int, otherwise: str) -> None:
+    def _tell(self, work: wire.Work, body: bytes, round: int, otherwise: str) -> None:
         there = dict.fromkeys(self._live.processes(), body)
         for name, outcome in self._exchange(work, there, KEEPING, round).items():
             if isinstance(outcome, Missing):
@@ -215,7 +203,7 @@ class Sites:
             self._recorder.saw("server", direction, silo, bytes(data))
 
     def _exchange(
-        self, work: Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
+        self, work: wire.Work, bodies: Mapping[str, bytes], seconds: float, round: int = 0
     ) -> Mapping[str, Outcome]:
         """Submit work to silos, and poll until each has done it, failed, or run out of time."""
         self._live.greet(bodies)
@@ -224,14 +212,14 @@ class Sites:
         asked = {name: _Asked(time.monotonic() + seconds) for name in bodies if name not in outcomes}
         for name in self._still_busy(asked):
             asked[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
-        submit = Submit(number=self._number, work=work, round=round)
+        submit = wire.Submit(number=self._number, work=work, round=round)
         while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
             self._aborted()
             self._ask_once(waiting, submit, bodies, seconds)
         return outcomes | {name: one.outcome for name, one in asked.items() if one.outcome is not None}
 
     def _ask_once(
-        self, waiting: Mapping[str, _Asked], submit: Submit, bodies: Mapping[str, bytes], seconds: float
+        self, waiting: Mapping[str, _Asked], submit: wire.Submit, bodies: Mapping[str, bytes], seconds: float
     ) -> None:
         """Hand the work to those that have not taken it, and ask the others whether it is done."""
         now = time.monotonic()
@@ -243,8 +231,8 @@ class Sites:
         wait = max(0.0, min((WAIT, *(one.until - now for one in left.values()))))
         # Some submitted to and some polled at once is rare, and who is polled then waits for nobody.
         wait = wait if all(one.taken for one in left.values()) else 0.0
-        poll = Poll(number=submit.number, wait=wait)
-        requests: dict[str, Signed] = {name: poll if one.taken else submit for name, one in left.items()}
+        poll = wire.Poll(number=submit.number, wait=wait)
+        requests: dict[str, wire.Signed] = {name: poll if one.taken else submit for name, one in left.items()}
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
         requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
         handed = {name: bodies[name] for name, one in left.items() if not one.taken}
@@ -259,18 +247,18 @@ class Sites:
     def _still_busy(self, names: Iterable[str]) -> list[str]:
         """Return the sites that are still busy with work they were late with: they would only be late again."""
         sites = self._live.sites
-        polls: dict[str, Signed] = {
-            name: Poll(number=sites[name].overdue, wait=WAIT) for name in names if sites[name].overdue
+        polls: dict[str, wire.Signed] = {
+            name: wire.Poll(number=sites[name].overdue, wait=WAIT) for name in names if sites[name].overdue
         }
         busy = list[str]()
         for name, reply in self._live.requests(polls, {}, WAIT + PATIENCE, True).items():
-            if isinstance(reply, tuple) and isinstance(reply[0], Busy) and not reply[0].long:
+            if isinstance(reply, tuple) and isinstance(reply[0], wire.Busy) and not reply[0].long:
                 busy.append(name)
             else:
                 sites[name].overdue = 0
         return busy
 
-    def _take(self, name: str, one: _Asked, reply: tuple[Reply, Bytes] | Missing) -> None:
+    def _take(self, name: str, one: _Asked, reply: tuple[wire.Reply, Bytes] | Missing) -> None:
         """Note what a site said about its work."""
         site = self._live.sites[name]
         match reply:
@@ -281,22 +269,22 @@ class Sites:
                 elif one.misses >= MISSES:
                     one.outcome = site.lose(Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
                 return
-            case (Denied() as denied, _):
+            case (wire.Denied() as denied, _):
                 one.misses, one.denied = one.misses + 1, True
                 if one.misses >= MISSES:
                     why = f"does not take what this server sends: {denied.sentence}"
                     one.outcome = site.lose(Missing(Reason.REFUSED, why))
                 return
-            case (Busy() as busy, _):
+            case (wire.Busy() as busy, _):
                 one.taken, one.long = True, busy.long
-            case (WorkDone() as done, body):
+            case (wire.WorkDone() as done, body):
                 one.outcome, site.fresh = (done, body), False
-            case (Failed() as failed, _) if site.fresh and failed.reason == "refused":
+            case (wire.Failed() as failed, _) if site.fresh and failed.reason == "refused":
                 # It was asked to go on with what its process before had agreed on.
                 one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
-            case (Failed() as failed, _):
+            case (wire.Failed() as failed, _):
                 one.outcome = Missing(Reason(failed.reason), failed.sentence)
-            case (Stranger(), _):
+            case (wire.Stranger(), _):
                 # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
                 one.outcome = site.lose(Missing(Reason.DISCONNECTED, "was restarted"))
                 site.pause = 0.0

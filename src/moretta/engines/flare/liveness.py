@@ -12,20 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moretta.contract.roles import Missing, Reason
-from moretta.engines.flare.envelope import (
-    Awake,
-    Busy,
-    Denied,
-    Hello,
-    Knock,
-    Poll,
-    Refused,
-    Reply,
-    Signed,
-    SiteReady,
-    pack,
-    reply_of,
-)
+from moretta.engines.flare import envelope as wire
 from moretta.engines.flare.signing import Bytes, ServerSession
 from moretta.errors import CodecError, PeerError
 from moretta.secure_aggregation.identity import Identity
@@ -75,7 +62,7 @@ class RemoteSite:
         self.process_id, self.gone, self.tried, self.pause = None, why, time.monotonic(), AGAIN
         return why
 
-    def note(self, name: str, reply: tuple[Reply, Bytes] | Missing, process_id: str) -> bool:
+    def note(self, name: str, reply: tuple[wire.Reply, Bytes] | Missing, process_id: str) -> bool:
         """Note what came of a greeting; return whether another process of it than before has come."""
         self.tried = time.monotonic()
         match reply:
@@ -85,15 +72,15 @@ class RemoteSite:
                 self.gone, self.pause = reply, min(LATER, max(AGAIN, 2 * self.pause))
             case Missing():
                 self.gone, self.pause = reply, AGAIN
-            case (SiteReady() as here, _) if here.name == name:
+            case (wire.SiteReady() as here, _) if here.name == name:
                 return self._welcome(process_id)
-            case (SiteReady() as here, _):
+            case (wire.SiteReady() as here, _):
                 self.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
-            case (Refused() as refused, _):
+            case (wire.Refused() as refused, _):
                 self.refusal, self.pause = refused.sentence, LATER
-            case (Denied() as denied, _):
+            case (wire.Denied() as denied, _):
                 self.refusal, self.pause = f"does not take this server's hello: {denied.sentence}", LATER
-            case (Busy(), _):
+            case (wire.Busy(), _):
                 self.gone, self.pause = Missing(Reason.DISCONNECTED, "is still loading its data and model"), 0.0
             case _:
                 self.gone, self.pause = NONSENSE, AGAIN
@@ -117,7 +104,7 @@ class Liveness:
         self,
         names: Iterable[str],
         send: Send,
-        hello: Hello,
+        hello: wire.Hello,
         identity: Identity,
         keys: Mapping[str, bytes],
         largest: int,
@@ -151,7 +138,7 @@ class Liveness:
     def speak(self) -> None:
         """Send all sites that are there a sign of life from the server."""
         there = self.processes()
-        self.requests(dict.fromkeys(there, Poll(number=0, wait=0.0)), {}, PATIENCE, processes=there)
+        self.requests(dict.fromkeys(there, wire.Poll(number=0, wait=0.0)), {}, PATIENCE, processes=there)
 
     def greet(self, names: Iterable[str]) -> None:
         """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
@@ -160,10 +147,10 @@ class Liveness:
             name for name in names if (site := self.sites[name]).process_id is None and now - site.tried >= site.pause
         ]
         woken = self._knock(wanted)
-        awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, Awake)}
+        awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, wire.Awake)}
         replies = self.requests(dict.fromkeys(awake, self.hello), {}, PATIENCE, processes=awake)
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
-        denied = (name for name, reply in replies.items() if isinstance(reply, tuple) and isinstance(reply[0], Denied))
+        denied = (name for name, reply in replies.items() if isinstance(reply, tuple) and isinstance(reply[0], wire.Denied))
         alone = {name: self.hello.model_copy() for name in denied}
         replies |= self.requests(alone, {}, PATIENCE, processes=awake)
         asleep = {name: reply for name, reply in woken.items() if isinstance(reply, Missing)}
@@ -172,26 +159,26 @@ class Liveness:
                 self._renewed = True
                 self.returned += [name] if self.sites[name].fresh else []
 
-    def _knock(self, names: Sequence[str]) -> dict[str, Awake | Missing]:
+    def _knock(self, names: Sequence[str]) -> dict[str, wire.Awake | Missing]:
         """Ask sites for their process ids; whoever forges one has it greeted in vain."""
-        replies = dict[str, Awake | Missing]()
-        for name, data in self._send(dict.fromkeys(names, pack(Knock())), PATIENCE, True) if names else ():
+        replies = dict[str, wire.Awake | Missing]()
+        for name, data in self._send(dict.fromkeys(names, wire.pack(wire.Knock())), PATIENCE, True) if names else ():
             try:
-                reply = data if isinstance(data, Missing) else reply_of(data, self._largest)[0]
-                replies[name] = reply if isinstance(reply, (Awake, Missing)) else NONSENSE
+                reply = data if isinstance(data, Missing) else wire.reply_of(data, self._largest)[0]
+                replies[name] = reply if isinstance(reply, (wire.Awake, Missing)) else NONSENSE
             except CodecError as error:
                 replies[name] = Missing(Reason.MALFORMED, str(error))
         return replies
 
     def requests(
         self,
-        headers: Mapping[str, Signed],
+        headers: Mapping[str, wire.Signed],
         bodies: Mapping[str, bytes],
         seconds: float,
         long: bool = False,
         *,
         processes: Mapping[str, str] | None = None,
-    ) -> dict[str, tuple[Reply, Bytes] | Missing]:
+    ) -> dict[str, tuple[wire.Reply, Bytes] | Missing]:
         """Send sites their requests, signed once for all who are sent the same, and return what each replied.
 
         processes: whom they are for, where that is not known yet.
@@ -216,7 +203,7 @@ class Liveness:
 
     def _opened(
         self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int
-    ) -> tuple[Reply, Bytes] | Missing:
+    ) -> tuple[wire.Reply, Bytes] | Missing:
         if isinstance(data, Missing):
             return data
         try:

@@ -41,21 +41,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from moretta.contract.codec import LARGEST
 from moretta.engines.files import make_folder, write_atomically
-from moretta.engines.flare.envelope import (
-    FORMAT,
-    Awake,
-    Denied,
-    Envelope,
-    Hello,
-    Refused,
-    Reply,
-    Signed,
-    SiteReady,
-    Stranger,
-    WorkDone,
-    pack,
-    reply_of,
-)
+from moretta.engines.flare import envelope as wire
 from moretta.engines.mapped import LARGE, room
 from moretta.errors import CodecError, PeerError
 from moretta.secure_aggregation.identity import Identity, fingerprint, verify
@@ -67,21 +53,21 @@ Bytes = bytes | memoryview
 RECORD = "session.json"  # in the run's folder: its highest session, and that session's key
 
 
-def _certificate(hello: Hello) -> tuple[int | str, ...]:
-    return "flare session", FORMAT, hello.key, hello.exchange, hello.job, hello.run, hello.session
+def _certificate(hello: wire.Hello) -> tuple[int | str, ...]:
+    return "flare session", wire.FORMAT, hello.key, hello.exchange, hello.job, hello.run, hello.session
 
 
 def _request(run: str, session: int, header: bytes, body: Bytes) -> tuple[int | str | bytes, ...]:
-    return "flare request", FORMAT, run, session, header, sha256(body).digest()
+    return "flare request", wire.FORMAT, run, session, header, sha256(body).digest()
 
 
 def _reply(
     run: str, session: int, process_id: str, serial: int, header: bytes, body: Bytes
 ) -> tuple[int | str | bytes, ...]:
-    return "flare reply", FORMAT, run, session, process_id, serial, sha256(header).digest(), sha256(body).digest()
+    return "flare reply", wire.FORMAT, run, session, process_id, serial, sha256(header).digest(), sha256(body).digest()
 
 
-def _seal(mine: X25519PrivateKey, theirs: str, hello: Hello, process_id: str) -> AESGCM:
+def _seal(mine: X25519PrivateKey, theirs: str, hello: wire.Hello, process_id: str) -> AESGCM:
     """Return the cipher of a site's answers in a session. Raises `moretta.errors.PeerError` for a key that is none."""
     try:
         shared = mine.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(theirs)))
@@ -103,7 +89,7 @@ class ServerSession:
     identity: the server's own, long-lived. hello: the first request to each site.
     """
 
-    def __init__(self, identity: Identity, hello: Hello) -> None:
+    def __init__(self, identity: Identity, hello: wire.Hello) -> None:
         self._identity, self._exchange = Identity.fresh(), X25519PrivateKey.generate()
         keys = {"key": self._identity.public_key.hex(), "exchange": _public(self._exchange)}
         hello = hello.model_copy(update=keys)
@@ -111,29 +97,29 @@ class ServerSession:
         self._serials = count(1)  # its next is one step of the interpreter, so threads need no lock
         self._seals = dict[str, AESGCM]()
 
-    def pack(self, request: Signed, processes: Mapping[str, str], body: bytes = b"") -> tuple[bytes, int]:
+    def pack(self, request: wire.Signed, processes: Mapping[str, str], body: bytes = b"") -> tuple[bytes, int]:
         """Return a signed envelope for these processes, by silo, and its serial."""
         serial, run, session = next(self._serials), self.hello.run, self.hello.session
         header = request.model_copy(update={"processes": dict(processes), "serial": serial})
-        return pack(header, body, lambda *parts: self._identity.sign(*_request(run, session, *parts))), serial
+        return wire.pack(header, body, lambda *parts: self._identity.sign(*_request(run, session, *parts))), serial
 
     def open(
         self, data: object, process_id: str, serial: int, key: bytes | None, largest: int = LARGEST
-    ) -> tuple[Reply, Bytes]:
+    ) -> tuple[wire.Reply, Bytes]:
         """Return what a process replied under a serial, with its body opened: where that is large, in a mapped file.
 
         key: of the silo's identity, None without a roster; then nothing says whose reply it is. largest: the most bytes
         of the body. Raises `moretta.errors.CodecError` for what is no reply, or longer, and
         `moretta.errors.PeerError` for one that is not signed.
         """
-        reply, envelope = reply_of(data, largest + TAG * max(1, -(-largest // PIECE)))  # as it is once it is sealed
-        if isinstance(reply, (Awake, Stranger, Denied)):  # of who knows no session; they give nothing and end nothing
+        reply, envelope = wire.reply_of(data, largest + TAG * max(1, -(-largest // PIECE)))  # as it is once it is sealed
+        if isinstance(reply, (wire.Awake, wire.Stranger, wire.Denied)):  # of who knows no session; they give nothing and end nothing
             return reply, b""
         if key is not None:  # only then is the body hashed
             said = _reply(self.hello.run, self.hello.session, process_id, serial, envelope.header, envelope.body)
             if not verify(key, envelope.signature, *said):
                 raise PeerError(_unsigned(reply, fingerprint(key)))
-        if not isinstance(reply, WorkDone):
+        if not isinstance(reply, wire.WorkDone):
             return reply, b""
         try:
             return reply, _opened(self._seal_of(process_id), serial, envelope.body)
@@ -146,15 +132,15 @@ class ServerSession:
         return self._seals[process_id]
 
 
-def _unsigned(reply: Reply, listed: str) -> str:
+def _unsigned(reply: wire.Reply, listed: str) -> str:
     """Say what is wrong with a reply that is not signed by the identity that the roster lists."""
     match reply:
-        case SiteReady():
+        case wire.SiteReady():
             return (
                 f"has the identity {reply.key or 'of nobody'}, and the roster lists {listed} for it; expected the key "
                 "that the roster names (moretta keys show)"
             )
-        case Refused():
+        case wire.Refused():
             return f"sent a refusal that its identity in the roster, {listed}, has not signed: {reply.sentence}"
     return f"sent a reply that its identity in the roster, {listed}, has not signed"
 
@@ -202,24 +188,24 @@ class Window:
 class SiteSession:
     """A session of the server's as a site has it."""
 
-    def __init__(self, hello: Hello, process_id: str, identity: Identity | None, seal: AESGCM) -> None:
+    def __init__(self, hello: wire.Hello, process_id: str, identity: Identity | None, seal: AESGCM) -> None:
         self.hello, self.window = hello, Window()
         self._process_id, self._identity, self._seal = process_id, identity, seal
 
-    def signed(self, envelope: Envelope) -> bool:
+    def signed(self, envelope: wire.Envelope) -> bool:
         """Return whether the session's key has signed an envelope."""
         key, said = bytes.fromhex(self.hello.key), (self.hello.run, self.hello.session, envelope.header, envelope.body)
         return verify(key, envelope.signature, *_request(*said))
 
-    def pack(self, serial: int, reply: Reply, body: bytes = b"") -> bytes:
+    def pack(self, serial: int, reply: wire.Reply, body: bytes = b"") -> bytes:
         """Return the reply to a serial: sealed if work is done, signed where the silo has an identity."""
-        if isinstance(reply, WorkDone):
+        if isinstance(reply, wire.WorkDone):
             body = _sealed(self._seal, serial, body)
         if self._identity is None:
-            return pack(reply, body)
+            return wire.pack(reply, body)
         identity, hello = self._identity, self.hello
         said = hello.run, hello.session, self._process_id, serial
-        return pack(reply, body, lambda *parts: identity.sign(*_reply(*said, *parts)))
+        return wire.pack(reply, body, lambda *parts: identity.sign(*_reply(*said, *parts)))
 
 
 class Gate:
@@ -237,7 +223,7 @@ class Gate:
         self._joined: SiteSession | None = None
         self._left = set[str]()  # the keys of sessions that another has replaced here
 
-    def take(self, request: Signed, envelope: Envelope) -> SiteSession:
+    def take(self, request: wire.Signed, envelope: wire.Envelope) -> SiteSession:
         """Return the session that an envelope belongs to.
 
         Raises `moretta.errors.PeerError`, naming why, for one that is not accepted and so changes nothing; and as
@@ -252,7 +238,7 @@ class Gate:
         if request.processes[name] != self.process_id:
             raise OtherProcess("it was addressed to another process of this site: it was replayed")
         with self._lock:
-            joined = self._session_of(request) if isinstance(request, Hello) else self._joined
+            joined = self._session_of(request) if isinstance(request, wire.Hello) else self._joined
             if joined is None:
                 raise PeerError("it was sent before any session of the server's has begun here")
             if not joined.signed(envelope):
@@ -260,7 +246,7 @@ class Gate:
                     f"it is not signed by the key of session {joined.hello.session}: it is of another than the server, "
                     "or of another session"
                 )
-            if joined is not self._joined and isinstance(request, Hello):
+            if joined is not self._joined and isinstance(request, wire.Hello):
                 _record(self._loaded().folder, request)
             if not joined.window.take(request.serial):
                 raise PeerError(
@@ -276,7 +262,7 @@ class Gate:
         self._trust = self._trust or self._load()
         return self._trust
 
-    def _session_of(self, hello: Hello) -> SiteSession:
+    def _session_of(self, hello: wire.Hello) -> SiteSession:
         """Return the session of a hello: the one that has begun here, or another that the server's key vouches for."""
         if self._joined is not None and _certificate(self._joined.hello) == _certificate(hello):
             return self._joined
@@ -293,7 +279,7 @@ class Gate:
         return SiteSession(hello, self.process_id, trust.identity, seal)
 
 
-def _record(folder: Path, hello: Hello) -> None:
+def _record(folder: Path, hello: wire.Hello) -> None:
     """Keep the session of a run on disk. Raises `moretta.errors.PeerError` for one that is over."""
     path = folder / hello.run / RECORD
     try:

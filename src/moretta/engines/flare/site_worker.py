@@ -19,25 +19,7 @@ from moretta.contract.codec import LARGEST, Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client, answered
 from moretta.engines.child import ChildClient
-from moretta.engines.flare.envelope import (
-    Awake,
-    Busy,
-    Denied,
-    Envelope,
-    Failed,
-    Hello,
-    Knock,
-    Poll,
-    Refused,
-    Reply,
-    Signed,
-    SiteReady,
-    Stranger,
-    Submit,
-    WorkDone,
-    pack,
-    request_of,
-)
+from moretta.engines.flare import envelope as wire
 from moretta.engines.flare.signing import Gate, OtherProcess, Trust
 from moretta.engines.usage import Clock
 from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError, PeerError, PolicyError, with_notes
@@ -64,7 +46,7 @@ class HostedSilo(Protocol):
     largest: int
     timed: bool
 
-    def enter(self, hello: Hello) -> tuple[Client, Codec]:
+    def enter(self, hello: wire.Hello) -> tuple[Client, Codec]:
         """Take up a run where it stands. Raises `moretta.errors.MorettaError` to refuse it."""
 
     def refused(self, error: BaseException) -> bool:
@@ -83,7 +65,7 @@ class HostedSilo(Protocol):
 @dataclass(frozen=True)
 class _Work:
     number: int
-    header: Submit | Hello
+    header: wire.Submit | wire.Hello
     body: memoryview
 
 
@@ -110,7 +92,7 @@ class SiteWorker:
         self._refusal: str | None = None
         self._changed = threading.Condition()
         self._next: _Work | None = None  # the newest; what it took the place of nobody waits for any more
-        self._done: tuple[int, Reply, bytes] | None = None
+        self._done: tuple[int, wire.Reply, bytes] | None = None
         self._newest = 0
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="moretta silo", daemon=True)
@@ -122,26 +104,26 @@ class SiteWorker:
         limit: the most bytes of the reply's body; work that comes to more is to be polled for by a stream.
         """
         try:
-            request, envelope = request_of(data, LARGEST if self._silo is None else self._silo.largest)
+            request, envelope = wire.request_of(data, LARGEST if self._silo is None else self._silo.largest)
         except CodecError as error:
             return self._deny(error)
-        if isinstance(request, Knock):
-            return pack(Awake(process_id=self.process_id))
+        if isinstance(request, wire.Knock):
+            return wire.pack(wire.Awake(process_id=self.process_id))
         return self._take_in(request, envelope, limit)
 
-    def _take_in(self, request: Signed, envelope: Envelope, limit: int | None) -> bytes:
+    def _take_in(self, request: wire.Signed, envelope: wire.Envelope, limit: int | None) -> bytes:
         try:
             session = self._gate.take(request, envelope)
         except OtherProcess:
-            return pack(Stranger())
+            return wire.pack(wire.Stranger())
         except PeerError as error:
             return self._deny(error)
         except (MorettaError, OSError) as error:  # what it goes by cannot be loaded, or kept
-            return pack(Refused(sentence=_unfit(error, "cannot tell the server from others")))
+            return wire.pack(wire.Refused(sentence=_unfit(error, "cannot tell the server from others")))
         self.last_heard = time.monotonic()
         reply, body = self._reply(request, envelope.body)
         if limit is not None and len(body) > limit:
-            reply, body = Busy(long=True), b""
+            reply, body = wire.Busy(long=True), b""
         return session.pack(request.serial, reply, body)
 
     def _deny(self, error: PeerError) -> bytes:
@@ -149,18 +131,18 @@ class SiteWorker:
         if time.monotonic() - self._logged > QUIET:
             self._logged = time.monotonic()
             log.warning("an envelope was not taken: %s", sentence)
-        return pack(Denied(sentence=sentence))
+        return wire.pack(wire.Denied(sentence=sentence))
 
-    def _reply(self, request: Signed, body: memoryview) -> tuple[Reply, bytes]:
+    def _reply(self, request: wire.Signed, body: memoryview) -> tuple[wire.Reply, bytes]:
         match request:
-            case Hello():
+            case wire.Hello():
                 return self._greet(request), b""
             case _ if self._role is None:
-                return Stranger(), b""
-            case Submit():
+                return wire.Stranger(), b""
+            case wire.Submit():
                 self._take(_Work(request.number, request, body))
                 return self._result(request.number, AT_ONCE)
-            case Poll():
+            case wire.Poll():
                 return self._result(request.number, min(request.wait, LONGEST_WAIT))
 
     def close(self) -> None:
@@ -169,7 +151,7 @@ class SiteWorker:
             self._closed = True
             self._changed.notify_all()
 
-    def _greet(self, hello: Hello) -> Reply:
+    def _greet(self, hello: wire.Hello) -> wire.Reply:
         """Say that the role is in its place, or have it take it."""
         with self._changed:
             if self._entered != (hello.run, hello.session):
@@ -182,11 +164,11 @@ class SiteWorker:
                 if self._next is None:  # what kept it may have been mended since
                     self._next = _Work(0, hello, memoryview(b""))
                     self._changed.notify_all()
-                return Refused(sentence=self._refusal)
+                return wire.Refused(sentence=self._refusal)
             if self._role is None:
-                return Busy()
+                return wire.Busy()
             silo = self._silo
-        return SiteReady(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
+        return wire.SiteReady(name="" if silo is None else silo.name, key="" if silo is None else silo.fingerprint)
 
     def _take(self, work: _Work) -> None:
         with self._changed:
@@ -194,15 +176,15 @@ class SiteWorker:
                 self._newest, self._next, self._done = work.number, work, None
                 self._changed.notify_all()
 
-    def _result(self, number: int, wait: float) -> tuple[Reply, bytes]:
+    def _result(self, number: int, wait: float) -> tuple[wire.Reply, bytes]:
         with self._changed:
             self._changed.wait_for(lambda: number != self._newest or self._done is not None, wait)
             done = self._done
         if done is None or done[0] != number:
             if number == self._newest:
-                return Busy(), b""
+                return wire.Busy(), b""
             late = f"expected work {self._newest} or newer, got {number}: it came late, or out of order"
-            return Failed(reason="failed", sentence=late), b""
+            return wire.Failed(reason="failed", sentence=late), b""
         _, reply, body = done
         return reply, body
 
@@ -214,7 +196,7 @@ class SiteWorker:
                 entered = self._entered
                 if work is None:
                     return
-            if isinstance(work.header, Hello):
+            if isinstance(work.header, wire.Hello):
                 self._enter(work.header)
                 continue
             reply, body = self._do(work.header, work.body, entered)
@@ -223,7 +205,7 @@ class SiteWorker:
                     self._done = work.number, reply, body
                 self._changed.notify_all()
 
-    def _enter(self, hello: Hello) -> None:
+    def _enter(self, hello: wire.Hello) -> None:
         try:
             silo = self._silo = self._silo or self._make()
             client, codec = silo.enter(hello)
@@ -241,22 +223,22 @@ class SiteWorker:
                 self._role, self._refusal = role, refusal
             self._changed.notify_all()
 
-    def _do(self, header: Submit, body: memoryview, entered: tuple[str, int] | None) -> tuple[Reply, bytes]:
+    def _do(self, header: wire.Submit, body: memoryview, entered: tuple[str, int] | None) -> tuple[wire.Reply, bytes]:
         """Do one piece of work; an error is reported, and costs the silo this exchange only.
 
         entered: the run and session that the work is of.
         """
         if self._role is None or self._silo is None or entered is None:
-            return Stranger(), b""
+            return wire.Stranger(), b""
         silo, (client, codec), (run, _) = self._silo, self._role, entered
         try:
             if header.work == "keep":
                 silo.keep(client, header.round)
-                return WorkDone(), b""
+                return wire.WorkDone(), b""
             if header.work == "end":
                 silo.end(client, bytes(body))
                 self.ended.set()
-                return WorkDone(), b""
+                return wire.WorkDone(), b""
             return self._play(silo, client, codec, body, run)
         except Disconnected as error:
             return _failed("disconnected", _unfit(error, "cannot answer")), b""
@@ -271,7 +253,7 @@ class SiteWorker:
                     self._role, self._entered = None, None  # the next hello is refused
             return _failed("failed", sentence), b""
 
-    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str) -> tuple[Reply, bytes]:
+    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str) -> tuple[wire.Reply, bytes]:
         try:
             message = codec.decode(bytearray(body))  # which the message's arrays are parts of
         except CodecError as error:
@@ -289,11 +271,11 @@ class SiteWorker:
         data = codec.encode(answer)
         peak = client.peak_mib if isinstance(client, ChildClient) else None
         seconds = dict(self._clock.take())
-        return WorkDone(seconds=seconds if silo.timed else {}, peak_mib=peak), data
+        return wire.WorkDone(seconds=seconds if silo.timed else {}, peak_mib=peak), data
 
 
-def _failed(reason: str, error: object) -> Failed:
-    return Failed.model_validate({"reason": reason, "sentence": _sentence(error)})
+def _failed(reason: str, error: object) -> wire.Failed:
+    return wire.Failed.model_validate({"reason": reason, "sentence": _sentence(error)})
 
 
 def _unfit(error: BaseException, what: str) -> str:

@@ -63,16 +63,7 @@ from moretta.protocols.common import targets
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation.statistics import (
-    GRID_BITS,
-    HALF,
-    LARGEST,
-    LIMBS,
-    MOST_ROWS,
-    check_exact,
-    from_limbs,
-    to_limbs,
-)
+from moretta.secure_aggregation import statistics
 from moretta.secure_aggregation.sums import Query, Sum, Wanted, query_of
 
 ROWS = "rows"
@@ -155,7 +146,7 @@ class HeldOut:
             )
         if self.validates and not 0 < number <= self.after:
             raise PeerError(f"expected to be asked to validate a model of rounds 1 to {self.after}; got {ask.stamp}")
-        check_exact(ask.encoding)
+        statistics.check_exact(ask.encoding)
         by_class = isinstance(ask, Score) and _tensor(CONFUSION) in ask.encoding
         name = f"score after round {self.after}" + (", by class" if by_class else "")
         name = f"validation in round {number}" if self.validates else name
@@ -163,17 +154,17 @@ class HeldOut:
             raise PeerError(f"expected the model of the {name} that was scored before, got another; nothing was sent")
         tensors = self._tables(outputs) if by_class else self._sums(outputs)
         about = (asked_of_tables if by_class else asked_of)(ask, agreed)
-        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=HALF)
+        return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=statistics.HALF)
 
     def _sums(self, outputs: Array) -> dict[str, Array]:
         """Return what is uploaded of the figures: their sums over rows in limbs, [limbs]."""
         with np.errstate(all="ignore"):  # overflows are looked for below
             sums = {name: math.fsum(self._by_row(name, outputs)) for name in _means(self.figures)}
         for name, total in sums.items():
-            if not abs(total) < LARGEST:
+            if not abs(total) < statistics.LARGEST:
                 raise RowsError(f"the {name} on the rows held back is not finite or too large; nothing was sent")
         self.answers.scored = {name: total / len(self.x) for name, total in sums.items() if name != ROWS}
-        return {_tensor(name, self.validates): to_limbs([value])[:, 0] for name, value in sums.items()}
+        return {_tensor(name, self.validates): statistics.to_limbs([value])[:, 0] for name, value in sums.items()}
 
     def _tables(self, outputs: Array) -> dict[str, Array]:
         """Return what is uploaded of the tables, whole numbers in limbs, [limbs, numbers]."""
@@ -186,7 +177,7 @@ class HeldOut:
         bins[1] = np.rint(100 * bins[1])
         counts = targets.confusion(targets.predicted(outputs), classes, chances.shape[1])
         made = {CONFUSION: counts, RELIABILITY: bins}
-        return {_tensor(name): to_limbs(one.ravel().tolist()) for name, one in made.items()}
+        return {_tensor(name): statistics.to_limbs(one.ravel().tolist()) for name, one in made.items()}
 
     def _by_row(self, figure: str, outputs: Array) -> NDArray[np.float64]:
         """Return a figure of each row, float64[rows]."""
@@ -218,8 +209,8 @@ def ask_for(
     aggregator: Aggregator, now: Stamp, parameters: Tensors, figures: Sequence[str], *, validates: bool = False
 ) -> tuple[Question, Wanted]:
     """Return the ask of all silos, and the description of the sum of their uploads."""
-    shapes = {_tensor(name, validates): (LIMBS,) for name in _means(figures)}
-    wanted = aggregator.want(shapes, dict.fromkeys(shapes, float(HALF)), len(aggregator.cohort))
+    shapes = {_tensor(name, validates): (statistics.LIMBS,) for name in _means(figures)}
+    wanted = aggregator.want(shapes, dict.fromkeys(shapes, float(statistics.HALF)), len(aggregator.cohort))
     kind = Validate if validates else Score
     return kind(stamp=now, parameters=parameters, encoding=wanted.fraction_bits), wanted
 
@@ -252,7 +243,7 @@ def tables(
     """
     sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}
     wanted = aggregator.want(
-        {name: (LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(HALF)), len(aggregator.cohort)
+        {name: (statistics.LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(statistics.HALF)), len(aggregator.cohort)
     )
     ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked_of_tables(ask, agreed).digest, whole=True)
@@ -280,8 +271,8 @@ def read_tables(total: Sum, classes: int) -> dict[str, Array]:
 def _whole(total: Sum, name: str) -> NDArray[np.int64]:
     """Return the whole numbers of a sum that travelled in limbs."""
     limbs = np.rint(total.means[_tensor(name)] * total.weight)
-    found = [divmod(number, 1 << GRID_BITS) for number in from_limbs(limbs)]
-    if any(odd or abs(number) > MOST_ROWS for number, odd in found):
+    found = [divmod(number, 1 << statistics.GRID_BITS) for number in statistics.from_limbs(limbs)]
+    if any(odd or abs(number) > statistics.MOST_ROWS for number, odd in found):
         raise PeerError(f"expected whole numbers of rows as a sum's {name}, 2^48 at most")
     return np.array([number for number, _ in found], np.int64)
 
@@ -290,12 +281,12 @@ def read(total: Sum, figures: Sequence[str], *, validates: bool = False) -> dict
     """Return the number of rows, and the means over them. Raises `moretta.errors.PeerError` for an impossible sum."""
     shapes = {name: mean.shape for name, mean in total.means.items()}
     names = _means(figures)
-    if shapes != {_tensor(name, validates): (LIMBS,) for name in names}:
+    if shapes != {_tensor(name, validates): (statistics.LIMBS,) for name in names}:
         raise PeerError(f"expected a sum of {', '.join(names)}, got one of {sorted(shapes)!r:.100}")
     # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.
     limbs = np.stack([np.rint(total.means[_tensor(name, validates)] * total.weight) for name in names], axis=1)
-    counted, *sums = from_limbs(limbs)
-    rows, odd = divmod(counted, 1 << GRID_BITS)
+    counted, *sums = statistics.from_limbs(limbs)
+    rows, odd = divmod(counted, 1 << statistics.GRID_BITS)
     if rows < len(total.silos) or odd:
         raise PeerError(f"expected at least one row a silo to be held back, got {rows} in all")
     return {ROWS: rows, **{name: value / counted for name, value in zip(names[1:], sums, strict=True)}}
