@@ -34,8 +34,10 @@ from moretta import CGD
 from moretta.contract.messages import Stamp
 from moretta.data.holders import Grid, Part
 from moretta.data.images.sets import load_images, scaled
-from moretta.protocols.cgd.simulation import Adding, GridRows, Simulation
-from moretta.secure_aggregation.encoding import Ring
+from moretta.data.settings import Data
+from moretta.engines.settings import Run
+from moretta.protocols.cgd.simulation import GridRows, Simulation
+from moretta.protocols.common.specification import Specification
 
 GRIDS, QUICK = [(10, 7), (100, 49), (1000, 112)], [(10, 7)]
 COLUMNS, WIDTH, OUTPUTS, SAMPLE, RATE = 784, 256, 10, 100, 0.5
@@ -80,16 +82,13 @@ class Fused:
         counts = {f"row-{i}": len(part) for i, part in enumerate(np.array_split(np.arange(len(x)), grid[0]))}
         cuts = [tuple(map(int, part)) for part in np.array_split(np.arange(COLUMNS), grid[1])]
         parts = {f"{row}-{j}": Part(f"{row}-{j}", row, cut) for row in counts for j, cut in enumerate(cuts)}
+        protocol = CGD(learning_rate=RATE, delta=0.1)
         self.simulation = Simulation(
-            CGD(learning_rate=RATE, delta=0.1),
+            protocol,
+            Specification(Run(rounds=1000, insecure_secret_seed=0), Data(batch_size=0), protocol),
             mlp(),
             Grid(parts, {row: f"{row}-0" for row in counts}),
             GridRows(x, y, counts),
-            Adding("fused", Ring(64), 16.0),
-            insecure=0,
-            rounds=1000,
-            batch_size=0,
-            seed=0,
         )
         self.number = 0
         list(self.simulation.setup(self.now(), list(parts)))

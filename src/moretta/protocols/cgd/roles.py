@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.cgd.simulation import Adding, GridRows, Simulation
+from moretta.protocols.cgd.simulation import GridRows, Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import modules
 from moretta.protocols.common import roles as common
@@ -39,7 +40,6 @@ from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.agreement import SetUp
 from moretta.secure_aggregation.cohort import complete
-from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.one_sum import Answers
 
 
@@ -108,18 +108,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         clients[name] = _participant(
             protocol, setting, setup, silo, rows_in, position, row, membership, given, blind=blind
         )
-    rules = setting.rules(secure.scheme)
-    server = Server(
-        grid,
-        groups,
-        enrolments,
-        complete(rules),
-        secure.largest,
-        joint=joint,
-        blind=blind,
-        comparison=common.comparison_of(setting),
-        align=protocol.align,
-    )
+    server = Server(protocol, setting, grid, groups, enrolments, joint=joint, blind=blind)
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
     return Roles(
         server,
@@ -232,11 +221,6 @@ def _aligner(protocol: CGD, setting: Setting, silo: Silo, keys: GroupKeys, answe
     return Aligner(silo.name, ids, protocol.id_rules, protocol.align_pad_to, where, keys, insecure, answers)
 
 
-@dataclass(frozen=True)
-class _Pooled:
-    preparation: Preparation
-
-
 def _check_loss(protocol: CGD, *, joint: bool) -> None:
     if joint and protocol.own_loss is not None:
         raise ParameterError(
@@ -247,26 +231,16 @@ def _check_loss(protocol: CGD, *, joint: bool) -> None:
 
 def _simulation(protocol: CGD, setting: Setting) -> Roles:
     """Build all participants of a grid as one server that asks nobody."""
-    grid, secure = grid_of(setting.silos), setting.secure_aggregation
+    grid = grid_of(setting.silos)
     _check_loss(protocol, joint=any(silo.columns for silo in setting.silos) and protocol.vertical == "joint")
     if protocol.align:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = common.whole_rows(setting)
     x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
-    ring = Ring(secure.ring_bits)
-    simulation = Simulation(
-        protocol,
-        setting.model,
-        grid,
-        GridRows(prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts),
-        Adding("exact-ring" if setting.spec.engine.name == "exact-ring" else "fused", ring, secure.largest),
-        setting.spec.run.insecure_secret_seed,
-        setting.spec.run.rounds,
-        setting.spec.data.batch_size,
-        setting.spec.run.seed,
-    )
-    return Roles(simulation, {}, _Pooled(found), "none", (), 0, simulation.models, simulation.displaced)
+    rows = GridRows(prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts)
+    simulation = Simulation(protocol, setting.spec, setting.model, grid, rows)
+    return Roles(simulation, {}, SimpleNamespace(preparation=found), "none", (), 0, simulation.models, simulation.displaced)
 
 
 def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:

@@ -19,14 +19,16 @@ from moretta.protocols.cgd.group_keys import NAME as EVERYBODY
 from moretta.protocols.cgd.group_keys import at, row_groups
 from moretta.protocols.cgd.layers import Group
 from moretta.protocols.cgd.messages import Descend, Done, Scored
+from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment, refused_by_all
-from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.releases import watched
+from moretta.protocols.common.roles import comparison_of
+from moretta.protocols.common.setting import Setting
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
-from moretta.secure_aggregation.cohort import Rules
+from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.encoding import Ring, add_up
 from moretta.secure_aggregation.sums import Relayed, to_leave_out
 from moretta.secure_aggregation.unmasking import Unmask
@@ -42,29 +44,27 @@ class Server:
     """Conducts Algorithms 1 and 2 over groups of participants.
 
     groups: who shares which layers. enrolments: by group of two and more, its secure sum and what is agreed on with it.
-    joint: whether the participants of a row of the grid run one model together. rules: of everybody's keys, complete.
-    limit: the largest |value| of a gradient's entry. blind: whether sums are hidden from this role. comparison: of
-    participants' rows with the test rows of whoever plays this role, where it knows whom those are about. align:
-    whether the holders of a row of the grid put their rows in one order first.
+    joint: whether the participants of a row of the grid run one model together. blind: whether sums are hidden from
+    this role.
     """
 
     def __init__(
         self,
+        params: CGD,
+        setting: Setting,
         grid: Grid,
         groups: Mapping[str, Group],
         enrolments: Mapping[str, Enrolment],
-        rules: Rules,
-        limit: float,
         *,
         joint: bool,
         blind: bool,
-        comparison: Comparison | None = None,
-        align: bool = False,
     ) -> None:
         self.phase: Phase = no_phase
-        self._grid, self._groups, self._enrolments, self._rules = grid, groups, enrolments, rules
-        self._limit, self._joint, self._blind, self._align = limit, joint, blind, align
-        self._comparison = comparison
+        self._grid, self._groups, self._enrolments = grid, groups, enrolments
+        self._joint, self._blind, self._align = joint, blind, params.align
+        secure = setting.secure_aggregation
+        self._rules, self._limit = complete(setting.rules(secure.scheme)), secure.largest
+        self._comparison = comparison_of(setting)
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._steps = CatchingUp(groups)
@@ -83,9 +83,9 @@ class Server:
 
     def _set_up(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         self._cohort = ()
-        complete = self._whole_rows(cohort)
+        whole_rows = self._whole_rows(cohort)
         for name, group in self._groups.items():
-            left = _of(complete, group.members)
+            left = _of(whole_rows, group.members)
             if len(left) < min(2, len(group.members)):
                 raise self._too_few(now, name, len(left))
         if self._comparison is not None:
@@ -103,11 +103,11 @@ class Server:
             if aborted is not None:
                 return aborted
         if self._align:
-            whole = {row: names for row, names in self._rows.items() if names[0] in complete}
+            whole = {row: names for row, names in self._rows.items() if names[0] in whole_rows}
             aborted = yield from row_order.align(now, whole)
             if aborted is not None:
                 return aborted
-        for stage in self._stages(complete):
+        for stage in self._stages(whole_rows):
             aborted = yield from all_of(
                 {
                     name: self._enrolments[name].setup(at(now, name), members)
@@ -117,7 +117,7 @@ class Server:
             )
             if aborted is not None:
                 return aborted
-        there = complete if self._align else cohort
+        there = whole_rows if self._align else cohort
         aborted = yield from row_order.compare(now, {row: _of(there, names) for row, names in self._rows.items()})
         if aborted is None:
             aborted = yield from self._steps.locate(now, cohort)

@@ -21,7 +21,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from moretta.protocols.cgd.local import centers, confined, shared_biases
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.specification import Specification
 from moretta.secure_aggregation.encoding import Ring, add_up, decode, encode, plan
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -55,18 +55,6 @@ class GridRows:
     x: Tensor
     y: Tensor
     counts: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Adding:
-    """How gradients are added: inside the products, or each participant's as whole numbers of the ring.
-
-    limit: the largest |value| of a gradient's entry, from which the ring's step follows.
-    """
-
-    how: Literal["fused", "exact-ring"]
-    ring: Ring
-    limit: float
 
 
 @dataclass(frozen=True)
@@ -99,29 +87,15 @@ class _Local:
 
 
 class Simulation:
-    """Plays all roles of `CGD` on a grid at once.
+    """Plays all roles of `CGD` on a grid at once. Participants' roots follow from one, which is drawn, or the tests' seed.
 
-    insecure: the seed of all participants' roots, for tests; None draws one root, from which theirs follow.
-    rounds: of the whole run. seed: of the batches.
     Raises `moretta.errors.ParameterError` for a model that is no N-layer network (`Layers.of`).
     """
 
-    def __init__(
-        self,
-        params: CGD,
-        model: nn.Module,
-        grid: Grid,
-        rows: GridRows,
-        adding: Adding,
-        insecure: int | None,
-        rounds: int,
-        batch_size: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, params: CGD, spec: Specification, model: nn.Module, grid: Grid, rows: GridRows) -> None:
         self.phase: Phase = no_phase
-        self._params, self._grid, self._rows, self._adding = params, grid, rows, adding
-        self._insecure, self._root = insecure, SecretRoot.fresh()
-        self._rounds, self._batch_size = rounds, batch_size
+        self._params, self._spec, self._grid, self._rows = params, spec, grid, rows
+        self._root, seed, size = SecretRoot.fresh(), spec.run.seed, spec.data.batch_size
         self._layers, self._centers = Layers.of(model), centers(params, model, seed)
         self._shared, self._mean_starts = shared_biases(params, model), dict[tuple[int, ...], Tensors]()
         if any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in model.modules()):
@@ -130,7 +104,7 @@ class Simulation:
             )
         self._displacement = {name: np.zeros(tuple(value.shape)) for name, value in modules.trainable(model).items()}
         in_order = params.batches == "in-order"
-        self._batches = [Batches(count, batch_size, seed, row, in_order=in_order) for row, count in rows.counts.items()]
+        self._batches = [Batches(count, size, seed, row, in_order=in_order) for row, count in rows.counts.items()]
         self._upper = torch.vmap(partial(torch.func.functional_call, self._layers.upper))
         self._models = list[_Models]()
 
@@ -146,7 +120,7 @@ class Simulation:
         yield from ()
         counts, drawn = self._batch(now.round)
         try:
-            gradient, loss = (self._multiplied if self._adding.how == "fused" else self._added)(counts, drawn)
+            gradient, loss = (self._added if self._in_ring else self._multiplied)(counts, drawn)
             finite = np.isfinite(loss) and all(np.isfinite(value).all() for value in gradient.values())
         except RangeError:  # what is not finite, or far too large, has no place in the ring
             finite = False
@@ -163,7 +137,7 @@ class Simulation:
                 for name, value in gradient.items()
             }
         with self.phase("update"):
-            rate = self._params.rate(now.round, self._rounds)
+            rate = self._params.rate(now.round, self._spec.run.rounds)
             for name, value in gradient.items():
                 self._displacement[name] = self._displacement[name] - rate * value  # not in place: `state` gave it out
         return Report({"loss": loss, "rows": float(sum(counts))})
@@ -171,7 +145,7 @@ class Simulation:
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release nothing: confined models are made on demand."""
         yield from ()
-        return Outcome(parameters={}, facts={"simulation": self._adding.how})
+        return Outcome(parameters={}, facts={"simulation": "exact-ring" if self._in_ring else "fused"})
 
     def displaced(self) -> Tensors:
         """Return D as a model of its own, added to the point that starts are confined around; it needs no start."""
@@ -225,8 +199,8 @@ class Simulation:
         return _Models(readers, columns, x, start, stacks)
 
     def _root_of(self, name: str) -> SecretRoot:
-        if self._insecure is not None:
-            return SecretRoot.insecure(self._insecure, name)
+        if (insecure := self._spec.run.insecure_secret_seed) is not None:
+            return SecretRoot.insecure(insecure, name)
         return SecretRoot(self._root.derive("participant", name))
 
     def _columns(self, names: Sequence[str]) -> NDArray[np.int64]:
@@ -277,7 +251,7 @@ class Simulation:
 
     def _batch(self, number: int) -> tuple[Sequence[int], Tensor | None]:
         """Return how many rows each row of the grid uses, and their indices among all; None is all, in order."""
-        if not self._batch_size:
+        if not self._spec.data.batch_size:
             return list(self._rows.counts.values()), None
         begins = np.cumsum([0, *self._rows.counts.values()])
         drawn = [batch.of_round(number) + begins[i] for i, batch in enumerate(self._batches)]
@@ -317,6 +291,10 @@ class Simulation:
 
     # The ring
 
+    @property
+    def _in_ring(self) -> bool:
+        return self._spec.engine.name == "exact-ring"
+
     def _added(self, counts: Sequence[int], drawn: Tensor | None) -> tuple[Tensors, float]:
         """Return the same as `_multiplied`, from each participant's gradient; the first layer's by column group."""
         total = {self._layers.weight: np.zeros_like(self._displacement[self._layers.weight])}
@@ -337,9 +315,10 @@ class Simulation:
 
     def _ring_mean(self, parts: Sequence[tuple[Tensors, int]]) -> dict[str, NDArray[np.float64]]:
         """Return the weighted mean that secure aggregation would give."""
-        ring, shapes = self._adding.ring, {name: value.shape for name, value in parts[0][0].items()}
+        secure, shapes = self._spec.secure_aggregation, {name: value.shape for name, value in parts[0][0].items()}
+        ring = Ring(secure.ring_bits)
         weight, silos = sum(count for _, count in parts), [str(number) for number in range(len(parts))]
-        wanted = plan(ring, len(parts), shapes, dict.fromkeys(shapes, self._adding.limit), weight)
+        wanted = plan(ring, len(parts), shapes, dict.fromkeys(shapes, secure.largest), weight)
         words = [encode(ring, tensors, count, wanted.fraction_bits, len(parts))[1] for tensors, count in parts]
         added = {name: add_up([one[name] for one in words]) for name in shapes}
         return dict(decode(ring, added, weight, silos, wanted).means)
