@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import Condition, equals, server, setting, silo, under
+from moretta.protocols.common.claims import Condition, equals, is_on, server, setting, silo, under
 
 BATCH, OWN, EPOCH, LAYERS = "loss-difference vector", "gradient estimate", "weight change", "linear-layer gradient"
 
-sums_weight_changes = Condition("`local-epochs` is set", lambda run: bool(setting(run, "protocol", "local-epochs")))
+sums_weight_changes = is_on("protocol", "local-epochs", "`local-epochs` is set")
 draws_own = equals("protocol", "directions", "own")
 shares_directions = Condition(
     "directions follow from a seed that all roles share (the default)", lambda run: not draws_own(run)
@@ -28,10 +28,7 @@ sums_layers = Condition(
         moves_blocks(run) and setting(run, "protocol", "linear") == "activations" and not sums_weight_changes(run)
     ),
 )
-sums_statistics = Condition(
-    "BatchNorm's statistics are summed (`batch-statistics`)",
-    lambda run: bool(setting(run, "protocol", "batch-statistics")),
-)
+sums_statistics = is_on("protocol", "batch-statistics", "BatchNorm's statistics are summed (`batch-statistics`)")
 
 
 def _sums(upload: str, clear: tuple[str, ...], masked: str) -> tuple[shared.Claim, ...]:

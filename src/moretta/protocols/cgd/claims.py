@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import Claim, Condition, Record, Word, server, setting, silo, under
+from moretta.protocols.common.claims import Claim, Condition, Record, Word, is_on, server, setting, silo, under
 
 DERIVED = "the derivation in `docs/alignment.md`"
 
@@ -37,15 +37,13 @@ is_independent = Condition(
     lambda run: splits_columns(run) and setting(run, "protocol", "vertical") == "independent",
 )
 is_joint = Condition("columns are split in the joint form", lambda run: splits_columns(run) and not is_independent(run))
-is_aligned = Condition(
-    "the run aligns partners' rows (`align = true`)", lambda run: bool(setting(run, "protocol", "align"))
-)
+is_aligned = is_on("protocol", "align", "the run aligns partners' rows (`align = true`)")
 has_groups_of_two = Condition(
     "some sum is of two participants",
     lambda run: shared.has_few_in_a_round(run) or (not shared.records_sums(run) and has_pairs(run)),
 )
 shares_hidden_biases = shared.equals("protocol", "hidden-bias", "shared")
-is_regularised = Condition("`weight-decay` is above 0", lambda run: bool(setting(run, "protocol", "weight-decay")))
+is_regularised = is_on("protocol", "weight-decay", "`weight-decay` is above 0")
 
 
 def _alone(record: Record) -> str:

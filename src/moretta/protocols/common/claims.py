@@ -146,9 +146,14 @@ MASKED = ("pairwise", "additive-shares")
 """The schemes of which there are claims."""
 
 
-def equals(section: str, key: str, value: str) -> Condition:
+def equals(section: str, key: str, value: str, says: str = "") -> Condition:
     """Return that a key of the run file has a value."""
-    return Condition(f'`{key} = "{value}"`', lambda run: bool(setting(run, section, key) == value))
+    return Condition(says or f'`{key} = "{value}"`', lambda run: bool(setting(run, section, key) == value))
+
+
+def is_on(section: str, key: str, says: str) -> Condition:
+    """Return that a key of the run file is given, and is neither false nor zero."""
+    return Condition(says, lambda run: bool(setting(run, section, key)))
 
 
 def _has_two_sets(record: Record) -> bool:
@@ -218,9 +223,7 @@ is_noised = Condition("noise is added (`dp-noise`)", _is_noised)
 is_standardised = Condition(
     "inputs are standardised (the default of tables)", lambda run: setting(run, "data", "standardise") is not False
 )
-scales_targets = Condition(
-    "targets are standardised (`standardise-targets`)", lambda run: bool(setting(run, "data", "standardise-targets"))
-)
+scales_targets = is_on("data", "standardise-targets", "targets are standardised (`standardise-targets`)")
 fills_absent = Condition(
     "values may be absent, which all silos' statistics fill in",
     lambda run: setting(run, "data", "missing") not in (None, "error") or _fills(run, "mean", "median", "indicator"),
@@ -232,9 +235,7 @@ has_few_in_statistics = Condition("statistics are of fewer than three silos", _h
 has_few_in_a_round = Condition(
     "some round has fewer than three silos", lambda run: run["silos"] >= 2 and fewest(run) <= 2
 )
-is_cross_entropy = Condition(
-    "the loss is cross-entropy", lambda run: bool(setting(run, "protocol", "loss") == "cross-entropy")
-)
+is_cross_entropy = equals("protocol", "loss", "cross-entropy", "the loss is cross-entropy")
 scores_at_silos = Condition(
     "models are scored on rows that silos hold back (`score-at-silos`)",
     lambda run: bool(setting(run, "data", "score-at-silos")) and opened_sums(run, "release") != [],
@@ -247,9 +248,7 @@ tabulates_at_silos = Condition(
     'classes are counted on rows that silos hold back (`score-at-silos = "classes"`)',
     lambda run: setting(run, "data", "score-at-silos") == "classes" and scores_at_silos(run),
 )
-looks_first = Condition(
-    "rows and classes are counted before training (`[data] look`)", lambda run: bool(setting(run, "data", "look"))
-)
+looks_first = is_on("data", "look", "rows and classes are counted before training (`[data] look`)")
 has_test_rows = Condition(
     "the server has test rows of its own (`[data] test`)", lambda run: setting(run, "data", "test") is not None
 )
@@ -257,12 +256,8 @@ steps_plainly = Condition(
     "two or more silos take plain gradient steps, without momentum, decay, clipping, noise or own epochs",
     _steps_plainly,
 )
-is_in_process = Condition(
-    "one process plays all roles", lambda run: bool(setting(run, "engine", "name") == "in-process")
-)
-is_over_machines = Condition(
-    "NVIDIA FLARE carries messages between machines", lambda run: bool(setting(run, "engine", "name") == "flare")
-)
+is_in_process = equals("engine", "name", "in-process", "one process plays all roles")
+is_over_machines = equals("engine", "name", "flare", "NVIDIA FLARE carries messages between machines")
 is_carried_otherwise = Condition(
     "the run does not say that one process played all roles, nor that NVIDIA FLARE carried messages",
     lambda run: not is_in_process(run) and not is_over_machines(run),
@@ -463,11 +458,6 @@ server, silo = partial(Claim, "server"), partial(Claim, "silo")
 def under(claims: Iterable[Claim], *conditions: Condition, **others: Any) -> tuple[Claim, ...]:
     """Return the claims with further conditions. others: fields that are other too."""
     return tuple(replace(claim, where=(*claim.where, *conditions), **others) for claim in claims)
-
-
-def of(protocols: tuple[str, ...], claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return the claims, restricted to these protocols of a package."""
-    return tuple(replace(claim, protocols=protocols) for claim in claims)
 
 
 # -- claims that protocols share: sums ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import Word, chooses_silos, is_standardised, of, server, silo
+from moretta.protocols.common.claims import Word, chooses_silos, is_standardised, server, silo, under
 
 FEDSGD, AVERAGED, LOCAL, CENTRALISED = ("fedsgd",), ("fedavg", "fedprox"), ("local",), ("centralised",)
 FEDERATED = FEDSGD + AVERAGED
@@ -35,21 +35,21 @@ POOLED = (
 )
 
 CLAIMS = (
-    *of(FEDSGD, shared.sums("gradient")),
-    *of(AVERAGED, shared.sums("weight change")),
-    *of(FEDERATED, (shared.HOLDS_THE_MODEL,)),
-    *of(FEDSGD, (shared.NOISE,)),
-    *of(FEDERATED, (shared.ROWS_OF_A_ROUND, shared.DIFFERENCES_OF_TOTALS, shared.RECEIVES_THE_MODEL)),
-    *of(FEDSGD, (shared.LABELS_OF_OTHERS, shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL_IN_A_ROUND)),
-    *of(AVERAGED, (shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL)),
-    *of(FEDERATED, (shared.WHO_TAKES_PART,)),
-    *of(FEDSGD, (shared.of_two("gradient"),)),
-    *of(AVERAGED, (shared.of_two("weight change"),)),
-    *of(FEDERATED, (shared.COLUMNS_OF_THE_OTHER,)),
-    *of(LOCAL, ALONE),
-    *of(CENTRALISED, POOLED),
+    *under(shared.sums("gradient"), protocols=FEDSGD),
+    *under(shared.sums("weight change"), protocols=AVERAGED),
+    *under((shared.HOLDS_THE_MODEL,), protocols=FEDERATED),
+    *under((shared.NOISE,), protocols=FEDSGD),
+    *under((shared.ROWS_OF_A_ROUND, shared.DIFFERENCES_OF_TOTALS, shared.RECEIVES_THE_MODEL), protocols=FEDERATED),
+    *under((shared.LABELS_OF_OTHERS, shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL_IN_A_ROUND), protocols=FEDSGD),
+    *under((shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL), protocols=AVERAGED),
+    *under((shared.WHO_TAKES_PART,), protocols=FEDERATED),
+    *under((shared.of_two("gradient"),), protocols=FEDSGD),
+    *under((shared.of_two("weight change"),), protocols=AVERAGED),
+    *under((shared.COLUMNS_OF_THE_OTHER,), protocols=FEDERATED),
+    *under(ALONE, protocols=LOCAL),
+    *under(POOLED, protocols=CENTRALISED),
     shared.SCORES,
     shared.VALIDATION,
-    *of(FEDERATED, shared.TABLES),
+    *under(shared.TABLES, protocols=FEDERATED),
     *shared.OF_ALL_RUNS,
 )
