@@ -64,11 +64,7 @@ class Batched:
         """Return the network of a module, or None where it is not one of these, or in part not trained."""
         if type(model) is not nn.Sequential:
             return None
-        places, start = dict[str, slice](), 0
-        for name, view in layout.split(torch.zeros(layout.size).numpy()).items():
-            places[name] = slice(start, start + view.size)
-            start += view.size
-        layers = list[Layer]()
+        places, layers = layout.places, list[Layer]()
         for name, layer in model.named_modules(remove_duplicate=False):  # a layer may be there twice
             if not name:
                 continue

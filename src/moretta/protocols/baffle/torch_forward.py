@@ -56,11 +56,8 @@ class TorchForward:
         trained = dict(self._model.named_parameters())
         self._flat = torch.zeros(layout.size, dtype=modules.DTYPES[layout.dtype], device=device)
         self._batches = dict[int, tuple[Array, Tensor]]()  # a round's, here and on the device
-        start = 0
-        for name in layout.shapes:  # every parameter becomes a view of the flat one: one copy sets them all
-            parameter = trained[name]
-            parameter.data = self._flat[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
+        for name, place in layout.places.items():  # every parameter becomes a view of the flat one: one copy sets all
+            trained[name].data = self._flat[place].view(trained[name].shape)
         self._batched = Batched.of(self._model, layout) if layout.size <= SMALL else None
 
     def at_once(self, rows: int) -> int:
@@ -187,10 +184,14 @@ def perturbed(directions: Directions, at: Array, distance: float, device: torch.
     for block in range(-(-directions.count // BLOCK)):
         found = together[: directions.count - block * BLOCK]
         if directions.gaussian:
-            _add_gaussian(directions, block, here, float(at.dtype.type(distance * 2.0**-GAUSSIAN_BITS)), found)
+            scale = float(at.dtype.type(distance * 2.0**-GAUSSIAN_BITS))
+            for entries, vector in zip(_gaussian(directions, block), found, strict=True):
+                torch.add(here, entries.to(device).to(here.dtype).mul_(scale), out=vector)
         else:
             step = float(at.dtype.type(distance))  # rounded as on the CPU, as the Gaussian's scale is
-            _add_signs(_octets(directions, block).to(device), here + step, here - step, found)
+            octets, ahead, behind = _octets(directions, block).to(device), here + step, here - step
+            for bit, vector in enumerate(found):
+                torch.where((octets >> bit & 1).bool(), behind, ahead, out=vector)
         yield found
 
 
@@ -199,8 +200,9 @@ def combine(directions: Directions, coefficients: NDArray[np.float64], device: t
     whole, bits = directions.rounded(coefficients)
     total = torch.zeros(directions.size, dtype=torch.int64, device=device)
     if directions.gaussian:
-        for number, entries in enumerate(_each_gaussian(directions)):
-            total += int(whole[number]) * entries.to(device).long()
+        blocks = range(-(-directions.count // BLOCK))
+        for factor, entries in zip(whole, (one for block in blocks for one in _gaussian(directions, block)), strict=True):
+            total += int(factor) * entries.to(device).long()
         return scaled_back(total.cpu().numpy(), bits + GAUSSIAN_BITS)
     tables = torch.from_numpy(directions.tables(whole)).to(device)  # of all blocks in one copy
     for block, table in enumerate(tables):
@@ -217,17 +219,5 @@ def _octets(directions: Directions, block: int) -> Tensor:
     return torch.from_numpy(np.concatenate(list(directions.octets(block))))
 
 
-def _add_signs(octets: Tensor, ahead: Tensor, behind: Tensor, found: Tensor) -> None:
-    for bit, vector in enumerate(found):
-        torch.where((octets >> bit & 1).bool(), behind, ahead, out=vector)
-
-
-def _add_gaussian(directions: Directions, block: int, here: Tensor, scale: float, found: Tensor) -> None:
-    for entries, vector in zip(directions.quantiles(block), found, strict=True):
-        product = torch.from_numpy(entries.astype(np.int16)).to(here.device).to(here.dtype).mul_(scale)
-        torch.add(here, product, out=vector)
-
-
-def _each_gaussian(directions: Directions) -> Iterator[Tensor]:
-    for block in range(-(-directions.count // BLOCK)):
-        yield from (torch.from_numpy(entries.astype(np.int16)) for entries in directions.quantiles(block))
+def _gaussian(directions: Directions, block: int) -> Iterator[Tensor]:
+    return (torch.from_numpy(entries.astype(np.int16)) for entries in directions.quantiles(block))

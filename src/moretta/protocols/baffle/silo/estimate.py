@@ -26,7 +26,6 @@ are made without any. The server then learns the weighted mean of the silos' est
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -160,13 +159,9 @@ class Parts:
         unknown = set(names or ()) - set(layout.shapes)
         if unknown:
             raise MisuseError(f"expected names of trained tensors, got {sorted(unknown)!r:.200}")
-        slices, start = list[slice](), 0
-        for name, shape in layout.shapes.items():
-            end = start + math.prod(shape)
-            if names is None or name in names:
-                slices.append(slice(start, end))
-            start = end
-        return cls((slice(0, start),) if names is None else tuple(slices), start)
+        if names is None:
+            return cls((slice(0, layout.size),), layout.size)
+        return cls(tuple(place for name, place in layout.places.items() if name in names), layout.size)
 
     @property
     def size(self) -> int:
@@ -203,10 +198,6 @@ class Parts:
         """
         mean = total.means[ESTIMATE]
         if self.size < self.length:
-            found, start = np.zeros(self.length), 0
-            for part in self.slices:
-                end = start + part.stop - part.start
-                found[part] = mean[start:end]
-                start = end
-            mean = found
+            mean = np.zeros(self.length)
+            mean[np.r_[self.slices]] = total.means[ESTIMATE]
         return mean, total.means.get(SPOKEN, np.zeros(0)), total.steps[ESTIMATE]

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +45,12 @@ class Layout:
         return cls({name: array.shape for name, array in trained.items()}, dtypes.pop(), digest_of(fixed))
 
     @property
+    def places(self) -> dict[str, slice]:
+        """The entries of each tensor in the flat array."""
+        ends = list(accumulate(math.prod(shape) for shape in self.shapes.values()))
+        return {name: slice(*place) for name, place in zip(self.shapes, pairwise([0, *ends]), strict=True)}
+
+    @property
     def size(self) -> int:
         """How many entries the flat array has."""
         return sum(math.prod(shape) for shape in self.shapes.values())
@@ -60,12 +67,7 @@ class Layout:
 
     def split(self, flat: NDArray[np.floating]) -> dict[str, Array]:
         """Return views of a flat array [size] by name, in the tensors' shapes."""
-        views, start = dict[str, Array](), 0
-        for name, shape in self.shapes.items():
-            end = start + math.prod(shape)
-            views[name] = flat[start:end].reshape(shape)
-            start = end
-        return views
+        return {name: flat[place].reshape(self.shapes[name]) for name, place in self.places.items()}
 
 
 @runtime_checkable
