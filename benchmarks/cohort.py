@@ -18,7 +18,7 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Exchange, Missing, Reason, Replies
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.agreement import RUN_DIGEST, AdvertiseKey, PeerKeys
-from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.cohort import Credentials, Origin, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.sums import Sum
@@ -50,7 +50,7 @@ class Cohort:
         self.server = aggregator(scheme, bits, rules)
         self.silos = {
             name: contributor(
-                scheme, name, bits, rules, credentials=Credentials(identities[name], roster) if signed else None
+                scheme, name, bits, rules, origin=Origin(Credentials(identities[name], roster) if signed else None)
             )
             for name in self.names
         }

@@ -14,7 +14,7 @@ from moretta.contract.messages import Message, Spent, Stamp, message
 from moretta.contract.roles import Aborted, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, SumSpent
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Origin, Rules
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -131,9 +131,8 @@ class Silo:
         insecure: SecretRoot | None = None,
         helped: HelpedSums | None = None,
     ) -> None:
-        self.contributor = contributor(
-            scheme, name, bits, rules, credentials=credentials, insecure=insecure, helped=helped
-        )
+        origin = Origin(credentials, insecure)
+        self.contributor = contributor(scheme, name, bits, rules, origin=origin, helped=helped)
         self.tensors, self.weight = {key: np.asarray(value) for key, value in tensors.items()}, weight
 
     def __call__(self, asked: Message) -> Any:

@@ -11,7 +11,7 @@ from sum_driver import rostered
 from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.agreement import KeyAdvert, Offer, PeerKeys, pair_seed
-from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Origin, Rules
 from moretta.secure_aggregation.keystream import SecretRoot
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "agreement.json").read_text(encoding="utf-8"))
@@ -23,7 +23,7 @@ RULES = Rules(threshold=SETUP["threshold"], min_survivors=SETUP["min_survivors"]
 
 
 def offers() -> dict[str, Offer]:
-    return {name: Offer(STAMP, name, None, SecretRoot(bytes.fromhex(root)), 0) for name, root in SETUP["roots"].items()}
+    return {name: Offer(STAMP, name, Origin(None, SecretRoot(bytes.fromhex(root)))) for name, root in SETUP["roots"].items()}
 
 
 def keys() -> dict[str, bytes]:
@@ -78,10 +78,10 @@ def test_what_cannot_be_is_refused(row: Row) -> None:
 
 
 def test_keys_are_fresh_and_never_follow_from_a_root() -> None:
-    assert len({Offer(STAMP, "anna", None, None, 0).public_key for _ in range(4)}) == 4
+    assert len({Offer(STAMP, "anna", Origin()).public_key for _ in range(4)}) == 4
     root = SecretRoot(bytes(32))
     fixed = [
-        Offer(stamp, name, None, root, session).public_key
+        Offer(stamp, name, Origin(None, root, session)).public_key
         for stamp in (STAMP, Stamp("other", 3, 1), Stamp(STAMP.run, 4, 1), Stamp(STAMP.run, 3, 2))
         for name in ("anna", "bea")
         for session in (0, 1)
@@ -141,7 +141,7 @@ SIGNED = Stamp(RUN, 3, 1)
 
 
 def signed_offers(stamp: Stamp = SIGNED) -> dict[str, Offer]:
-    return {name: Offer(stamp, name, CREDENTIALS[name], None, 0) for name in NAMES}
+    return {name: Offer(stamp, name, Origin(CREDENTIALS[name])) for name in NAMES}
 
 
 def signed(offers: dict[str, Offer], **changed: tuple[bytes, bytes]) -> PeerKeys:
@@ -160,9 +160,9 @@ def test_signed_keys_are_agreed_on() -> None:
 def substituted(how: str) -> tuple[bytes, bytes]:
     """What a server can try for the advert of `bea`, by what it does."""
     others = rostered(NAMES[:2])[1]["bea"].roster
-    stranger, forged = (Offer(SIGNED, "bea", by, None, 0) for by in (None, CREDENTIALS["carla"]))
+    stranger, forged = (Offer(SIGNED, "bea", Origin(by)) for by in (None, CREDENTIALS["carla"]))
     bea = CREDENTIALS["bea"].identity
-    elsewhere = Offer(Stamp(f"test.{others.digest[:16]}", 3, 1), "bea", Credentials(bea, others), None, 0)
+    elsewhere = Offer(Stamp(f"test.{others.digest[:16]}", 3, 1), "bea", Origin(Credentials(bea, others)))
     made = {
         "a key of its own": (stranger.public_key, b""),
         "a key of its own with the old signature": (stranger.public_key, signed_offers()["bea"].signature),
@@ -182,13 +182,13 @@ def substituted(how: str) -> tuple[bytes, bytes]:
 
 def test_who_is_not_in_the_roster_is_named() -> None:
     offers = signed_offers()
-    stranger = Offer(SIGNED, "dora", CREDENTIALS["bea"], None, 0)
+    stranger = Offer(SIGNED, "dora", Origin(CREDENTIALS["bea"]))
     with pytest.raises(PeerError, match="silo `dora` is not in the roster"):
         offers["anna"].agree(signed(offers, dora=(stranger.public_key, stranger.signature)), ROSTERED)
 
 
 def test_signed_keys_where_no_roster_is_set() -> None:
-    offer = Offer(SIGNED, "anna", None, None, 0)
+    offer = Offer(SIGNED, "anna", Origin())
     others = {name: signed_offers()[name] for name in ("bea", "carla")}
     with pytest.raises(PeerError, match="the key of `bea` is signed, but no roster is set here"):
         offer.agree(signed({"anna": offer, **others}), RULES)

@@ -16,7 +16,7 @@ from moretta.contract.roles import Aborted, Ask, Reason
 from moretta.engines.delivery import replies_of, valid
 from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys, SetUp, agree_on_keys
-from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.cohort import Cohort, Credentials, Origin, Rules
 from moretta.secure_aggregation.graph import (
     PART_BYTES,
     AdvertiseCommitted,
@@ -41,7 +41,7 @@ def fresh_key() -> bytes:
 
 
 def silo(insecure: SecretRoot | None = None) -> SetUp:
-    return SetUp(ME, RULES, None, insecure, 0)
+    return SetUp(ME, RULES, Origin(None, insecure))
 
 
 class Rest:
@@ -165,7 +165,7 @@ def test_others_are_signed_for_one_attempt_with_their_commitments() -> None:
     roster = Roster({name: identity.public_key for name, identity in identities.items()})
     rules = Rules(degree=2, roster=roster)
     setup = Stamp(f"run.{roster.digest[:16]}", 1, 0)
-    silos = {name: SetUp(name, rules, Credentials(identities[name], roster), None, 0) for name in NAMES}
+    silos = {name: SetUp(name, rules, Origin(Credentials(identities[name], roster))) for name in NAMES}
     adverts = {name: begun(one, setup) for name, one in silos.items()}
     relayed = CommittedKeys(
         stamp=setup,
@@ -181,7 +181,7 @@ def test_others_are_signed_for_one_attempt_with_their_commitments() -> None:
 
 def test_a_complete_graph_needs_no_seed_and_its_messages_stay_as_they_are() -> None:
     rules = Rules()
-    one = SetUp(ME, rules, None, None, 0)
+    one = SetUp(ME, rules, Origin())
     begun(one)
     with pytest.raises(PeerError, match="expected no commitments with the keys of 12 silos"):
         one.answer(Rest().committed(begun(one)))
@@ -194,7 +194,7 @@ def test_a_complete_graph_needs_no_seed_and_its_messages_stay_as_they_are() -> N
 
 def played(rules: Rules, names: tuple[str, ...], bad: Mapping[str, Message] | None = None) -> tuple[object, list[str]]:
     """Play a set-up. bad: what a silo sends in the place of its part. Return its outcome, and what was asked."""
-    silos = {name: SetUp(name, rules, None, None, 0) for name in names}
+    silos = {name: SetUp(name, rules, Origin()) for name in names}
     exchange, asked, replies = agree_on_keys(NOW, names, rules), [], None
     while True:
         try:

@@ -18,7 +18,7 @@ from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RangeError
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, KeysAccepted, PeerKeys
-from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.cohort import Credentials, Origin, Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring
 from moretta.secure_aggregation.identity import Identity, Roster
 from moretta.secure_aggregation.keystream import Extracted, SecretRoot
@@ -33,7 +33,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sums.json").read_
 
 def fixed(names: list[str], bits: int = 64) -> dict:
     """Contributors with fixed keys after a set-up."""
-    silos = {name: contributor("pairwise", name, bits, insecure=SecretRoot.insecure(0, name)) for name in names}
+    silos = {name: contributor("pairwise", name, bits, origin=Origin(None, SecretRoot.insecure(0, name))) for name in names}
     agreed({name: silo.answer for name, silo in silos.items()}, bits=bits)
     return silos
 
@@ -307,7 +307,7 @@ def test_a_bad_key_costs_only_its_silo() -> None:
     aborted = play(server.setup(NOW, list("abc")), {**silos, "b": lambda asked: low})
     assert isinstance(aborted, Aborted)
     assert {name: why.reason for name, why in aborted.missing.items()} == {"b": Reason.MALFORMED}
-    same = contributor("pairwise", "a", insecure=SecretRoot(bytes(32))).answer
+    same = contributor("pairwise", "a", origin=Origin(None, SecretRoot(bytes(32)))).answer
     aborted = play(server.setup(NOW, list("abc")), {**silos, "a": same, "b": same})
     assert isinstance(aborted, Aborted)
     assert set(aborted.missing) == {"a", "b"}

@@ -137,8 +137,8 @@ def _split(part: Summand) -> tuple[SealedShares, SplitSum]:
         add_masks(rest, part.blinds)
     for holder, seed in part.agreement.seeds.items():
         key = os.urandom(32)
-        if part.insecure is not None:
-            key = part.insecure.derive("additive share", *part.label, holder, part.session)
+        if (root := part.origin.insecure) is not None:
+            key = root.derive("additive share", *part.label, holder, part.origin.session)
         share = Keystream(key).integers(rest.size, 8 * rest.itemsize)
         np.subtract(rest, share, out=rest)
         content = share.astype(share.dtype.newbyteorder("<"), copy=False).view(np.uint8).data

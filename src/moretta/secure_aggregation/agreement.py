@@ -30,11 +30,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
-from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.cohort import Cohort, Origin, Rules
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation import identity
 from moretta.secure_aggregation.identity import Roster, Signature, Signatures, shared_secret, verify
-from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_purpose
+from moretta.secure_aggregation.keystream import Extracted, derive, encode_purpose
 from moretta.secure_aggregation.masks import Labels
 from moretta.secure_aggregation.sums import check_cohort
 
@@ -149,29 +149,20 @@ class Agreement:
 class Offer:
     """A silo's key pair of one set-up, until the others' keys come.
 
-    credentials: None trusts the keys that the server relays. insecure, session: see
-    `moretta.secure_aggregation.schemes.contributor`. commits: also draw a part of the graph's seed and commit to it.
+    commits: also draw a part of the graph's seed and commit to it.
     """
 
-    def __init__(
-        self,
-        setup: Stamp,
-        me: str,
-        credentials: Credentials | None,
-        insecure: SecretRoot | None,
-        session: int,
-        *,
-        commits: bool = False,
-    ) -> None:
-        self._setup, self._me = setup, me
+    def __init__(self, setup: Stamp, me: str, origin: Origin, *, commits: bool = False) -> None:
+        self._setup, self._me, credentials = setup, me, origin.credentials
         self._roster = None if credentials is None else credentials.roster
         check_run(self._roster, setup.run)
         private = os.urandom(32)
-        if insecure is not None:
-            private = insecure.derive("key agreement", setup.run, setup.round, setup.attempt, me, session)
+        if origin.insecure is not None:
+            about = setup.run, setup.round, setup.attempt, me, origin.session
+            private = origin.insecure.derive("key agreement", *about)
         self._private = X25519PrivateKey.from_private_bytes(private)
         self.public_key = self._private.public_key().public_bytes_raw()
-        self._part = graph.draw_part(setup, me, insecure, session) if commits else b""
+        self._part = graph.draw_part(setup, me, origin.insecure, origin.session) if commits else b""
         self.commitment = graph.commitment(setup, me, self._part) if commits else b""
         self._shown: graph.CommittedKeys | None = None  # the keys for which the part was revealed
         self.signature = b""
@@ -239,17 +230,8 @@ class SetUp:
     run: the only one that it takes a message of, with its group's name before it in CGD; none is any.
     """
 
-    def __init__(
-        self,
-        me: str,
-        rules: Rules,
-        credentials: Credentials | None,
-        insecure: SecretRoot | None,
-        session: int,
-        run: str = "",
-    ) -> None:
-        self._me, self._rules, self._credentials = me, rules, credentials
-        self._insecure, self._session, self._run = insecure, session, run
+    def __init__(self, me: str, rules: Rules, origin: Origin, run: str = "") -> None:
+        self.origin, self._me, self._rules, self._run = origin, me, rules, run
         self._offer: Offer | None = None
         self._revealed = set[Stamp]()  # the set-ups at which a part of a graph's seed was shown
         self._agreed: tuple[Agreement, Labels] | None = None
@@ -288,7 +270,7 @@ class SetUp:
                 if commits and now in self._revealed:  # else one silo's parts could be drawn anew until the graph suits
                     raise PeerError(f"the part in the graph's seed of {now} was shown; set up as another attempt")
                 self._agreed = None
-                own = Offer(now, self._me, self._credentials, self._insecure, self._session, commits=commits)
+                own = Offer(now, self._me, self.origin, commits=commits)
                 self._offer, key, signature = own, own.public_key, own.signature
                 if not commits:
                     return KeyAdvert(stamp=now, public_key=key, signature=signature)

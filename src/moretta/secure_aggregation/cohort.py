@@ -17,7 +17,7 @@ from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, Roster
-from moretta.secure_aggregation.keystream import encode_purpose
+from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
 NONE: Mapping[str, bytes] = {}
 
@@ -131,6 +131,20 @@ class Credentials:
         own = Identity.load(identity)
         roster.check_identity(name, own.public_key)
         return cls(own, roster)
+
+
+@dataclass(frozen=True, repr=False)
+class Origin:
+    """Where a silo's secrets come from.
+
+    credentials: None trusts the keys that the server relays. insecure: for tests only, a root from which key pairs,
+    self-masks and shares follow; None draws them from the operating system. session: how often the run was resumed, so
+    that no key is used twice.
+    """
+
+    credentials: Credentials | None = None
+    insecure: SecretRoot | None = None
+    session: int = 0
 
 
 @dataclass(frozen=True)

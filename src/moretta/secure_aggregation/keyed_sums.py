@@ -18,9 +18,8 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Replies
 from moretta.errors import MisuseError
 from moretta.secure_aggregation.agreement import AdvertiseKey, Agreement, SetUp, agree_on_keys
-from moretta.secure_aggregation.cohort import Cohort, Credentials, Rules
+from moretta.secure_aggregation.cohort import Cohort, Origin, Rules
 from moretta.secure_aggregation.encoding import Range, Ring, Words, decode, encode, plan, shapes_of
-from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label, Mask, blind_key, label_of, read
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
@@ -33,7 +32,7 @@ class Summand:
 
     agreement: with whom, and who it is itself. asked: what it answers. public: whether N_k may be seen. hidden: the
     vector of what may not. blinds: masks on that, which the members of the sum take off again.
-    helped, credentials, insecure, session: see `moretta.secure_aggregation.schemes.contributor`.
+    helped: see `moretta.secure_aggregation.schemes.contributor`.
     """
 
     stamp: Stamp
@@ -46,9 +45,7 @@ class Summand:
     hidden: Words
     blinds: Sequence[Mask]
     helped: HelpedSums
-    credentials: Credentials | None
-    insecure: SecretRoot | None
-    session: int
+    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -104,23 +101,14 @@ class Scheme:
 
 
 class KeyedContributor:
-    """A silo's half of a scheme. From `credentials` on see `moretta.secure_aggregation.schemes.contributor`."""
+    """A silo's half of a scheme. helped, run: see `moretta.secure_aggregation.schemes.contributor`."""
 
     def __init__(
-        self,
-        scheme: Scheme,
-        name: str,
-        ring: Ring,
-        rules: Rules,
-        credentials: Credentials | None,
-        insecure: SecretRoot | None,
-        session: int,
-        helped: HelpedSums,
-        run: str,
+        self, scheme: Scheme, name: str, ring: Ring, rules: Rules, origin: Origin, helped: HelpedSums, run: str
     ) -> None:
-        self._scheme, self._name, self._ring, self._rules, self._helped = scheme, name, ring, rules, helped
-        self._guards = helped, credentials, insecure, session
-        self._keys = SetUp(name, scheme.keys(rules), credentials, insecure, session, run)
+        self._scheme, self._name, self._ring, self._rules = scheme, name, ring, rules
+        self._helped, self._origin = helped, origin
+        self._keys = SetUp(name, scheme.keys(rules), origin, run)
         self._range = Range(rules.limit, one_weight=rules.participation is not None)
         self._open: Hidden | None = None
 
@@ -187,7 +175,7 @@ class KeyedContributor:
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
         encoded = whole[:1].reshape(()), words, public, hidden
-        part = Summand(stamp, agreement, label, asked, *encoded, blinds, *self._guards)
+        part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, self._origin)
         upload, self._open = self._scheme.hide(part)
         return upload
 

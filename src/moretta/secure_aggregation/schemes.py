@@ -5,10 +5,9 @@ from __future__ import annotations
 from moretta.errors import ParameterError
 from moretta.secure_aggregation import additive, agreement, pairwise, plain, statistics, unmasking
 from moretta.secure_aggregation.additive import ADDITIVE
-from moretta.secure_aggregation.cohort import Credentials, Rules
+from moretta.secure_aggregation.cohort import Origin, Rules
 from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor, KeyedAggregator, KeyedContributor, Scheme
-from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import PAIRWISE
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
@@ -25,7 +24,7 @@ MESSAGES = (
 
 
 SCHEMES = ("pairwise", "additive-shares", "none")
-RULES = Rules()
+RULES, ORIGIN = Rules(), Origin()
 
 
 def aggregator(scheme: str, ring_bits: int = 64, rules: Rules = RULES) -> Aggregator:
@@ -44,18 +43,12 @@ def contributor(
     ring_bits: int = 64,
     rules: Rules = RULES,
     *,
-    credentials: Credentials | None = None,
-    insecure: SecretRoot | None = None,
-    session: int = 0,
+    origin: Origin = ORIGIN,
     helped: HelpedSums | None = None,
     run: str = "",
 ) -> Contributor:
     """Return the half of the silo `name`. Raises `moretta.errors.ParameterError` for an unknown scheme.
 
-    credentials: the silo's identity and roster; None trusts the keys that the server relays.
-    insecure: for tests only, a root from which key pairs, self-masks and shares follow; None draws them from the
-        operating system.
-    session: how often the run was resumed, so that no key is used twice.
     helped: what the silo has helped to open (`moretta.secure_aggregation.one_sum`), kept by the caller; None begins
         empty, and lasts as long as this object.
     run: the id of the run, as stamps have it; none takes stamps of any.
@@ -63,7 +56,7 @@ def contributor(
     if scheme == "none":
         return PlainContributor()
     helped = HelpedSums() if helped is None else helped
-    return KeyedContributor(_keyed(scheme), name, Ring(ring_bits), rules, credentials, insecure, session, helped, run)
+    return KeyedContributor(_keyed(scheme), name, Ring(ring_bits), rules, origin, helped, run)
 
 
 def _keyed(name: str) -> Scheme:

@@ -179,7 +179,7 @@ class SelfMask:
 
     def __init__(self, of: Summand) -> None:
         agreement, label, me, cohort = of.agreement, of.label, of.agreement.me, of.agreement.cohort
-        stream = None if of.insecure is None else of.insecure.stream("self-mask", *label, of.session)
+        stream = None if (root := of.origin.insecure) is None else root.stream("self-mask", *label, of.origin.session)
         random = os.urandom if stream is None else lambda count: stream.octets(count).tobytes()
         self.secret = secret = shamir.random_secret(random)
         self.mask: Mask = True, self_key(secret, label, me)
@@ -203,7 +203,7 @@ class OpenSum:
 
     def __init__(self, of: Summand, own: SelfMask) -> None:
         self._agreement, self._stamp, self._label, self._asked = of.agreement, of.stamp, of.label, of.asked
-        self._own, self._helped, self._credentials = own, of.helped, of.credentials
+        self._own, self._helped, self._credentials = own, of.helped, of.origin.credentials
         self._survivors = of.agreement.cohort.names  # a later message can only remove some
         self._confirmed = False
         self._given: tuple[Unmask, SelfMaskShares] | None = None  # the last ask for shares, and its answer

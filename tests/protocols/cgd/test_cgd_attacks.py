@@ -84,7 +84,7 @@ def corrupted(outsider: Client) -> GroupKeys:
     honest = outsider._group_keys
     true = honest.membership
     lies = dict.fromkeys(GROUPS, (OUTSIDER, VICTIM))
-    return GroupKeys(OUTSIDER, honest._set_up, Membership(true.grid, {**true.groups, **lies}), None, 0)
+    return GroupKeys(OUTSIDER, honest._set_up, Membership(true.grid, {**true.groups, **lies}))
 
 
 # Keys for somebody who is not in the group.
@@ -165,7 +165,7 @@ def test_a_second_draw_gives_the_same_bytes(after_three: dict[str, Client], grou
 def test_a_second_key_of_a_set_up_is_not_taken(after_three: dict[str, Client]) -> None:
     """Not by a first member that is on the relay's side either."""
     first = after_three[VICTIM]._group_keys
-    again = GroupKeys(VICTIM, first._set_up, first.membership, None, 0)
+    again = GroupKeys(VICTIM, first._set_up, first.membership)
     members, stamp = first.membership.groups["columns-2"], at(SETUP, "columns-2")
     other = again.draw(stamp, members)[MEMBER]
     taken = after_three[MEMBER].answer(TakeKey(stamp=stamp, maker=VICTIM, sealed=other))
@@ -359,7 +359,7 @@ def test_of_different_grids_no_key_opens_and_no_masks_cancel(after_three: dict[s
     true, stamp = after_three[VICTIM]._group_keys, at(SETUP, "columns-2")
     members = true.membership.groups["columns-2"]
     other = GroupKeys(
-        MEMBER, after_three[MEMBER]._group_keys._set_up, Membership(bytes(32), true.membership.groups), None, 0
+        MEMBER, after_three[MEMBER]._group_keys._set_up, Membership(bytes(32), true.membership.groups)
     )
     assert not other.take(stamp, VICTIM, true.draw(stamp, members)[MEMBER])
     masks = true.row_masks(stamp, [MEMBER], (2, 2), BITS), other.row_masks(stamp, [VICTIM], (2, 2), BITS)

@@ -30,7 +30,7 @@ from moretta.protocols.cgd.group_keys import (
 )
 from moretta.protocols.cgd.messages import Where
 from moretta.secure_aggregation.agreement import AdvertiseKey, SetUp, agree_on_keys
-from moretta.secure_aggregation.cohort import Cohort, Rules, complete
+from moretta.secure_aggregation.cohort import Cohort, Origin, Rules, complete
 from moretta.secure_aggregation.encoding import Ring, add_up
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import add_masks
@@ -75,7 +75,7 @@ def keyrings_of(
     made = {}
     for name in names:
         root = None if roots is None else roots[name]
-        made[name] = GroupKeys(name, SetUp(name, RULES, None, root, session), membership, root, session)
+        made[name] = GroupKeys(name, SetUp(name, RULES, Origin(None, root, session)), membership)
     return made
 
 
@@ -427,12 +427,7 @@ def test_messages_of_errors_hold_no_secret() -> None:
 
 def vector_keyrings(session: int = 0) -> dict[str, GroupKeys]:
     roots = {name: SecretRoot(bytes.fromhex(root)) for name, root in VECTORS["roots"].items()}
-    made = keyrings_of(list(roots), roots)
-    if session:
-        made = {
-            name: GroupKeys(name, keyring._set_up, keyring.membership, roots[name], session)
-            for name, keyring in made.items()
-        }
+    made = keyrings_of(list(roots), roots, session=session)
     agree(made, Stamp(*VECTORS["stamp"]))
     return made
 

@@ -31,7 +31,7 @@ from moretta.data.holders import Grid
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.cgd.layers import Group
 from moretta.secure_aggregation.agreement import SetUp
-from moretta.secure_aggregation.keystream import Extracted, SecretRoot, derive, encode_parts
+from moretta.secure_aggregation.keystream import Extracted, derive, encode_parts
 from moretta.secure_aggregation.masks import Mask, label_of, pair_key
 
 NAME = "everybody"
@@ -95,15 +95,11 @@ class Membership:
 class GroupKeys:
     """One participant's keys.
 
-    set_up: its half of the agreement with everybody. membership: what keys are checked against. insecure: for tests
-    only, a root from which groups' keys follow.
+    set_up: its half of the agreement with everybody. membership: what keys are checked against.
     """
 
-    def __init__(
-        self, me: str, set_up: SetUp, membership: Membership, insecure: SecretRoot | None, session: int
-    ) -> None:
-        self._me, self._set_up, self._insecure, self._session = me, set_up, insecure, session
-        self.membership = membership
+    def __init__(self, me: str, set_up: SetUp, membership: Membership) -> None:
+        self._me, self._set_up, self.membership = me, set_up, membership
         self._keys = dict[str, bytes]()  # by group, of this set-up
 
     def answer(self, message: Message) -> Message | None:
@@ -216,9 +212,10 @@ class GroupKeys:
             )
 
     def _fresh(self, stamp: Stamp) -> bytes:
-        if self._insecure is None:
+        origin = self._set_up.origin
+        if origin.insecure is None:
             return os.urandom(KEY_BYTES)
-        return self._insecure.derive("group key", stamp.run, stamp.round, stamp.attempt, stamp.take, self._session)
+        return origin.insecure.derive("group key", stamp.run, stamp.round, stamp.attempt, stamp.take, origin.session)
 
     def _seed(self, peer: str) -> bytes:
         """Return a secret of this participant and a peer, from their seed and the grid."""

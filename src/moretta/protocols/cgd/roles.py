@@ -39,7 +39,7 @@ from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import NOTHING, Statistics
 from moretta.secure_aggregation.agreement import SetUp
-from moretta.secure_aggregation.cohort import complete
+from moretta.secure_aggregation.cohort import Origin, complete
 from moretta.secure_aggregation.one_sum import Answers
 
 
@@ -198,9 +198,9 @@ def _participant(
         for name, group in position.groups.items()
         if len(group.members) > 1
     }
-    insecure, aligner = setting.insecure_root(silo.name), None
-    set_up = SetUp(silo.name, complete(setup.rules), setup.credentials, insecure, setup.session, runs[EVERYBODY])
-    keys = GroupKeys(silo.name, set_up, membership, insecure, setup.session)
+    aligner = None
+    origin = Origin(setup.credentials, setting.insecure_root(silo.name), setup.session)
+    keys = GroupKeys(silo.name, SetUp(silo.name, complete(setup.rules), origin, runs[EVERYBODY]), membership)
     if protocol.align and len(position.row) > 1:
         aligner = _aligner(protocol, setting, silo, keys, setup.answers)
     ids = silo.ids if aligner is None else silo.subject_ids

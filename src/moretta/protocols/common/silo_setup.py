@@ -25,7 +25,7 @@ from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.statistics import NOTHING, Statistics
-from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
+from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot
@@ -125,9 +125,7 @@ class SiloSetup:
             self.name,
             self.ring_bits,
             self.rules if rules is None else rules,
-            credentials=self.credentials,
-            insecure=insecure,
-            session=self.session,
+            origin=Origin(self.credentials, insecure, self.session),
             helped=None if self.helped is None or self.scheme == "none" else self.helped.opened,
             run=self.run if run is None else run,
         )
