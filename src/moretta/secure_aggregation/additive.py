@@ -59,7 +59,7 @@ from moretta.secure_aggregation.encoding import Words, add_up, unpacked
 from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.keystream import Keystream, derive
 from moretta.secure_aggregation.masks import Label, add_masks
-from moretta.secure_aggregation.sums import Relayed, again, to_leave_out
+from moretta.secure_aggregation.sums import Relayed, again, same, to_leave_out
 
 TAG_BYTES = 16  # of a seal
 NONCE = bytes(12)  # of a key that seals one share and nothing else
@@ -159,7 +159,7 @@ class SplitSum:
 
     def answer(self, asked: AddShares) -> AddedShares:
         """Return E^i; a repeated question gets the same answer. Raises `moretta.errors.PeerError` to refuse."""
-        if self._added is not None and _same(self._added[0], asked):
+        if self._added is not None and same(self._added[0], asked):
             return self._added[1]
         of = self._of
         if of is None:
@@ -244,15 +244,6 @@ def _added(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[Rela
     if not planned.rules.public_weights:
         weight, total = total[:1].reshape(()), total[1:]
     return Relayed(unpacked(total, planned.wanted.shapes), weight, cohort.names)
-
-
-def _same(one: AddShares, other: AddShares) -> bool:
-    shares = (one.shares, other.shares)
-    return (
-        one.stamp == other.stamp
-        and shares[0].keys() == shares[1].keys()
-        and all(np.array_equal(shares[0][maker], shares[1][maker]) for maker in shares[0])
-    )
 
 
 ADDITIVE = Scheme(

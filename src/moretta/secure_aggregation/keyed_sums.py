@@ -23,7 +23,7 @@ from moretta.secure_aggregation.encoding import Range, Ring, Words, decode, enco
 from moretta.secure_aggregation.masks import Label, Mask, blind_key, label_of, read
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
-from moretta.secure_aggregation.sums import Query, Relayed, Shapes, Sum, Wanted, gather, stamp_of
+from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, Wanted, gather, stamp_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,18 +50,13 @@ class Summand:
 
 @dataclass(frozen=True)
 class PlannedSum:
-    """One sum that the server asks a cohort for. ask: as `KeyedAggregator.sum` takes it."""
+    """One sum that the server asks a cohort for."""
 
-    ask: Message | Mapping[str, Message]
+    stamp: Stamp
     cohort: Cohort
     ring: Ring
     wanted: Wanted
     rules: Rules
-
-    @property
-    def stamp(self) -> Stamp:
-        """The stamp of what is asked, the same for all silos."""
-        return stamp_of(self.ask)
 
     @property
     def length(self) -> int:
@@ -238,12 +233,7 @@ class KeyedAggregator:
         return plan(self._ring, self.parties, shapes, limits, most_weight)
 
     def sum(
-        self,
-        ask: Message | Mapping[str, Message],
-        wanted: Wanted,
-        expected: bytes | None = None,
-        *,
-        whole: bool = False,
+        self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Sum | Aborted]:
         """Ask the cohort of the last set-up and sum the survivors' uploads; aborts where they are too few.
 
@@ -260,12 +250,7 @@ class KeyedAggregator:
         return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
 
     def relay(
-        self,
-        ask: Message | Mapping[str, Message],
-        wanted: Wanted,
-        expected: bytes | None = None,
-        *,
-        whole: bool = False,
+        self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
 
@@ -273,7 +258,7 @@ class KeyedAggregator:
         """
         if self._agreed is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
-        planned = PlannedSum(ask, self._agreed, self._ring, wanted, self._rules)
+        planned = PlannedSum(stamp_of(ask), self._agreed, self._ring, wanted, self._rules)
         check = partial(self._own.check, planned)
         gathered = yield from gather(self.cohort, ask, self._own.upload, check, wanted, expected)
         if isinstance(gathered, Aborted):

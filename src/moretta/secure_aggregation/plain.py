@@ -16,7 +16,7 @@ from moretta.contract.messages import Array, Digest, Message, Stamp, Tensors, me
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError, RangeError
 from moretta.secure_aggregation import sums
-from moretta.secure_aggregation.sums import Query, Relayed, Shapes, Sum, Wanted
+from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, Wanted
 
 
 @message("secure-aggregation/plain")
@@ -113,12 +113,7 @@ class PlainAggregator:
         return Wanted(dict(shapes), {}, most_weight)
 
     def sum(
-        self,
-        ask: Message | Mapping[str, Message],
-        wanted: Wanted,
-        expected: bytes | None = None,
-        *,
-        whole: bool = False,
+        self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Sum | Aborted]:
         """Ask for uploads and average those that come."""
 
@@ -133,15 +128,14 @@ class PlainAggregator:
         replies, _ = gathered
         if len(replies.answers) < self._least or (whole and replies.missing):
             return Aborted(replies.missing)
-        ordered = sums.in_order(replies.answers)
+        # Float sums do not depend on who came first.
+        ordered: list[PlainUpload] = [replies.answers[silo] for silo in sorted(replies.answers)]
         weight = sum(upload.weight for upload in ordered)
         shares = [upload.weight / weight for upload in ordered]
         means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in wanted.shapes}
         return Sum(means, weight, dict.fromkeys(wanted.shapes, 0.0), tuple(sorted(replies.answers)))
 
-    def relay(
-        self, ask: Message | Mapping[str, Message], wanted: Wanted, expected: bytes | None = None
-    ) -> Exchange[Relayed | Aborted]:
+    def relay(self, ask: Asks, wanted: Wanted, expected: bytes | None = None) -> Exchange[Relayed | Aborted]:
         """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 

@@ -17,7 +17,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import encode_parts, encode_purpose
 
 Shapes = Mapping[str, tuple[int, ...]]
+Asks = Message | Mapping[str, Message]
+"""One message for all silos, or one for each."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,9 @@ class Relayed:
     silos: Sequence[str]
 
 
-A = TypeVar("A", bound=Message)
-
-
 def gather(
     cohort: Sequence[str],
-    ask: Message | Mapping[str, Message],
+    ask: Asks,
     upload: type[Message],
     check: Callable[[str, Any], None],
     wanted: Wanted,
@@ -161,7 +160,7 @@ def to_leave_out(unopened: Mapping[str, Collection[str]]) -> dict[str, Missing]:
     return left_out
 
 
-def stamp_of(ask: Message | Mapping[str, Message]) -> Stamp:
+def stamp_of(ask: Asks) -> Stamp:
     """Return the stamp of what is asked in a sum, the same for all silos."""
     return next(iter(ask.values())).stamp if isinstance(ask, Mapping) else ask.stamp
 
@@ -199,11 +198,6 @@ def check_cohort(cohort: Sequence[str]) -> None:
         raise MisuseError(f"expected a cohort of different names, got {list(cohort)!r:.200}")
 
 
-def in_order(answers: Mapping[str, A]) -> list[A]:
-    """Return the answers in the order of the silos' names, so that float sums do not depend on who came first."""
-    return [answers[name] for name in sorted(answers)]
-
-
 def as_real(name: str, values: Array) -> Array:
     """Return a tensor as an array of real numbers. Raises `moretta.errors.MisuseError` for anything else."""
     array = np.asarray(values)
@@ -237,6 +231,11 @@ def query_of(
     """Return the query of an upload that answers this message. agreed: digests of what was agreed on before."""
     digest = hashlib.sha256(encode_purpose("asked", message_digest(message), *agreed)).digest()
     return Query(digest, once, whole, lasting, beside)
+
+
+def same(one: Message, other: Message) -> bool:
+    """Return whether a message is another one again, word for word."""
+    return one.stamp == other.stamp and message_digest(one) == message_digest(other)
 
 
 def message_digest(message: Message) -> bytes:

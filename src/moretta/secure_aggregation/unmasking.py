@@ -48,6 +48,7 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.identity import Roster, Signature, Signatures, verify
 from moretta.secure_aggregation.keyed_sums import Summand
+from moretta.secure_aggregation.sums import same
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
 
@@ -240,7 +241,7 @@ class OpenSum:
         Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` where the silo has helped to open
         another sum of this round.
         """
-        if self._given is not None and _same(self._given[0], asked):
+        if self._given is not None and same(self._given[0], asked):
             return self._given[1]
         self._check_time(asked.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
@@ -305,10 +306,6 @@ class OpenSum:
 
     def __repr__(self) -> str:
         return f"OpenSum({self._stamp}, <redacted>)"
-
-
-def _same(one: Unmask, other: Unmask) -> bool:
-    return one.stamp == other.stamp and all(getattr(one, name) == getattr(other, name) for name in Unmask.KINDS)
 
 
 def recovered_masks(
