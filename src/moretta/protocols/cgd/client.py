@@ -28,20 +28,9 @@ from torch import Tensor, nn
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Phase, State, no_phase, under
 from moretta.errors import MisuseError, PeerError, SumSpent
-from moretta.protocols.cgd import messages
+from moretta.protocols.cgd import local, messages
 from moretta.protocols.cgd.group_keys import GroupKeys, group_of
 from moretta.protocols.cgd.layers import Group, Layers, summed
-from moretta.protocols.cgd.local import (
-    Local,
-    centers,
-    confined,
-    head_pass,
-    narrowed,
-    part_of_gradient,
-    part_of_z,
-    shared_biases,
-    whole_gradient,
-)
 from moretta.protocols.cgd.messages import Contribute, Descend, Done, Forward, Join, Scored
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder
@@ -146,7 +135,7 @@ class Client:
         self._layers = Layers.of(model) if position.columns else None
         self._ties = modules.ties(model) if self._layers is None else {}
         self._module = self._own_module(model)
-        self._displacement = {
+        self.displacement = {
             name: np.zeros(shape) for group in position.groups.values() for name, shape in group.shapes.items()
         }
         self._steps = dict.fromkeys(position.groups, 0)
@@ -155,7 +144,7 @@ class Client:
         # By group. Whoever reads the sums clips them; all members do so alike.
         self._clips = {group: Clip(_summed_in(group)) for group in position.groups}
         self._start = self._confined()
-        self._local: tuple[Stamp, Local] | None = None  # of this attempt; a group's name is not in the stamp
+        self._local: tuple[Stamp, local.Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
         self._statistics, self._takes = statistics, Takes(setup.answers)
 
@@ -197,8 +186,8 @@ class Client:
             case Descend():
                 return self._descend(message, group)
             case messages.StepAlone():
-                local = self._gradient(message.stamp)
-                self._step(group, message.stamp, self._regularised(local, self._group(group)))
+                passed = self._gradient(message.stamp)
+                self._step(group, message.stamp, self._regularised(passed, self._group(group)))
                 return Done(stamp=message.stamp)
             case Score():
                 return self._score(message, group)
@@ -235,16 +224,16 @@ class Client:
             return None
         if self._layers is None:
             return copy.deepcopy(model).train()
-        return narrowed(model, self._layers, len(self._position.columns)).train()
+        return local.narrowed(model, self._layers, len(self._position.columns)).train()
 
     def _confined(self) -> dict[str, Array]:
         """Return w_l(1): of all tensors that this participant holds."""
-        shared = shared_biases(self._params, self._template)
-        own = [name for name in self._displacement if name not in shared]
-        return confined(self._params, self._around(), own, self._position.me, self._root)
+        shared = local.shared_biases(self._params, self._template)
+        own = [name for name in self.displacement if name not in shared]
+        return local.confined(self._params, self._around(), own, self._position.me, self._root)
 
     def _around(self) -> dict[str, Array]:
-        around = centers(self._params, self._template, self._setup.seed)
+        around = local.centers(self._params, self._template, self._setup.seed)
         if self._layers is not None:
             weight = self._layers.weight
             around[weight] = around[weight][:, list(self._position.columns)]
@@ -254,12 +243,12 @@ class Client:
 
     def model(self) -> dict[str, Array]:
         """Return w_l(k) of the tensors that this participant holds, which nobody else is to see."""
-        return self._tied_together(summed(self._start, self._displacement))
+        return self._tied_together(summed(self._start, self.displacement))
 
     def displaced(self) -> dict[str, Array]:
         """Return D added to the point that starts are confined around, which everybody who shares the layers knows."""
-        own = {name: value for name, value in self._start.items() if name not in self._displacement}
-        return self._tied_together(summed(self._around() | own, self._displacement))
+        own = {name: value for name, value in self._start.items() if name not in self.displacement}
+        return self._tied_together(summed(self._around() | own, self.displacement))
 
     def _tied_together(self, weights: dict[str, Array]) -> dict[str, Array]:
         """Return the weights with tied tensors alike under each name; the first name is the trained one."""
@@ -270,48 +259,43 @@ class Client:
         """Whether its row of the grid runs one model together."""
         return self._position.head is not None
 
-    @property
-    def displacement(self) -> Tensors:
-        """D of the layers that this participant shares, float64 by tensor."""
-        return self._displacement
-
     # One iteration
 
-    def _gradient(self, stamp: Stamp) -> Local:
+    def _gradient(self, stamp: Stamp) -> local.Local:
         """Return the gradient of this round: computed once an attempt, or left by the row's forward and backward."""
         if self._local is not None and _same_time(self._local[0], stamp):
             return self._local[1]
         if self._module is None:
             raise MisuseError("was asked for a gradient before the row's forward and backward passes were done")
         self._check_turn(stamp)
-        local = whole_gradient(
+        passed = local.whole_gradient(
             self._module, self.model(), self._rows, self._params.loss_function, stamp.drawn, self.phase
         )
-        self._local = stamp, local
-        return local
+        self._local = stamp, passed
+        return passed
 
     def _contribute(self, ask: Contribute, group: str) -> Message:
-        local, shared = self._gradient(ask.stamp), self._group(group)
+        passed, shared = self._gradient(ask.stamp), self._group(group)
         with self.phase("aggregation"):
-            upload = self._regularised(local, shared)
+            upload = self._regularised(passed, shared)
             if shared.tells_loss:
-                upload["loss"] = np.asarray(local.loss)
+                upload["loss"] = np.asarray(passed.loss)
             key = self._group_keys.key(group) if self._blind else None
             about = self._asked(ask, group)
-            return self._contributor(group).upload(ask.stamp, upload, local.rows, ask.encoding, key, asked=about)
+            return self._contributor(group).upload(ask.stamp, upload, passed.rows, ask.encoding, key, asked=about)
 
-    def _regularised(self, local: Local, group: Group) -> dict[str, Array]:
+    def _regularised(self, passed: local.Local, group: Group) -> dict[str, Array]:
         """Return the gradients of a group's layers, each with the regulariser's of the own model (Eq. 4)."""
         decay = self._params.weight_decay
         if not decay:
-            return {name: local.gradients[name] for name in group.shapes}
+            return {name: passed.gradients[name] for name in group.shapes}
         weights = self.model()
-        return {name: local.gradients[name] + np.asarray(decay * weights[name]) for name in group.shapes}
+        return {name: passed.gradients[name] + np.asarray(decay * weights[name]) for name in group.shapes}
 
     def _asked(self, ask: Contribute, group: str) -> Query:
         """Return what an upload answers: the ask, what the set-up agreed on, and the group's D and number of steps."""
         if group not in self._moved:
-            self._moved[group] = digest_of({name: self._displacement[name] for name in self._group(group).shapes})
+            self._moved[group] = digest_of({name: self.displacement[name] for name in self._group(group).shapes})
         agreed = (self._agreed.get(group, b""), self._moved[group], encode_parts(self._steps[group]))
         return query_of(ask, *agreed, whole=self._rows.batches.whole)
 
@@ -350,7 +334,7 @@ class Client:
         with self.phase("update"):
             rate = self._params.rate(stamp.round, self._setup.rounds)
             for name in self._group(group).shapes:
-                self._displacement[name] = self._displacement[name] - rate * means[name]
+                self.displacement[name] = self.displacement[name] - rate * means[name]
             if self._local is not None and _same_time(self._local[0], stamp):
                 self._start |= self._local[1].buffers
             self._steps[group] = stamp.round
@@ -383,7 +367,7 @@ class Client:
         index = self._rows.batches.of_round(*stamp.drawn)
         with self.phase("local_forward"):
             x = self._rows.x[torch.from_numpy(index)]
-            z = part_of_z(x, self.model()[layers.weight])
+            z = local.part_of_z(x, self.model()[layers.weight])
         self._own_z, self._local = (stamp, x, z), None
         return z
 
@@ -404,7 +388,7 @@ class Client:
         self._hold_z(ask, joined)
         targets = self._rows.y[torch.from_numpy(self._rows.batches.of_round(*ask.stamp.drawn))]
         with self._rows.randomness(*ask.stamp.drawn):
-            delta, local = head_pass(
+            delta, passed = local.head_pass(
                 self._layers,
                 self.model(),
                 torch.from_numpy(z).to(self._rows.device, self._rows.dtype),
@@ -412,7 +396,7 @@ class Client:
                 self._params.loss_function,
                 self.phase,
             )
-        self._take_gradient(ask.stamp, delta, local)
+        self._take_gradient(ask.stamp, delta, passed)
         content = delta.cpu().contiguous().numpy().tobytes() if others else b""
         sealed = (
             self._group_keys.seal(ask.stamp, "delta", self._position.me, content) if others else np.empty(0, np.uint8)
@@ -433,17 +417,17 @@ class Client:
         if not bool(torch.isfinite(delta).all()):
             raise PeerError("expected a finite Delta")
         self._takes.hold(ask.stamp, "Delta", content, whole=False)
-        self._take_gradient(ask.stamp, delta, Local({}, 0.0, len(x), {}))
+        self._take_gradient(ask.stamp, delta, local.Local({}, 0.0, len(x), {}))
         return Done(stamp=ask.stamp)
 
-    def _take_gradient(self, stamp: Stamp, delta: Tensor, local: Local) -> None:
+    def _take_gradient(self, stamp: Stamp, delta: Tensor, passed: local.Local) -> None:
         """Keep this attempt's gradients: the upper layers' as they are, and the own part of the first layer's."""
         if self._own_z is None or self._layers is None:
             raise MisuseError("a gradient was asked for before a forward pass")
         with self.phase("local_backward"):
-            first = part_of_gradient(self._own_z[1], delta)
-        gradients = {**local.gradients, self._layers.weight: first}
-        self._local = stamp, Local(gradients, local.loss, local.rows, {})
+            first = local.part_of_gradient(self._own_z[1], delta)
+        gradients = {**passed.gradients, self._layers.weight: first}
+        self._local = stamp, local.Local(gradients, passed.loss, passed.rows, {})
 
     def _hold_z(self, ask: Forward | Join, *others: Array) -> None:
         """Hold a take to what its z follows from. others: what a head joins to its own part."""
@@ -477,7 +461,7 @@ class Client:
     # What was missed
 
     def _show(self, ask: messages.ShowDisplacement, group: str) -> messages.Displacement:
-        parts = [self._displacement[name] for name in sorted(self._group(group).shapes)]
+        parts = [self.displacement[name] for name in sorted(self._group(group).shapes)]
         content = b"".join(part.tobytes() for part in [*parts, self._clips[group].norms()])
         steps = self._steps[group]
         sealed = self._group_keys.seal(ask.stamp, _displacement_after(steps), self._position.me, content)
@@ -499,7 +483,7 @@ class Client:
         begin = 0
         for name in sorted(shapes):
             size = int(np.prod(shapes[name]))
-            self._displacement[name] = values[begin : begin + size].reshape(shapes[name]).copy()
+            self.displacement[name] = values[begin : begin + size].reshape(shapes[name]).copy()
             begin += size
         self._clips[group] = Clip(_summed_in(group), norms.tolist())
         self._steps[group] = ask.steps
@@ -521,8 +505,8 @@ class Client:
 
     def state(self) -> State:
         """Return root, D, the number of steps in each group, and BatchNorm's buffers. Starts follow from the root."""
-        moved: State = {f"displacement/{name}": value for name, value in self._displacement.items()}
-        buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self._displacement}
+        moved: State = {f"displacement/{name}": value for name, value in self.displacement.items()}
+        buffers = {f"buffer/{name}": self._start[name] for name in self._start if name not in self.displacement}
         steps = {f"steps/{group}": number for group, number in self._steps.items()}
         norms = {f"norms/{group}": clip.norms() for group, clip in self._clips.items()}
         return {**moved, **buffers, **steps, **norms, **self._order.state(), "root": self._root.reveal()}
@@ -532,7 +516,7 @@ class Client:
         self._order.restore(state)
         self._root = SecretRoot(state["root"])
         self._start = self._confined() | under("buffer/", state)
-        self._displacement = {name: value.copy() for name, value in under("displacement/", state).items()}
+        self.displacement = {name: value.copy() for name, value in under("displacement/", state).items()}
         self._steps = {group: int(state[f"steps/{group}"]) for group in self._steps}
         self._moved.clear()
         self._clips = {group: Clip(_summed_in(group), state[f"norms/{group}"]) for group in self._clips}
