@@ -11,6 +11,7 @@ of the index. A file without a line belongs to a round that was never finished.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections import defaultdict
@@ -188,25 +189,19 @@ def parse(data: bytes, where: str) -> Iterator[Seen]:
         raise ParameterError(
             f"{where}: expected recorded views of format {FORMAT}; was it recorded by another version?"
         )
-    position = len(MAGIC)
-
-    def take() -> bytes:
-        nonlocal position
-        try:
-            found = framing.find(data, position, limit=len(data))
-        except CodecError:
-            raise ParameterError(
-                f"{where}: the recorded view ends in the middle of a message; the file is damaged"
-            ) from None
-        position = found.stop
-        return data[found]
-
-    while position < len(data):
-        try:
-            line = json.loads(take())
-            seen = Seen(line["direction"], line["peer"], take())
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ParameterError(f"{where}: the recorded view is damaged ({error})") from None
-        if seen.direction not in ("sent", "received") or not isinstance(seen.peer, str):
-            raise ParameterError(f"{where}: the recorded view is damaged (a message neither sent nor received)")
-        yield seen
+    stream = io.BytesIO(data)
+    stream.seek(len(MAGIC))
+    try:
+        while (line := framing.read(stream, len(data))) is not None:
+            said, message = json.loads(line), framing.read(stream, len(data))
+            if message is None:
+                raise CodecError("expected a message behind its line")
+            if said["direction"] not in ("sent", "received") or not isinstance(said["peer"], str):
+                raise ValueError("a message neither sent nor received")
+            yield Seen(said["direction"], said["peer"], message)
+    except CodecError:
+        raise ParameterError(
+            f"{where}: the recorded view ends in the middle of a message; the file is damaged"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ParameterError(f"{where}: the recorded view is damaged ({error})") from None
