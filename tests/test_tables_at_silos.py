@@ -31,7 +31,6 @@ from moretta.protocols.common.scoring import (
     HeldOut,
     Score,
     asked_of,
-    asked_of_tables,
     figures_of,
     read_tables,
 )
@@ -115,7 +114,7 @@ def spent(first: set[str], then: set[str], **kept: Any) -> None:
     for number, members in enumerate((first, then)):
         stamp = Stamp(f"run-{number}", 4, 0)
         ask = Score(stamp=stamp, parameters={"w": np.full(3, float(number))}, encoding={"score/confusion": 2})
-        about = asked_of_tables(ask, ())
+        about = asked_of(ask, ())
         helped.ask(stamp, about, members)
         helped.bind(stamp, about, tuple(sorted(members)), gives=True)
 
@@ -140,8 +139,8 @@ def test_two_sums_that_differ_by_a_silo_would_be_its_own_counts_and_are_not_open
 def test_scores_and_tables_of_a_run_are_over_the_same_silos(tables_first: bool) -> None:
     # Rows and hits of both, over sets that differ by one silo, would be that silo's own.
     helped, stamp, members = HelpedSums(over_runs=True), Stamp("run", 4, 0), tuple(sorted(MORE))
-    ask = Score(stamp=stamp, parameters={}, encoding={})
-    order = [asked_of(ask, ()), asked_of_tables(ask, ())][:: -1 if tables_first else 1]
+    ask, tables = (Score(stamp=stamp, parameters={}, encoding=names) for names in ({}, {"score/confusion": 2}))
+    order = [asked_of(ask, ()), asked_of(tables, ())][:: -1 if tables_first else 1]
     helped.bind(stamp, order[0], members, gives=True)
     with pytest.raises(SumSpent):
         helped.bind(stamp, order[1], members[1:], gives=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from math import comb, exp, inf, log
 
 import numpy as np
@@ -85,14 +86,14 @@ def test_the_facts_say_towards_whom_and_what_is_left_out() -> None:
         "noise_multiplier": 2.0, "delta": 1e-5, "sampling_rate": 0.1, "releases": 50.0, "noise_silos": 1.0,
         "epsilon": epsilon(2.0, 1e-5, 0.1, 50),
     }  # fmt: skip
-    shared = Accountant(privacy, 0.1, sharers=4, left_out="the means").facts(50)
+    shared = Accountant(replace(privacy, sharers=4), 0.1, "the means").facts(50)
     assert shared["noise_silos"] == 4
     assert shared["epsilon"] == clear["epsilon"]
     # One of four silos knows a quarter of the variance, two half of it, and all but one three quarters.
     assert shared["epsilon_to_silos"] == epsilon(2.0 * 0.75**0.5, 1e-5, 0.1, 50)
     assert shared["epsilon_with_noise_of_2"] == epsilon(2.0 * 0.5**0.5, 1e-5, 0.1, 50)
     assert shared["epsilon_with_noise_of_1"] == epsilon(2.0 * 0.25**0.5, 1e-5, 0.1, 50)
-    assert [key for key in Accountant(privacy, 0.1, sharers=2).facts(5) if "with_noise" in key] == []
+    assert [key for key in Accountant(replace(privacy, sharers=2), 0.1).facts(5) if "with_noise" in key] == []
     assert shared["epsilon_leaves_out"] == "the means"
     assert Accountant(Privacy(0.0, 1.0, 1e-5), 0.1).facts(50)["epsilon"] == "unbounded"
     assert Accountant(privacy, 0.1).facts(0)["epsilon"] == 0.0
@@ -107,26 +108,25 @@ def test_without_the_extra_it_says_which_one_to_install(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("rate", [0.001, 0.05, 0.7, 1.0])
 def test_what_is_spent_on_the_way_is_the_epsilon_of_the_end(sigma: float, rate: float) -> None:
-    made = Accountant(Privacy(sigma, 1.0, 1e-5), rate, 3)
+    made = Accountant(Privacy(sigma, 1.0, 1e-5, 3), rate)
     for releases in (1, 10, 1000):
         assert made.spent(releases) == pytest.approx(made.facts(releases)["epsilon"], rel=1e-9)
     assert made.spent(0) == 0.0
 
 
 def test_a_ring_too_coarse_for_a_silos_share_of_the_noise_is_refused() -> None:
-    privacy, weight = Privacy(noise=2.0, clip=1.0, delta=1e-5), {MOST_WEIGHT: 1 << 40}  # shares of 1 for four
-    privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight, 4)  # steps of a quarter
-    Accountant(privacy, 0.1, 4).check_steps({"gradient/w": 2} | weight)
+    privacy, weight = Privacy(2.0, 1.0, 1e-5, sharers=4), {MOST_WEIGHT: 1 << 40}  # shares of 1
+    privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight)  # steps of a quarter
     with pytest.raises(ParameterError, match=r"deviation 0\.894, and sums are rounded to 0\.25; expected 4 such steps"):
-        privacy.check_steps({"gradient/w": 2, "gradient/b": 9} | weight, 5)
+        replace(privacy, sharers=5).check_steps({"gradient/w": 2, "gradient/b": 9} | weight)
     with pytest.raises(ParameterError, match=r"a lower \[secure-aggregation\] limit"):
-        Accountant(privacy, 0.1, 4).check_steps({"gradient/w": 9, "gradient/b": -11} | weight)
-    privacy.check_steps({}, 4)  # in the clear
-    Privacy(0.0, 1.0, 1e-5).check_steps({"gradient/w": -60}, 4)  # no noise is asked for, and epsilon is unbounded
+        privacy.check_steps({"gradient/w": 9, "gradient/b": -11} | weight)
+    privacy.check_steps({})  # in the clear
+    Privacy(0.0, 1.0, 1e-5, 4).check_steps({"gradient/w": -60})  # no noise is asked for, and epsilon is unbounded
 
     for bits in (-2000, 2000):
         with pytest.raises(PeerError, match=f"`gradient/w`: expected at most 964 fraction bits, got {bits}"):
-            privacy.check_steps({"gradient/w": bits} | weight, 4)
+            privacy.check_steps({"gradient/w": bits} | weight)
 
 
 def test_what_rounding_shows_of_noise_of_the_fewest_steps_is_below_any_delta() -> None:
@@ -145,4 +145,4 @@ def test_what_rounding_shows_of_noise_of_the_fewest_steps_is_below_any_delta() -
 
 
 def test_without_noise_what_is_spent_is_unbounded() -> None:
-    assert Accountant(Privacy(0.0, 1.0, 1e-5), 0.1, 3).spent(1) == "unbounded"
+    assert Accountant(Privacy(0.0, 1.0, 1e-5, 3), 0.1).spent(1) == "unbounded"

@@ -28,7 +28,7 @@ PURPOSE = ("run", 1, b"hash", b"seed")
 
 
 def private(rows: int = 40, size: int = 10, noise: float = 0.0, root: int = 0, sharers: int = 1) -> SiloNoise:
-    return SiloNoise(Privacy(noise, CLIP, 1e-5), rows, size, SecretRoot.insecure(root, "silo"), b"", sharers)
+    return SiloNoise(Privacy(noise, CLIP, 1e-5, sharers), rows, size, SecretRoot.insecure(root, "silo"), b"")
 
 
 def scalars(k: int, rows: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float64]:

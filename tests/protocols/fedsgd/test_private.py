@@ -88,7 +88,7 @@ def private(
     settings: bytes = b"",
 ) -> PrivateGradient:
     own, secret = own or rows(inputs()), SecretRoot.insecure(root, "north")
-    drawn = SiloNoise(Privacy(noise, CLIP, 1e-5), own.batches.rows, size, secret, settings, sharers)
+    drawn = SiloNoise(Privacy(noise, CLIP, 1e-5, sharers), own.batches.rows, size, secret, settings)
     return PrivateGradient(drawn, own, Loss("cross-entropy"))
 
 

@@ -98,7 +98,7 @@ class Server:
         )
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
         if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
-            self._accountant.check_steps(wanted.fraction_bits)
+            self._accountant.privacy.check_steps(wanted.fraction_bits)
             exchange = counted(exchange, self._accountant.releases, now, ask.parameter_hash, self._seed.seed, k)
         total = yield from exchange
         if isinstance(total, Aborted):

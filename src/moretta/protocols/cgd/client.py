@@ -37,7 +37,7 @@ from moretta.protocols.cgd.row_order import RowOrder
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.clipping import Clip
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.overlap import AskApart
+from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.common.silo_rows import Begin, Ready
 from moretta.protocols.common.silo_setup import SiloSetup
@@ -170,7 +170,7 @@ class Client:
                 opened = self._group_keys.take(message.stamp, message.maker, message.sealed)
                 return messages.KeyTaken(stamp=message.stamp, opened=opened)
             case AskApart():
-                return self._rows.of.compared(message)
+                return compared(message, self._rows.of.subjects, self._rows.answers)
             case messages.DescribeRows():
                 ids = self._order.ids
                 digest = b"" if ids is None else self._group_keys.digest(message.stamp, ids)

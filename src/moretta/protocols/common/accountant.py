@@ -73,17 +73,22 @@ def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta."""
+    """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
+
+    sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
+    """
 
     noise: float
     clip: float
     delta: float
+    sharers: int = 1
 
-    def share(self, sharers: int) -> float:
-        """Return the deviation of what each silo adds where so many add the noise together: sigma C / sqrt(S)."""
-        return self.noise * self.clip / math.sqrt(sharers)
+    @property
+    def share(self) -> float:
+        """The deviation of what each silo adds: sigma C / sqrt(S)."""
+        return self.noise * self.clip / math.sqrt(self.sharers)
 
-    def check_steps(self, encoding: Mapping[str, int], sharers: int) -> None:
+    def check_steps(self, encoding: Mapping[str, int]) -> None:
         """Check that the ring is fine enough not to round a silo's share of the noise away.
 
         encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is passed
@@ -93,7 +98,7 @@ class Privacy:
         Raises `moretta.errors.ParameterError`, saying what to change; `moretta.errors.PeerError` for fraction bits that
         no limit leads to.
         """
-        share = self.share(sharers)
+        share = self.share
         bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
         for name, bits in bits_of.items():
             check_fraction_bits(name, bits)
@@ -111,24 +116,18 @@ class Privacy:
 class Accountant:
     """States the privacy that a run gave, from public figures alone.
 
-    rate: the largest q of any silo. sharers: S, the silos whose noise together is that of the mechanism; 1 where each
-    silo adds all of it. left_out: where the silos' data was used beside the updates that epsilon is about. releases: the
-    count of noised sums, which must be on disk before any message leaves.
+    rate: the largest q of any silo. left_out: where the silos' data was used beside the updates that epsilon is about.
+    releases: the count of noised sums, which must be on disk before any message leaves.
     Raises `moretta.errors.MissingExtra` without the extra [dp], before a run and not at its end.
     """
 
     privacy: Privacy
     rate: float
-    sharers: int = 1
     left_out: str = ""
     releases: Releases = field(default_factory=Releases, compare=False)
 
     def __post_init__(self) -> None:
         _dp_accounting()
-
-    def check_steps(self, encoding: Mapping[str, int]) -> None:
-        """Check that the ring does not round the noise away; raises as `Privacy.check_steps`."""
-        self.privacy.check_steps(encoding, self.sharers)
 
     def facts(self, releases: int) -> dict[str, float | str]:
         """Return epsilon after so many releases, and what it is about, for ``result.json``.
@@ -140,13 +139,14 @@ class Accountant:
         whoever can take off all but k silos' noise, as the server together with the other silos. "unbounded" is
         infinity.
         """
+        sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
-        facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(self.sharers)}
-        facts["epsilon"] = self._epsilon(self.sharers, releases)
-        if self.sharers > 1:
-            facts["epsilon_to_silos"] = self._epsilon(self.sharers - 1, releases)
-        for left in sorted({self.sharers // 2, 1} - {0}, reverse=True):
-            if left < self.sharers - 1:
+        facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(sharers)}
+        facts["epsilon"] = self._epsilon(sharers, releases)
+        if sharers > 1:
+            facts["epsilon_to_silos"] = self._epsilon(sharers - 1, releases)
+        for left in sorted({sharers // 2, 1} - {0}, reverse=True):
+            if left < sharers - 1:
                 facts[f"{WITH_NOISE_OF}{left}"] = self._epsilon(left, releases)
         return facts | ({"epsilon_leaves_out": self.left_out} if self.left_out else {})
 
@@ -179,7 +179,7 @@ class Accountant:
         """Return epsilon where the noise of so many silos is unknown: each has a variance of sigma^2 C^2 / S."""
         if not releases:
             return 0.0
-        sigma = self.privacy.noise * math.sqrt(silos / self.sharers)
+        sigma = self.privacy.noise * math.sqrt(silos / self.privacy.sharers)
         found = epsilon(sigma, self.privacy.delta, self.rate, releases)
         return found if math.isfinite(found) else "unbounded"
 

@@ -28,23 +28,15 @@ class SiloNoise:
         batch_size: The expected lot, 0 for all rows.
         root: Lots and noise derive from it; it is kept in the silo's checkpoint.
         settings: A digest of all settings of uploads, to which lots and noise are bound.
-        sharers: S, the silos that together add the noise; 1 adds all of it.
 
-    clip: C, the largest norm of what a row adds. lot: the expected lot, L_k. rate: q_k, the chance of a row to be in
+    lot: the expected lot, L_k. rate: q_k, the chance of a row to be in
     it. releases: those the silo helped to open.
     """
 
-    def __init__(
-        self, privacy: Privacy, rows: int, batch_size: int, root: SecretRoot, settings: bytes, sharers: int = 1
-    ) -> None:
-        self._privacy, self.root, self._settings, self._sharers = privacy, root, settings, sharers
-        self.clip, self._deviation = privacy.clip, privacy.share(sharers)
+    def __init__(self, privacy: Privacy, rows: int, batch_size: int, root: SecretRoot, settings: bytes) -> None:
+        self.privacy, self.root, self._settings = privacy, root, settings
         self._lots = Lots(rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
-
-    def check_steps(self, encoding: Mapping[str, int]) -> None:
-        """Check that the sum is not rounded so that the noise is lost; raises as `Privacy.check_steps`."""
-        self._privacy.check_steps(encoding, self._sharers)
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
         """Return the purpose for which one upload's lot and noise are drawn. of: see `purpose_of`."""
@@ -60,7 +52,7 @@ class SiloNoise:
         """Return what is uploaded of clipped sums over the lot: (sum + noise) / lot, by name."""
         noise = self.root.stream("dp noise", *purpose)
         return {
-            name: (total + self._deviation * noise.normal(total.size).reshape(total.shape)) / self.lot
+            name: (total + self.privacy.share * noise.normal(total.size).reshape(total.shape)) / self.lot
             for name, total in totals.items()
         }
 
@@ -69,7 +61,7 @@ class SiloNoise:
 
         left_out: where its rows were used beside its uploads.
         """
-        return Accountant(self._privacy, self.rate, self._sharers, left_out).facts(self.releases.counted.count)
+        return Accountant(self.privacy, self.rate, left_out).facts(self.releases.counted.count)
 
     def state(self) -> State:
         """Return the secret root, from which lots and noise follow, and what was released."""

@@ -212,12 +212,11 @@ def highest_rate(setting: Setting, batch_size: int) -> float:
 
 def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: Statistics) -> Accountant | None:
     """Return what states privacy; None without noise. scheme, batch_size, statistics: of the silos' uploads."""
-    privacy = setting.spec.protocol.privacy
+    privacy = setting.noise(scheme)
     if privacy is None:
         return None
-    sharers = 1 if scheme == "none" else setting.least(scheme)
     left_out = without_noise([*statistics.names, *([] if setting.tested is None else [COMPARISON])])
-    return Accountant(privacy, highest_rate(setting, batch_size), sharers, left_out)
+    return Accountant(privacy, highest_rate(setting, batch_size), left_out)
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:

@@ -147,13 +147,13 @@ class HeldOut:
         if self.validates and not 0 < number <= self.after:
             raise PeerError(f"expected to be asked to validate a model of rounds 1 to {self.after}; got {ask.stamp}")
         statistics.check_exact(ask.encoding)
-        by_class = isinstance(ask, Score) and _tensor(CONFUSION) in ask.encoding
+        by_class = _is_by_class(ask)
         name = f"score after round {self.after}" + (", by class" if by_class else "")
         name = f"validation in round {number}" if self.validates else name
         if not self.answers.hold(ask.stamp.run, name, digest_of(ask.parameters), model):
             raise PeerError(f"expected the model of the {name} that was scored before, got another; nothing was sent")
         tensors = self._tables(outputs) if by_class else self._sums(outputs)
-        about = (asked_of_tables if by_class else asked_of)(ask, agreed)
+        about = asked_of(ask, agreed)
         return contributor.upload(ask.stamp, tensors, 1, ask.encoding, blind, asked=about, least=statistics.HALF)
 
     def _sums(self, outputs: Array) -> dict[str, Array]:
@@ -193,16 +193,18 @@ class HeldOut:
 def asked_of(ask: Question, agreed: Sequence[bytes]) -> Query:
     """Return what a score answers; of validation rows each round's, all over one set of silos in a run.
 
-    agreed: digests of what the set-up agreed on.
+    Tables are beside the score, as rows and hits of both would else be told apart by silo. agreed: digests of what the
+    set-up agreed on.
     """
     if isinstance(ask, Validate):
         return query_of(ask, *agreed, once=f"validation/{ask.stamp.round}", whole=True, beside="validation")
+    if _is_by_class(ask):
+        return query_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
     return query_of(ask, *agreed, once="score", whole=True)
 
 
-def asked_of_tables(ask: Question, agreed: Sequence[bytes]) -> Query:
-    """Return what tables answer; beside the score, as rows and hits of both would else be told apart by silo."""
-    return query_of(ask, *agreed, once="score/tables", whole=True, lasting=True, beside="score")
+def _is_by_class(ask: Question) -> bool:
+    return isinstance(ask, Score) and _tensor(CONFUSION) in ask.encoding
 
 
 def ask_for(
@@ -246,7 +248,7 @@ def tables(
         {name: (statistics.LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(statistics.HALF)), len(aggregator.cohort)
     )
     ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, asked_of_tables(ask, agreed).digest, whole=True)
+    total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest, whole=True)
     if isinstance(total, Aborted):
         return total
     found = read_tables(total, classes)

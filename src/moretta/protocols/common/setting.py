@@ -20,6 +20,7 @@ from moretta.data.silo import Silo, check_least, holding_back, layout_of, row_sh
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, RowsError
+from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.row_counts import counted_classes
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.silo_setup import SiloSetup
@@ -287,7 +288,6 @@ class Setting:
         parts = (silo.held_out if self.figures else None, silo.validation)
         held_out, validation = (one and (one[0], self.targets(one[1], silo.name)) for one in parts)
         scheme = secure.scheme if scheme is None else scheme
-        rules = self.rules(scheme)
         return SiloSetup(
             silo.name,
             silo.x,
@@ -298,7 +298,7 @@ class Setting:
             rounds=run.rounds,
             scheme=scheme,
             ring_bits=secure.ring_bits,
-            rules=rules,
+            rules=self.rules(scheme),
             session=self.session,
             run=self.run_id,
             table=self.spec.table_digest,
@@ -309,8 +309,7 @@ class Setting:
             validation=validation,
             subjects=silo.subjects,
             augment=self.spec.data.varied,
-            privacy=protocol.privacy,
-            sharers=1 if scheme == "none" else rules.least(scheme),
+            privacy=self.noise(scheme),
             bound=bound,
             roster=str(secure.roster or ""),
             identity="" if scheme == "none" else secure.identity_of(silo.name),
@@ -320,6 +319,11 @@ class Setting:
     def targets(self, y: NDArray[np.generic], silo: str) -> Array:
         """Return a silo's targets as the loss wants them (`moretta.protocols.common.targets.encode`)."""
         return encode(y, self.outputs, self.spec.protocol.loss, silo, self.spec.run.dtype)
+
+    def noise(self, scheme: str) -> Privacy | None:
+        """Return the settings of noise on uploads under this scheme; None without noise."""
+        privacy = self.spec.protocol.privacy
+        return privacy and replace(privacy, sharers=1 if scheme == "none" else self.least(scheme))
 
     def least(self, scheme: str) -> int:
         """Return the fewest silos that a round under this scheme may end with."""

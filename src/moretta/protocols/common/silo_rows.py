@@ -152,7 +152,7 @@ class TrainingRows:
                 given.check(message, self.answers)
                 return answer_histogram(contributor, message, self.x.reshape(-1, self.x.shape[-1]))
             case AskApart():
-                return self.compared(message)
+                return compared(message, self.subjects, self.answers)
             case Begin():
                 if message.schema != self.schema:
                     raise PeerError("the server's model has other tensors than the silo's; expected the same")
@@ -193,10 +193,6 @@ class TrainingRows:
             )
         targets, rest = (found if given.targets else self.prepared), (found if inputs else self.prepared)
         self.prepared = replace(rest, target_mean=targets.target_mean, target_deviation=targets.target_deviation)
-
-    def compared(self, ask: AskApart) -> Message:
-        """Return that no row is about whom the server's test rows are about (`overlap.compared`)."""
-        return compared(ask, self.subjects, self.answers)
 
     def _matrix(self, ask: AskMoments) -> NDArray[np.generic]:
         """Return the matrix that a statistic is of, [entries, columns]."""

@@ -53,8 +53,7 @@ class SiloSetup:
         validation: other rows, on which models are scored on the way (`Setting.validates`).
         subjects: whom rows are about, which no other process is told.
         augment: how images of a batch are varied; empty: not.
-        privacy, sharers, bound: of the noise on its uploads, if any: how many silos share it, and the digest of
-            settings that it is bound to.
+        privacy, bound: of the noise on its uploads, if any, and the digest of settings that it is bound to.
         roster, identity: paths of everybody's public keys and of its own; empty for none.
         helped: where it keeps which sums it has helped to open, with the floors of its site.
         unkept: what it has answered that it answers once, where no file keeps it.
@@ -81,7 +80,6 @@ class SiloSetup:
     subjects: Subjects = field(default_factory=Subjects)
     augment: str = ""
     privacy: Privacy | None = None
-    sharers: int = 1
     bound: bytes = b""
     roster: str = ""
     identity: str = ""

@@ -70,7 +70,7 @@ class PrivateGradient:
         the gradient depends on, the noise differs too: the same noise on two gradients would show their
         difference.
         """
-        self.noise.check_steps(encoding)
+        self.noise.privacy.check_steps(encoding)
         purpose = self.purpose(parameters, now)
         self.noise.releases.uploaded(now, purpose[-1])
         with _seeded(model, self.noise.root, *purpose):
@@ -97,7 +97,7 @@ class PrivateGradient:
         step = max(1, min(MOST_ROWS, MOST_ENTRIES // max(1, entries)))
         for start in range(0, len(rows), step):
             gradients = gradients_of(trained, *self._rows.rows(rows[start : start + step]))
-            for name, value in clipped_sum(gradients, self.noise.clip).items():
+            for name, value in clipped_sum(gradients, self.noise.privacy.clip).items():
                 total[name] += value
         return modules.on_host(total)
 

@@ -41,8 +41,7 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
     if accountant is not None:
         for name, (setup, own) in played.items():
             bound = hashlib.sha256(setup.bound + setting.spec.model_source.encode()).digest()
-            root, sharers = setting.root(name), accountant.sharers
-            noise = SiloNoise(accountant.privacy, own.batches.rows, batch_size, root, bound, sharers)
+            noise = SiloNoise(accountant.privacy, own.batches.rows, batch_size, setting.root(name), bound)
             private[name] = PrivateGradient(noise, own, loss)
     server = Server(protocol, setting, agreed, accountant)
     model, rounds = setting.silo_model().train(), setting.spec.run.rounds

@@ -59,7 +59,7 @@ class Server:
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
-            self._accountant.check_steps(wanted.fraction_bits)
+            self._accountant.privacy.check_steps(wanted.fraction_bits)
             exchange = counted(exchange, self._accountant.releases, now, digest_of(ask.parameters))
         total = yield from exchange
         if isinstance(total, Aborted):

@@ -223,7 +223,7 @@ class Client:
         self, ask: Estimate, private: SiloNoise, forward: Forward, purpose: tuple[int | str | bytes, ...]
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
-        private.check_steps(ask.encoding)
+        private.privacy.check_steps(ask.encoding)
         # Another cohort has another seed, and so other directions: a draw is for one upload.
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))

@@ -27,7 +27,7 @@ def noise_of(setup: SiloSetup, root: SecretRoot) -> SiloNoise | None:
     """Return what adds the noise of a silo; None where it adds none. root: what lots and noise derive from."""
     if setup.privacy is None:
         return None
-    return SiloNoise(setup.privacy, len(setup.x), setup.batch_size, root, setup.bound, setup.sharers)
+    return SiloNoise(setup.privacy, len(setup.x), setup.batch_size, root, setup.bound)
 
 
 def noised_mean(noise: SiloNoise, derivatives: NDArray[np.float64], *purpose: int | str | bytes) -> NDArray[np.float64]:
@@ -36,5 +36,5 @@ def noised_mean(noise: SiloNoise, derivatives: NDArray[np.float64], *purpose: in
     A row whose scalars are not finite counts as 0, so that nobody learns that it makes the model overflow.
     """
     exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
-    clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / noise.clip)
+    clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / noise.privacy.clip)
     return noise.noised({"scalars": clipped.sum(axis=1)}, *purpose)["scalars"]
