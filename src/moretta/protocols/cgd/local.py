@@ -88,11 +88,6 @@ def head_pass(
     return delta * len(targets), Local(modules.on_host(named), float(mean.detach()), len(targets), {})
 
 
-def part_of_gradient(x: Tensor, delta: Tensor) -> Array:
-    """Return a holder's part of the first layer's mean gradient, [H1, columns]: X_ij' Delta_i / n_i."""
-    return (delta.T @ x / len(x)).cpu().numpy()
-
-
 COMMON = b"CGD's common start, no secret"  # what a public stream is derived from, in the place of a root
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

@@ -193,13 +193,13 @@ def _participant(
     blind: bool,
 ) -> Client:
     runs = {name: run_of(name, setup.run) if setup.run else "" for name in (EVERYBODY, *position.groups)}
+    insecure, aligner = setting.insecure_root(silo.name), None
     contributors = {
-        name: common.contributor_of(setting, setup, group.members, runs[name])
+        name: setup.contributor(insecure, setting.rules(setup.scheme, group.members), runs[name])
         for name, group in position.groups.items()
         if len(group.members) > 1
     }
-    aligner = None
-    origin = Origin(setup.credentials, setting.insecure_root(silo.name), setup.session)
+    origin = Origin(setup.credentials, insecure, setup.session)
     keys = GroupKeys(silo.name, SetUp(silo.name, complete(setup.rules), origin, runs[EVERYBODY]), membership)
     if protocol.align and len(position.row) > 1:
         aligner = _aligner(protocol, setting, silo, keys, setup.answers)

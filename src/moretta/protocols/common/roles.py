@@ -141,11 +141,6 @@ def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = Non
     return {silo.name: setting.setup(silo, schema, statistics, bound, scheme) for silo in setting.here}
 
 
-def contributor_of(setting: Setting, setup: SiloSetup, members: Sequence[str], run: str) -> Contributor:
-    """Return a silo's half of the secure sum of some silos. run: as stamps have it."""
-    return setup.contributor(setting.insecure_root(setup.name), setting.rules(setup.scheme, members), run)
-
-
 def rows_of(setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None) -> SiloRows:
     """Return a silo's rows as tensors. batches: in the place of its own."""
     return SiloRows(setup.rows(batches), setting.dtype, setting.spec.run.device, augment=setup.augment)

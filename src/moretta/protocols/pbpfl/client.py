@@ -87,7 +87,8 @@ class Client:
         if self._loss.name == "mse":
             found = yield BackwardWork(batch, terms.squared_error, [batch.targets], self.phase)
             return self._upload(ask.stamp, found, ask.encoding, batch, about)
-        found = _predictions(ask.stamp, batch.at)
+        z = batch.at.outputs - batch.at.outputs.amax(dim=1, keepdim=True)
+        found = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))
         if self._root is None:
             self._waiting = _Waiting(ask.stamp, batch, about)
             return found
@@ -150,8 +151,3 @@ def _unblinded(ask: BlindedSoftmax, waiting: _Waiting) -> Softmax:
     if waiting.blinds is None:
         raise MisuseError(f"{ask.stamp}: the blinded softmax came without the ratios it answers")
     return Softmax(stamp=ask.stamp, y=ratios.unblinded(ask, waiting.blinds), k=ask.k, encoding=ask.encoding)
-
-
-def _predictions(stamp: Stamp, at: NoisyHead) -> Predictions:
-    z = at.outputs - at.outputs.amax(dim=1, keepdim=True)
-    return Predictions(stamp=stamp, **modules.on_host({"z": z, "alpha": at.alpha[:, 0]}))

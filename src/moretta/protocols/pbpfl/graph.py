@@ -188,8 +188,7 @@ def refuse_two_structures(evaluation: Trace, training: Trace) -> None:
 
 def _steps(trace: Trace, idle: frozenset[str]) -> list[Call]:
     """Return the calls outside of idle layers, without the bookkeeping of integer buffers."""
-    busy = (call for call in trace.calls if not any(call.module == name for name in idle))
-    return [call for call in busy if not _is_count(call)]
+    return [call for call in trace.calls if call.module not in idle and not _is_count(call)]
 
 
 def _is_count(call: Call) -> bool:

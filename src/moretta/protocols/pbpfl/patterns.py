@@ -201,16 +201,12 @@ def shuffles(
         if max(places) >= 0:
             marks = [channels.marks(label) for label in labels.tolist()]
             channel = np.array(places, dtype=np.int64)
-            rank = _ranks(channel, marks)
+            # Positions with equal marks correspond when channels change places.
+            order = np.array(sorted(range(len(channel)), key=lambda at: (channel[at], marks[at], at)))  # noqa: B023
+            rank = _counted(channel, order)
             positions = known.setdefault((channel.tobytes(), rank.tobytes()), Positions.of(channel, rank))
             found.append(Shuffle(axis, positions))
     return tuple(found)
-
-
-def _ranks(channel: Indices, marks: Sequence[tuple[tuple[int, int], ...]]) -> Indices:
-    """Number the positions of each channel: positions with equal marks correspond when channels change places."""
-    order = np.array(sorted(range(len(channel)), key=lambda position: (channel[position], marks[position], position)))
-    return _counted(channel, order)
 
 
 def _terms(stored: Stored) -> list[Ids]:

@@ -299,17 +299,12 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> tuple[Solver, Head, l
     head = _find_head(clone, evaluation)
     selfcheck.refuse_non_finite(clone, inputs, evaluation)
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
-    solver = _solver(clone)
+    solver = Solver({name: one.shape for name, one in [*clone.named_parameters(), *clone.named_buffers()]})
     history = _solve(solver, clone, inputs, evaluation)
     if any(call.module in evaluation.idle for call in training.calls):
         # Layers that do nothing in evaluation multiply with noise in training: those equalities hold too.
         _solve(solver, clone, inputs, training)
     return solver, head, history
-
-
-def _solver(model: nn.Module) -> Solver:
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return Solver({name: tensor.shape for name, tensor in named})
 
 
 def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:

@@ -38,7 +38,7 @@ def fit(
     Raises ParameterError, with what would be needed, if one row at a time does not fit.
     """
     run = run or (lambda some: forward.outputs(parameters[None], some))
-    peaks = [_resident(), _peak_at(forward, x, 1, run)]
+    peaks = [status("VmRSS") or peak_mib(), _peak_at(forward, x, 1, run)]
     if (most := peak_mib()) > limit_mib:
         needed = math.ceil(most)
         raise RowsError(
@@ -53,11 +53,6 @@ def fit(
         rows, slope = rows + more, (peaks[-1] - peaks[-2]) / more
     forward.micro_batch = rows
     return rows
-
-
-def _resident() -> float:
-    found = status("VmRSS")
-    return peak_mib() if found is None else found
 
 
 def _peak_at(forward: OnnxForward | OnnxBlocks, x: Array, rows: int, run: Callable[[Array], object]) -> float:
