@@ -14,7 +14,6 @@ from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of
 from moretta.errors import ParameterError
-from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy
 from moretta.secure_aggregation.plain import PlainUpload

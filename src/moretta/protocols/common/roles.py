@@ -26,7 +26,6 @@ from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import Statistics, without_noise
-from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import digest_of, encode_purpose
 from moretta.secure_aggregation.schemes import aggregator
 

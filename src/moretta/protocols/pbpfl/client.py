@@ -21,7 +21,6 @@ from moretta.protocols.pbpfl import ratios, softmax, terms
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.ratios import Blinds
 from moretta.protocols.pbpfl.scales import Head
-from moretta.protocols.pbpfl.terms import NoisyHead
 from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of

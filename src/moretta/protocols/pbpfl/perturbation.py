@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from moretta.contract.roles import under
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
-from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
 from moretta.secure_aggregation.keystream import Keystream
