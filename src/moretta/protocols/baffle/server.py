@@ -73,8 +73,7 @@ class Server:
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort, also on the seed of the directions."""
         check_sigma(self._recipe.sigma, self._parameters())
-        aborted = yield from self._enrolment.setup(now, cohort)
-        if aborted is not None:
+        if aborted := (yield from self._enrolment.setup(now, cohort)):
             return aborted
         return (yield from agree(now, cohort, self._seed, self._layout, self._graph_of))
 

@@ -89,8 +89,7 @@ class Server:
             if len(left) < min(2, len(group.members)):
                 raise self._too_few(now, name, len(left))
         if self._comparison is not None:
-            aborted = yield from self._comparison.run(at(now, EVERYBODY), cohort)
-            if aborted is not None:
+            if aborted := (yield from self._comparison.run(at(now, EVERYBODY), cohort)):
                 return aborted
         if len(cohort) > 1:
             agreed = yield from agree_on_keys(at(now, EVERYBODY), cohort, self._rules)
@@ -104,8 +103,7 @@ class Server:
                 return aborted
         if self._align:
             whole = {row: names for row, names in self._rows.items() if names[0] in whole_rows}
-            aborted = yield from row_order.align(now, whole)
-            if aborted is not None:
+            if aborted := (yield from row_order.align(now, whole)):
                 return aborted
         for stage in self._stages(whole_rows):
             aborted = yield from all_of(
@@ -303,8 +301,7 @@ class Server:
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release nothing, as there is no model here, but let those who missed a step catch up."""
-        aborted = yield from self._steps.locate(now, self._cohort)
-        if aborted is not None:
+        if aborted := (yield from self._steps.locate(now, self._cohort)):
             return aborted
         outcome = Outcome(parameters={}, facts={"participants": float(len(self._grid.parts))})
         everybody = next((name for name, group in self._groups.items() if group.tells_loss), "")
