@@ -237,7 +237,6 @@ class ChildClient:
         return self._codec.decode(data)
 
     def _gone(self, what: str) -> Disconnected:
-        """End the process and return the error that tells why."""
         said = self._process.close() if self._process is not None else ""
         self._process = None
         self.ends += 1

@@ -130,7 +130,6 @@ Precision = Literal["float32", "float16", "int8-activations"]
 
 
 def _is_set(engine: Engine, *keys: str) -> bool:
-    """Return whether one of these keys has another value than its default."""
     return any(getattr(engine, key) != type(engine).model_fields[key].default for key in keys)
 
 

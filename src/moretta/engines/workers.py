@@ -344,8 +344,6 @@ def _fields_of(found: Answered) -> dict[str, Any]:
 
 
 class _Kept(logging.Handler):
-    """Keeps what is logged, for the process that shows it."""
-
     def __init__(self) -> None:
         super().__init__()
         self._records: list[tuple[int, str]] = []

@@ -347,7 +347,6 @@ def _decode(first: str, line: str) -> bytes | None:
 
 
 def _read(path: Path, what: str) -> tuple[str, int]:
-    """Return a file's text and mode."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)

@@ -153,7 +153,6 @@ def _agree(
 
 
 def _play(exchange: Exchange[Any], silos: Mapping[str, Deliver], pool: ThreadPoolExecutor) -> Any:
-    """Play an exchange to its end."""
     replies: Any = None
     while True:
         try:
@@ -169,7 +168,6 @@ def _play(exchange: Exchange[Any], silos: Mapping[str, Deliver], pool: ThreadPoo
 
 
 def _asked(ask: Ask, deliver: Deliver, name: str) -> Message | Missing:
-    """Return a silo's answer, or why there is none."""
     message = ask.messages[name]
     try:
         data = deliver(CODEC.encode(message))

@@ -259,7 +259,6 @@ class Sites:
         return busy
 
     def _take(self, name: str, one: _Asked, reply: tuple[wire.Reply, Bytes] | Missing) -> None:
-        """Note what a site said about its work."""
         site = self._live.sites[name]
         match reply:
             case Missing():

@@ -156,7 +156,6 @@ def _convolve(layer: nn.Conv2d, tensors: Tensors, x: Tensor, groups: int) -> Ten
 
 
 def _multiply(tensors: Tensors, x: Tensor) -> Tensor:
-    """Return m products, [m, rows, outputs]."""
     if "bias" in tensors:
         return torch.baddbmm(tensors["bias"][:, None], x, tensors["weight"].transpose(1, 2))
     return torch.bmm(x, tensors["weight"].transpose(1, 2))

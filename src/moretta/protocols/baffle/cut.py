@@ -184,7 +184,6 @@ def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[LayerBlock, ...]:
 
 
 def _kind(cut: Cut, layer: Layer, linear: str) -> Kind:
-    """Return how a layer is moved."""
     if not layer.places:
         return "anew"
     weight = layer.places.get(1)  # of convolutions and linear layers
@@ -232,7 +231,6 @@ def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> di
 
 
 def _reaching(cut: Cut) -> set[Node]:
-    """Return all that the outputs depend on."""
     found, waiting = {cut.output}, [cut.output]
     while waiting:
         for read in waiting.pop().all_input_nodes:

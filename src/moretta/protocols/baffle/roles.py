@@ -81,7 +81,6 @@ def left(client: Role) -> Left:
 
 
 def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
-    """Raise ParameterError where some round could not be played."""
     most = directions_of(protocol.form, protocol.most_at_once)
     if protocol.orthogonal and order_of(most) > layout.size:
         raise ParameterError(

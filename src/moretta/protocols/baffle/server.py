@@ -113,7 +113,6 @@ class Server:
         return Report(figures | {"k": float(k), "rows": float(total.weight), **validation})
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of an upload."""
         if self._recipe.local_epochs:
             return {"difference": (self._layout.size,), "loss": ()}
         spoken = 0 if self._accountant else 2 if self._recipe.loss.class_weights else 1
@@ -180,7 +179,6 @@ class Server:
         self._average += (1.0 - kept if self._params.ema else 1.0) * (self._parameters() - self._average)
 
     def _averaged(self) -> dict[str, Array]:
-        """Return the model with the averaged parameters."""
         model = copy.deepcopy(self._model)
         trained = modules.trainable(model)
         with torch.no_grad():

@@ -71,7 +71,6 @@ class CatchingUp:
         yield from self._bring_up(now, cohort)
 
     def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
-        """Ask participants by how many rounds' sums they have stepped."""
 
         def check(silo: str, here: Here) -> None:
             mine = {name for name, group in self._groups.items() if silo in group.members}

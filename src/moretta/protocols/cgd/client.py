@@ -443,7 +443,6 @@ class Client:
     # The end
 
     def _score(self, ask: Score, group: str) -> Message:
-        """Upload what one's own model scores on the rows held back."""
         if self._module is None:
             raise MisuseError("was asked for the score of its own model, and its row of the grid runs one together")
         modules.load(self._module, self.model())

@@ -58,7 +58,6 @@ def left(client: Role) -> Left:
 
 
 def _participants(protocol: CGD, setting: Setting) -> Roles:
-    """Build an aggregator without a model, and the participants."""
     grid, secure, model = grid_of(setting.silos), setting.secure_aggregation, setting.model
     blind = secure.scheme != "none" if protocol.blind is None else protocol.blind
     split = any(silo.columns for silo in setting.silos)

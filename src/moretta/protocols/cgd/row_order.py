@@ -216,14 +216,12 @@ def compare(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
 
 
 def _alignments(now: Stamp, rows: Rows, *, found: bool) -> Exchange[Mapping[str, AlignmentUsed] | Aborted]:
-    """Ask which alignment the holders of some rows use."""
     asks = {name: UseAlignment(stamp=at(now, row), found=found) for row, names in rows.items() for name in names}
     replies = yield Ask(asks, AlignmentUsed)
     return Aborted(replies.missing) if replies.missing else replies.answers
 
 
 def _is_one(used: Mapping[str, AlignmentUsed], names: Sequence[str]) -> bool:
-    """Whether all of these use one alignment."""
     marks = {used[name].digest for name in names}
     return len(marks) == 1 and marks != {b""}
 

@@ -349,7 +349,6 @@ class _Summed:
 def _carried(
     kind: type[Descend | Scored], now: Stamp, relayed: Relayed, encoding: Mapping[str, int]
 ) -> Descend | Scored:
-    """Return the message that carries a sum to those who read it."""
     tensors, weight, silos = relayed.tensors, relayed.weight, tuple(relayed.silos)
     return kind(stamp=now, tensors=tensors, weight=weight, silos=silos, encoding=encoding)
 

@@ -272,7 +272,6 @@ class Simulation:
         return total, loss
 
     def _passes(self, models: _Models, counts: Sequence[int], drawn: Tensor | None) -> Iterator[_Local]:
-        """Pass forward and backward, block by block."""
         layers, bias = self._layers, self._layers.bias
         moved = {name: torch.from_numpy(value).to(models.x.dtype) for name, value in self._displacement.items()}
         first = moved[layers.weight][:, models.columns].T

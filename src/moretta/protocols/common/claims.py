@@ -175,7 +175,6 @@ def _columns(record: Record) -> Collection[Mapping[str, Any]]:
 
 
 def _fills(record: Record, *how: str) -> bool:
-    """Return whether absent values are filled in so, in all columns or in one."""
     return setting(record, "data", "missing") in how or any(one.get("blanks") in how for one in _columns(record))
 
 

@@ -333,7 +333,6 @@ class Enrolment:
         return None
 
     def _look(self, now: Stamp, classes: int) -> Exchange[Aborted | None]:
-        """Count rows and classes, and log what may be shown of them."""
         found = yield from counts(self.aggregation, now, classes, CLASSES)
         if isinstance(found, Aborted):
             return found

@@ -229,6 +229,5 @@ def _wide(numbers: Tensor) -> list[int]:
 
 
 def _labels(stored: Stored, channels: Channels) -> dict[int, Tensor]:
-    """Return the channels along each axis that moves."""
     axes = zip(_terms(stored), _moving_axes(stored, channels), strict=True)
     return {axis: compress(ids.channel).reshape(-1) for ids, axis in axes if axis is not None and axis >= 0}

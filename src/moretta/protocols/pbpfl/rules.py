@@ -156,7 +156,6 @@ def _scaled_by_parameter(solver: Solver, call: Call, view: View, parameter: Tens
 
 
 def _varying(ids: Ids) -> set[int]:
-    """Return the axes along which scales or channels differ."""
     both = (compress(ids.scale), compress(ids.channel))
     return {axis for numbers in both for axis, size in enumerate(numbers.shape) if size > 1}
 

@@ -397,7 +397,6 @@ def _why(solver: Solver, stored: Stored, pattern: Pattern) -> str:
 
 
 def _reason(solver: Solver, ids: Ids) -> str | None:
-    """Return why the first forced variable of a term is forced."""
     return next((why for name in names_in(ids.scale) if (why := solver.scales.reason(name))), None)
 
 

@@ -252,7 +252,6 @@ class Server:
         return torch.from_numpy(inputs).to(self._dtype)
 
     def _uploads(self, alpha: float) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
-        """Return shapes and limits of what a silo uploads."""
         head, m, form = self._perturbation.plan.head, self._params.partitions, self._perturbation.form
         once, twice = self._limit * max(1.0, alpha), self._limit * max(1.0, alpha**2)
         limits = {"noisy": self._limit} | {f"sigma/{s}": once for s in range(m)}

@@ -151,7 +151,6 @@ def _with_constants(graph: bytes, values: dict[str, NDArray[np.float32]]) -> Ite
 
 
 def _head(name: str, value: NDArray[np.float32]) -> bytes:
-    """Return what comes before the numbers of a constant."""
     tensor = b"".join(written(DIMS, size) for size in value.shape) + written(DATA_TYPE, FLOAT)
     tensor += written(NAME, name.encode()) + head(RAW_DATA, value.nbytes)
     return head(INITIALIZER, len(tensor) + value.nbytes) + tensor

@@ -24,8 +24,6 @@ TOGETHER = 1 << 14  # entries of a layer's outputs that go on together: less tha
 
 
 class _Part:
-    """One file and what it reads."""
-
     def __init__(self, graph: bytes) -> None:
         self.session = session_of(strict.admitted(graph))
         self.inputs = tuple(put.name for put in self.session.get_inputs())
@@ -185,13 +183,11 @@ class OnnxBlocks:
                 yield kept + np.moveaxis(slopes[..., some], -1, 0)[..., None] * sides
 
     def _tensors(self, block: LayerBlock, signs: Signs) -> Iterator[Feeds]:
-        """Yield each repeat's signs by tensor."""
         moved = block.by_tensor(self.layout.shapes, signs)
         for repeat in range(block.repeats):
             yield {name: each[repeat].astype(self.layout.dtype) for name, each in moved.items()}
 
     def _moved_tensors(self, block: LayerBlock, signs: Signs, distance: float) -> Iterator[Feeds]:
-        """Yield the trained tensors of each move."""
         step = np.dtype(self.layout.dtype).type(distance)
         if block.kind == "rank-one":
             u, v = (side.astype(self.layout.dtype) for side in block.sides(self.layout.shapes, signs))
