@@ -73,9 +73,8 @@ class Server:
     def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
         """Agree with the cohort, also on the seed of the directions."""
         check_sigma(self._recipe.sigma, self._parameters())
-        if aborted := (yield from self._enrolment.setup(now, cohort)):
-            return aborted
-        return (yield from agree(now, cohort, self._seed, self._layout, self._graph_of))
+        aborted = yield from self._enrolment.setup(now, cohort)
+        return aborted or (yield from agree(now, cohort, self._seed, self._layout, self._graph_of))
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the estimate that the silos' loss differences give."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Server:
         stepping = Training(learning_rate=1.0) if isinstance(params, Epochs) else params
         self._stepper = SummedStep(self._model, stepping, setting.spec.run.rounds)
         self._enrolment, self._limit = enrolment, setting.secure_aggregation.largest
-        self._params, self._accountant = params, accountant
+        self._params, self._accountant, self.setup = params, accountant, enrolment.setup
         self._trained = modules.trainable(self._model)
         self._buffers = {} if accountant else modules.running_buffers(self._model)
         self._shapes: dict[str, tuple[int, ...]] = {} if accountant else {"loss": ()}  # of what is summed
@@ -47,10 +46,6 @@ class Server:
         if params.class_weights and not isinstance(params, Epochs):
             self._shapes["density"] = ()  # a gradient counts by the weights of its rows, an epoch's difference by rows
         self._shapes |= {f"buffer/{name}": tuple(value.shape) for name, value in self._buffers.items()}
-
-    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree with the cohort."""
-        return (yield from self._enrolment.setup(now, cohort))
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the mean of the silos' gradients."""
@@ -104,10 +99,8 @@ class LoneServer:
     def __init__(self, setting: Setting, enrolment: Enrolment) -> None:
         self.phase: Phase = no_phase
         self._enrolment, self._expected = enrolment, modules.arrays(setting.model)
-
-    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree on the same standardisation as the other protocols."""
-        return (yield from self._enrolment.setup(now, cohort))
+        # All that is agreed on, and kept, is the same standardisation as under the other protocols.
+        self.setup, self.state, self.restore = enrolment.setup, enrolment.state, enrolment.restore
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Let each silo take its step."""
@@ -130,11 +123,3 @@ class LoneServer:
             return Aborted(replies.missing)
         models = {silo: reply.parameters for silo, reply in replies.answers.items()}
         return (yield from self._enrolment.scored(now, Outcome(parameters={}, models=models), {}))
-
-    def state(self) -> State:
-        """Return what was agreed once."""
-        return self._enrolment.state()
-
-    def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
-        self._enrolment.restore(state)

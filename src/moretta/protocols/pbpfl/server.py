@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,16 +87,12 @@ class Server:
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._trained, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
         self._stepper = SummedStep(self._model, params, setting.spec.run.rounds)
-        self._enrolment, self._root = enrolment, setting.root("server")
+        self._enrolment, self.setup, self._root = enrolment, enrolment.setup, setting.root("server")
         self._limit, self._sample_shape = setting.secure_aggregation.largest, setting.row_shape
         self._layout = setting.layout
         self._sizes: Sizes | None = None  # of the last round; none before the first
         self._sizes_so_far = SizesSoFar()
         self._loss = float("inf")
-
-    def setup(self, now: Stamp, cohort: Sequence[str]) -> Exchange[Aborted | None]:
-        """Agree with the cohort."""
-        return (yield from self._enrolment.setup(now, cohort))
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Algorithm of `practical.md`, section III: perturb, sum, recover, step."""
