@@ -20,7 +20,7 @@ from moretta.contract.messages import Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, PeerError, RunFailed
 from moretta.secure_aggregation.agreement import RUN_DIGEST
-from moretta.secure_aggregation.cohort import Credentials, Participation, Rules
+from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keyed_sums import Aggregator
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
@@ -125,11 +125,9 @@ class SumClient:
     def _begin(self, run: str) -> None:
         of = self._settings
         roster = None if of.roster is None else Roster.load(of.roster)
-        credentials = Credentials.of(self._name, of.identity_of(self._name), roster)
-        self._run = run
-        self._half = contributor(
-            of.scheme, self._name, of.ring_bits, _rules(of, roster, self._silos), credentials=credentials, run=run
-        )
+        origin = Origin(Credentials.of(self._name, of.identity_of(self._name), roster))
+        self._run, rules = run, _rules(of, roster, self._silos)
+        self._half = contributor(of.scheme, self._name, of.ring_bits, rules, origin=origin, run=run)
 
 
 def _rules(settings: SecureAggregation, roster: Roster | None, silos: Collection[str]) -> Rules:
