@@ -9,10 +9,10 @@ import torch
 from recorded import recorded
 from torch import nn
 
-from moretta.contract.roles import under
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.protocols.pbpfl.messages import TrainOn as TrainOnNoisy

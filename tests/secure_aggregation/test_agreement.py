@@ -23,7 +23,9 @@ RULES = Rules(threshold=SETUP["threshold"], min_survivors=SETUP["min_survivors"]
 
 
 def offers() -> dict[str, Offer]:
-    return {name: Offer(STAMP, name, Origin(None, SecretRoot(bytes.fromhex(root)))) for name, root in SETUP["roots"].items()}
+    return {
+        name: Offer(STAMP, name, Origin(None, SecretRoot(bytes.fromhex(root)))) for name, root in SETUP["roots"].items()
+    }
 
 
 def keys() -> dict[str, bytes]:

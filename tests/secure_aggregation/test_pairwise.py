@@ -33,7 +33,9 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sums.json").read_
 
 def fixed(names: list[str], bits: int = 64) -> dict:
     """Contributors with fixed keys after a set-up."""
-    silos = {name: contributor("pairwise", name, bits, origin=Origin(None, SecretRoot.insecure(0, name))) for name in names}
+    silos = {
+        name: contributor("pairwise", name, bits, origin=Origin(None, SecretRoot.insecure(0, name))) for name in names
+    }
     agreed({name: silo.answer for name, silo in silos.items()}, bits=bits)
     return silos
 

@@ -19,9 +19,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from moretta.contract import roles
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
-from moretta.contract import roles
 from moretta.contract.roles import Answering, Client, InSteps, Missing, Reason, State, Work, after_alone, answering
 from moretta.engines.child import ChildClient, Waiting
 from moretta.engines.usage import Clock

@@ -30,9 +30,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason
 from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
+from moretta.secure_aggregation import graph, identity
 from moretta.secure_aggregation.cohort import Cohort, Origin, Rules
-from moretta.secure_aggregation import graph
-from moretta.secure_aggregation import identity
 from moretta.secure_aggregation.identity import Roster, Signature, Signatures, shared_secret, verify
 from moretta.secure_aggregation.keystream import Extracted, derive, encode_purpose
 from moretta.secure_aggregation.masks import Labels

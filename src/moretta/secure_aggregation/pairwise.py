@@ -14,13 +14,20 @@ import numpy as np
 from moretta.contract.messages import Array, Digest, Message, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import PeerError
+from moretta.secure_aggregation import unmasking
 from moretta.secure_aggregation.cohort import Cohort
 from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
 from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
 from moretta.secure_aggregation.sums import Relayed, Shapes, again, check_tensors, spent_of, to_leave_out
-from moretta.secure_aggregation import unmasking
-from moretta.secure_aggregation.unmasking import DIGEST_BYTES, SEALED_BYTES, Confirmed, SelfMaskShares, Survivors, Unmask
+from moretta.secure_aggregation.unmasking import (
+    DIGEST_BYTES,
+    SEALED_BYTES,
+    Confirmed,
+    SelfMaskShares,
+    Survivors,
+    Unmask,
+)
 
 RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 

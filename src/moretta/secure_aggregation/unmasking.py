@@ -48,9 +48,9 @@ from moretta.errors import MisuseError, PeerError
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.identity import Roster, Signature, Signatures, verify
 from moretta.secure_aggregation.keyed_sums import Summand
-from moretta.secure_aggregation.sums import same
 from moretta.secure_aggregation.keystream import encode_purpose
 from moretta.secure_aggregation.masks import Label, Mask, pair_key, self_key
+from moretta.secure_aggregation.sums import same
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32

@@ -358,9 +358,7 @@ def test_a_head_plays_no_other_of_its_row(after_three: dict[str, Client]) -> Non
 def test_of_different_grids_no_key_opens_and_no_masks_cancel(after_three: dict[str, Client]) -> None:
     true, stamp = after_three[VICTIM]._group_keys, at(SETUP, "columns-2")
     members = true.membership.groups["columns-2"]
-    other = GroupKeys(
-        MEMBER, after_three[MEMBER]._group_keys._set_up, Membership(bytes(32), true.membership.groups)
-    )
+    other = GroupKeys(MEMBER, after_three[MEMBER]._group_keys._set_up, Membership(bytes(32), true.membership.groups))
     assert not other.take(stamp, VICTIM, true.draw(stamp, members)[MEMBER])
     masks = true.row_masks(stamp, [MEMBER], (2, 2), BITS), other.row_masks(stamp, [VICTIM], (2, 2), BITS)
     assert masks[0][0][1] != masks[1][0][1]

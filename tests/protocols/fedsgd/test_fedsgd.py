@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import plain_sgd
 import pytest
 import torch
 from networks import seeded
@@ -18,7 +19,6 @@ from moretta.protocols.common.enrolment import targets
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.training import Training
-from moretta.protocols.fedsgd import ideal
 from moretta.run.evaluation import largest_relative_difference
 from moretta.run.result import Result
 
@@ -75,7 +75,7 @@ def test_fedsgd_of_one_silo_is_plain_sgd_bit_for_bit(dtype: str, loss: str, mome
     one = SILOS[1]
     result = train(FedSGD(**settings), [one], dtype)
     model = first_weights(network()).to(DTYPES[dtype])
-    ideal.train(model, batches(one, dtype, loss), loss, 0.05, momentum)
+    plain_sgd.train(model, batches(one, dtype, loss), loss, 0.05, momentum)
     assert_same_bytes(weights(result.model), weights(model))
     assert_same_bytes(weights(result.released), weights(model))
 
@@ -231,7 +231,7 @@ def test_the_mean_is_weighted_by_the_rows_of_each_batch() -> None:
         [torch.tensor(one.x, dtype=torch.float64)[index] for one, index in zip(SILOS, rows, strict=True)]
     )
     wanted = torch.cat([torch.tensor(one.y)[index] for one, index in zip(SILOS, rows, strict=True)])
-    ideal.train(model, [(inputs, nn.functional.one_hot(wanted, 3).double())], "mse", 0.1)
+    plain_sgd.train(model, [(inputs, nn.functional.one_hot(wanted, 3).double())], "mse", 0.1)
     ours, theirs = weights(result.model), weights(model)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-15)

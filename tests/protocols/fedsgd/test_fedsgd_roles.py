@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import plain_sgd
 import pytest
 import torch
 from cast import cast_only
@@ -18,7 +19,6 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
-from moretta.protocols.fedsgd import ideal
 from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 
@@ -63,7 +63,7 @@ def test_a_round_without_a_silo_is_plain_sgd_on_the_rows_of_the_others(
         x = np.concatenate([silo.x[index[silo.name]] for silo in there])
         y = np.concatenate([silo.y[index[silo.name]] for silo in there])
         rounds.append((torch.tensor(x), torch.tensor(y)))
-    ideal.train(model, rounds, "mse", 0.05, 0.9)
+    plain_sgd.train(model, rounds, "mse", 0.05, 0.9)
     assert result.model is not None
     for name, value in modules.arrays(model).items():
         # Float64's rounding, or the ring's step of about 2^16 / 2^62 in a gradient, in six rounds at rate 0.5 in all.
@@ -91,7 +91,7 @@ def test_a_lone_silo_says_its_loss_before_the_step_and_shows_its_model() -> None
     assert (stepped.loss, stepped.rows) == (loss, 8)
     shown = client.answer(Show(stamp=NOW))
     assert isinstance(shown, Shown)
-    ideal.train(model, [(torch.tensor(silos()[0].x[rows]), torch.tensor(silos()[0].y[rows]))], "mse", 0.05)
+    plain_sgd.train(model, [(torch.tensor(silos()[0].x[rows]), torch.tensor(silos()[0].y[rows]))], "mse", 0.05)
     for name, value in modules.arrays(model).items():
         assert shown.parameters[name].tobytes() == value.tobytes()
 

@@ -150,7 +150,9 @@ class Liveness:
         awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, wire.Awake)}
         replies = self.requests(dict.fromkeys(awake, self.hello), {}, PATIENCE, processes=awake)
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
-        denied = (name for name, reply in replies.items() if isinstance(reply, tuple) and isinstance(reply[0], wire.Denied))
+        denied = (
+            name for name, reply in replies.items() if isinstance(reply, tuple) and isinstance(reply[0], wire.Denied)
+        )
         alone = {name: self.hello.model_copy() for name in denied}
         replies |= self.requests(alone, {}, PATIENCE, processes=awake)
         asleep = {name: reply for name, reply in woken.items() if isinstance(reply, Missing)}

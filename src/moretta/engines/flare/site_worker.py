@@ -253,7 +253,9 @@ class SiteWorker:
                     self._role, self._entered = None, None  # the next hello is refused
             return _failed("failed", sentence), b""
 
-    def _play(self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str) -> tuple[wire.Reply, bytes]:
+    def _play(
+        self, silo: HostedSilo, client: Client, codec: Codec, body: memoryview, run: str
+    ) -> tuple[wire.Reply, bytes]:
         try:
             message = codec.decode(bytearray(body))  # which the message's arrays are parts of
         except CodecError as error:

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase, under
+from moretta.contract.roles import (
+    Aborted,
+    Ask,
+    Exchange,
+    Missing,
+    Outcome,
+    Phase,
+    Reason,
+    Report,
+    State,
+    no_phase,
+    under,
+)
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import RunFailed

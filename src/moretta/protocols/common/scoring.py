@@ -60,10 +60,10 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import PeerError, RowsError
 from moretta.protocols.common import targets
+from moretta.secure_aggregation import statistics
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers
-from moretta.secure_aggregation import statistics
 from moretta.secure_aggregation.sums import Query, Sum, Wanted, query_of
 
 ROWS = "rows"
@@ -245,7 +245,9 @@ def tables(
     """
     sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}
     wanted = aggregator.want(
-        {name: (statistics.LIMBS, size) for name, size in sizes.items()}, dict.fromkeys(sizes, float(statistics.HALF)), len(aggregator.cohort)
+        {name: (statistics.LIMBS, size) for name, size in sizes.items()},
+        dict.fromkeys(sizes, float(statistics.HALF)),
+        len(aggregator.cohort),
     )
     ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest, whole=True)

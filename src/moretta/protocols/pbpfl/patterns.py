@@ -202,7 +202,7 @@ def shuffles(
             marks = [channels.marks(label) for label in labels.tolist()]
             channel = np.array(places, dtype=np.int64)
             # Positions with equal marks correspond when channels change places.
-            order = np.array(sorted(range(len(channel)), key=lambda at: (channel[at], marks[at], at)))  # noqa: B023
+            order = np.array(sorted(range(len(channel)), key=lambda at: (channel[at], marks[at], at)))
             rank = _counted(channel, order)
             positions = known.setdefault((channel.tobytes(), rank.tobytes()), Positions.of(channel, rank))
             found.append(Shuffle(axis, positions))

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moretta.contract.roles import under
 from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.params import Scales
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan

@@ -130,12 +130,6 @@ class ScalePlan:
         predict = _Prediction(solver)
         raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, history))
 
-    @property
-    def permuted(self) -> int:
-        """The number of axes of parameters and buffers that a key permutes."""
-        everything = [*self.parameters.values(), *self.buffers.values()]
-        return sum(len(pattern.shuffles) for pattern in everything)
-
     def draw(self, stream: Stream) -> ScaleKey:
         """Draw a key: scales log-uniform in [1/2, 2], uniform permutations of each block."""
         scales = 2.0 ** (2.0 * np.asarray(stream.uniform(self.free)) - 1.0)

@@ -12,7 +12,19 @@ import torch
 from torch import nn
 
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State, no_phase, under
+from moretta.contract.roles import (
+    Aborted,
+    Ask,
+    Exchange,
+    Missing,
+    Outcome,
+    Phase,
+    Reason,
+    Report,
+    State,
+    no_phase,
+    under,
+)
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
