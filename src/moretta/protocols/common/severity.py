@@ -22,12 +22,7 @@ SAID: Mapping[Severity, str] = {
 }
 """What an attack of each does, in words for people."""
 
-TRIES: Mapping[Severity, str] = {
-    "rows": "to recover rows",
-    "labels": "to recover labels or properties",
-    "members": "to tell members",
-    "protocol": "to tell what the protocol gives anyway",
-}
+TRIES: Mapping[Severity, str] = {name: f"to {said.replace('s ', ' ', 1)}" for name, said in SAID.items()}
 """The same, as what an attack tries."""
 
 _WHERE = "Where an attack of this kind succeeds,"

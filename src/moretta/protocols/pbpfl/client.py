@@ -85,7 +85,7 @@ class Client:
         batch: Forwarded = yield ForwardWork(self._noisy, self._rows, index, ask, self.phase)
         if self._loss.name == "mse":
             found = yield BackwardWork(batch, terms.squared_error, [batch.targets], self.phase)
-            return self._upload(ask.stamp, found, ask.encoding, batch, about)
+            return self._upload(ask, found, batch, about)
         z = batch.at.outputs - batch.at.outputs.amax(dim=1, keepdim=True)
         found = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))
         if self._root is None:
@@ -116,11 +116,9 @@ class Client:
         found = yield BackwardWork(batch, form, [u, y, k], self.phase)
         # Two sums over one set, answered differently to one silo, would differ by its own gradients.
         about = replace(waiting.asked, own=digest_of({"y": ask.y, "k": ask.k}))
-        return self._upload(ask.stamp, found, ask.encoding, batch, about)
+        return self._upload(ask, found, batch, about)
 
-    def _upload(
-        self, stamp: Stamp, gradients: TermGradients, encoding: Mapping[str, int], batch: Forwarded, about: Query
-    ) -> Message:
+    def _upload(self, ask: TrainOn | Softmax, gradients: TermGradients, batch: Forwarded, about: Query) -> Message:
         found = gradients.terms
         with self.phase("aggregation"):
             sent = {"scalars": found.values}
@@ -136,7 +134,7 @@ class Client:
             upload = modules.on_host(sent)
             if self._loss.class_weights:
                 upload["density"] = np.asarray(self._loss.density(batch.targets))
-            return self._contributor.upload(stamp, upload, len(batch.targets), encoding, asked=about)
+            return self._contributor.upload(ask.stamp, upload, len(batch.targets), ask.encoding, asked=about)
 
     def state(self) -> State:
         """Return nothing: a client's batches are a function of the round, its model comes with each ask."""
