@@ -274,7 +274,7 @@ def test_a_silo_scales_targets_only_as_its_settings_say(agreed: int, sent: int) 
 )
 def test_a_scale_that_is_none_is_refused(mean: Any, deviation: Any) -> None:
     plain = Preparation.nothing().figures
-    with pytest.raises(PeerError, match="enrolment/begin-scaled, .*: expected"):
+    with pytest.raises(PeerError, match=r"enrolment/begin-scaled, .*: expected"):
         silo_rows.BeginScaled(
             stamp=Stamp("run", 1, 0), schema="", table="", **plain,
             target_mean=np.array(mean), target_deviation=np.array(deviation),

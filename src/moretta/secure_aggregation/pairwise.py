@@ -20,14 +20,7 @@ from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
 from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
 from moretta.secure_aggregation.sums import Relayed, Shapes, again, check_tensors, spent_of, to_leave_out
-from moretta.secure_aggregation.unmasking import (
-    DIGEST_BYTES,
-    SEALED_BYTES,
-    Confirmed,
-    SelfMaskShares,
-    Survivors,
-    Unmask,
-)
+from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask
 
 RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 
@@ -57,7 +50,8 @@ class MaskedUpload(Message):
         if len(dtypes) != 1 or not dtypes <= RINGS or self.weight.shape != ():
             named = sorted(dtype.name for dtype in dtypes)
             raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {named}")
-        if unmasking.count_of(self.sealed, SEALED_BYTES) + 1 != unmasking.count_of(self.digests, DIGEST_BYTES):
+        shares = unmasking.count_of(self.sealed, unmasking.SEALED_BYTES)
+        if shares + 1 != unmasking.count_of(self.digests, unmasking.DIGEST_BYTES):
             raise PeerError(f"{self.TAG}: expected a digest of each sealed share, and one of the own share")
 
 
@@ -91,7 +85,7 @@ def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
         raise PeerError(f"expected elements of Z_2^{ring.bits}, got {upload.weight.dtype}")
     if planned.rules.public_weights and not 1 <= int(upload.weight) <= wanted.most_weight:
         raise PeerError(f"expected a weight of 1 to {wanted.most_weight}, got {int(upload.weight)}")
-    if len(upload.digests) != len(cohort.circle(silo)) * DIGEST_BYTES:
+    if len(upload.digests) != len(cohort.circle(silo)) * unmasking.DIGEST_BYTES:
         raise PeerError(f"expected a sealed share for each of {len(cohort.neighbours[silo])} neighbours")
 
 
@@ -152,8 +146,8 @@ def _secrets(
     circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
     sealed, digests = dict[tuple[str, str], bytes](), dict[tuple[str, str], bytes]()  # by maker and holder
     for maker, upload in uploads.items():
-        published = iter(unmasking.pieces(upload.digests, DIGEST_BYTES))
-        shares = iter(unmasking.pieces(upload.sealed, SEALED_BYTES))
+        published = iter(unmasking.pieces(upload.digests, unmasking.DIGEST_BYTES))
+        shares = iter(unmasking.pieces(upload.sealed, unmasking.SEALED_BYTES))
         for holder in cohort.holders(maker):
             digests[maker, holder] = next(published)
             sealed[maker, holder] = b"" if holder == maker else next(shares)

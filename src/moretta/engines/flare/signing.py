@@ -112,12 +112,10 @@ class ServerSession:
         of the body. Raises `moretta.errors.CodecError` for what is no reply, or longer, and
         `moretta.errors.PeerError` for one that is not signed.
         """
-        reply, envelope = wire.reply_of(
-            data, largest + TAG * max(1, -(-largest // PIECE))
-        )  # as it is once it is sealed
-        if isinstance(
-            reply, (wire.Awake, wire.Stranger, wire.Denied)
-        ):  # of who knows no session; they give nothing and end nothing
+        sealed = largest + TAG * max(1, -(-largest // PIECE))
+        reply, envelope = wire.reply_of(data, sealed)
+        # Who knows no session sends these; they give nothing and end nothing.
+        if isinstance(reply, (wire.Awake, wire.Stranger, wire.Denied)):
             return reply, b""
         if key is not None:  # only then is the body hashed
             said = _reply(self.hello.run, self.hello.session, process_id, serial, envelope.header, envelope.body)

@@ -200,10 +200,8 @@ def combine(directions: Directions, coefficients: NDArray[np.float64], device: t
     whole, bits = directions.rounded(coefficients)
     total = torch.zeros(directions.size, dtype=torch.int64, device=device)
     if directions.gaussian:
-        blocks = range(-(-directions.count // BLOCK))
-        for factor, entries in zip(
-            whole, (one for block in blocks for one in _gaussian(directions, block)), strict=True
-        ):
+        each = (one for block in range(-(-directions.count // BLOCK)) for one in _gaussian(directions, block))
+        for factor, entries in zip(whole, each, strict=True):
             total += int(factor) * entries.to(device).long()
         return scaled_back(total.cpu().numpy(), bits + GAUSSIAN_BITS)
     tables = torch.from_numpy(directions.tables(whole)).to(device)  # of all blocks in one copy

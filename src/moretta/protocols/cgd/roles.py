@@ -239,9 +239,8 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     found = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
     rows = GridRows(prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts)
     simulation = Simulation(protocol, setting.spec, setting.model, grid, rows)
-    return Roles(
-        simulation, {}, SimpleNamespace(preparation=found), "none", (), 0, simulation.models, simulation.displaced
-    )
+    fitted = SimpleNamespace(preparation=found)
+    return Roles(simulation, {}, fitted, "none", (), 0, simulation.models, simulation.displaced)
 
 
 def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:

@@ -8,20 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moretta.contract import roles
 from moretta.contract.messages import Message, Stamp
-from moretta.contract.roles import (
-    Aborted,
-    Ask,
-    Exchange,
-    Missing,
-    Outcome,
-    Phase,
-    Reason,
-    Report,
-    State,
-    no_phase,
-    under,
-)
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State
 from moretta.contract.wording import LARGE_TARGETS
 from moretta.data.holders import Grid
 from moretta.errors import RunFailed
@@ -71,7 +60,7 @@ class Server:
         joint: bool,
         blind: bool,
     ) -> None:
-        self.phase: Phase = no_phase
+        self.phase: Phase = roles.no_phase
         self._grid, self._groups, self._enrolments = grid, groups, enrolments
         self._joint, self._blind, self._align = joint, blind, params.align
         secure = setting.secure_aggregation
@@ -100,9 +89,8 @@ class Server:
             left = _of(whole_rows, group.members)
             if len(left) < min(2, len(group.members)):
                 raise self._too_few(now, name, len(left))
-        if self._comparison is not None:
-            if aborted := (yield from self._comparison.run(at(now, EVERYBODY), cohort)):
-                return aborted
+        if self._comparison and (aborted := (yield from self._comparison.run(at(now, EVERYBODY), cohort))):
+            return aborted
         if len(cohort) > 1:
             agreed = yield from agree_on_keys(at(now, EVERYBODY), cohort, self._rules)
             if isinstance(agreed, Aborted):
@@ -346,7 +334,7 @@ class Server:
         """Take up what `state` returned."""
         self._steps.restore(state)
         for name, enrolment in self._enrolments.items():
-            enrolment.restore(under(f"{name}/", state))
+            enrolment.restore(roles.under(f"{name}/", state))
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class _Local:
 
 
 class Simulation:
-    """Plays all roles of `CGD` on a grid at once. Participants' roots follow from one, which is drawn, or the tests' seed.
+    """Plays all roles of `CGD` on a grid at once. All roots follow from one, which is drawn, or from the tests' seed.
 
     Raises `moretta.errors.ParameterError` for a model that is no N-layer network (`Layers.of`).
     """

@@ -243,12 +243,9 @@ def tables(
 
     rows: how many the score is of. Raises `moretta.errors.PeerError` where the tables are of more or fewer.
     """
-    sizes = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}
-    wanted = aggregator.want(
-        {name: (statistics.LIMBS, size) for name, size in sizes.items()},
-        dict.fromkeys(sizes, float(statistics.HALF)),
-        len(aggregator.cohort),
-    )
+    sizes, half = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}, float(statistics.HALF)
+    shapes = {name: (statistics.LIMBS, size) for name, size in sizes.items()}
+    wanted = aggregator.want(shapes, dict.fromkeys(sizes, half), len(aggregator.cohort))
     ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
     total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest, whole=True)
     if isinstance(total, Aborted):

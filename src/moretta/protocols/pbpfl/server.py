@@ -11,20 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from moretta.contract import roles
 from moretta.contract.messages import Stamp
-from moretta.contract.roles import (
-    Aborted,
-    Ask,
-    Exchange,
-    Missing,
-    Outcome,
-    Phase,
-    Reason,
-    Report,
-    State,
-    no_phase,
-    under,
-)
+from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.clipping import SummedStep
@@ -90,7 +79,7 @@ class Server:
     """
 
     def __init__(self, params: PBPFL, setting: Setting, plan: ScalePlan, enrolment: Enrolment) -> None:
-        self.phase: Phase = no_phase
+        self.phase: Phase = roles.no_phase
         self._params, self._dtype = params, setting.dtype
         model = copy.deepcopy(setting.model) if params.scales == "powers-of-two" else setting.start()
         self._model = model.train()
@@ -307,7 +296,7 @@ class Server:
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        modules.load(self._model, under("model/", state))
+        modules.load(self._model, roles.under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
