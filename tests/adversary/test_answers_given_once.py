@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,8 @@ def test_what_epsilon_leaves_out_stands_at_each_silo(tmp_path: Path) -> None:
 def test_what_epsilon_leaves_out_names_histograms_and_counts() -> None:
     """Of columns with a median, of columns whose values may be absent, and of targets that are standardised."""
     rules = ColumnRules(np.array([True]), np.array([2], np.int8), np.array([0.0]), np.array([9.0]))
-    listed = Statistics.of(rules, None, classes=0, counts_rows=False, scales=False, targets=1)
+    setting: Any = SimpleNamespace(layout=None, classes=0, scaled_targets=1)
+    listed = Statistics.of(setting, rules, batch_size=1)
     said = without_noise(listed.names)
     assert "means and deviations of the targets, summed without noise" in said
     assert "histograms of the columns with a median" in said

@@ -79,9 +79,9 @@ class House:
         self.model = model or nn.Linear(3, 1)
         rules = ColumnRules.alike(columns, scaled=True) if isinstance(columns, int) else columns
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
-        spec = Specification(Run(rounds=1), Data(source="python", batch_size=batch_size), FedSGD())
-        listed = Statistics.of(rules, None, classes=0, counts_rows=not batch_size, scales=scales, targets=targets)
-        setting = Setting(spec, self.model, 1, (), rules)
+        data = Data(source="python", batch_size=batch_size, standardise_targets=targets > 0)
+        setting = Setting(Specification(Run(rounds=1), data, FedSGD()), self.model, targets or 1, (), rules)
+        listed = Statistics.of(setting, rules, batch_size, scales=scales)
         self.enrolment = Enrolment(setting, aggregator(scheme, bits), rules, batch_size, listed)
         self.silos = {
             f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, self.enrolment.statistics)

@@ -172,14 +172,6 @@ class Setting:
         """How many a look before training counts, 1 where targets are numbers, 0 for no look."""
         return counted_classes(self.spec.task, self.outputs) if self.spec.data.look else 0
 
-    def statistics(
-        self, columns: ColumnRules, batch_size: int, *, scales: bool = False, labelled: bool = True
-    ) -> Statistics:
-        """Return the closed list of those that silos give; the arguments are `roles.enrolment_of`'s."""
-        targets = self.scaled_targets if labelled else 0
-        of, rows = self.layout, not batch_size
-        return Statistics.of(columns, of, classes=self.classes, counts_rows=rows, scales=scales, targets=targets)
-
     @property
     def scaled_targets(self) -> int:
         """How many targets of a row are brought to scale, 0 where they are left as they are."""

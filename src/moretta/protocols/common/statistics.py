@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import ColumnRules, MedianRanges
 from moretta.errors import PeerError
 from moretta.protocols.common.overlap import COMPARISON
 from moretta.protocols.common.row_counts import CLASSES
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments
+
+if TYPE_CHECKING:
+    from moretta.protocols.common.setting import Setting
 
 TARGETS = "target columns"  # the matrix whose columns are what the model's outputs are to be
 Entry = tuple[str, int, int, tuple[int, ...]]  # the matrix, the order, how many columns, and their indices, () for all
@@ -48,26 +51,15 @@ class Statistics:
 
     @classmethod
     def of(
-        cls,
-        rules: ColumnRules,
-        layout: SampleLayout | None,
-        *,
-        classes: int,
-        counts_rows: bool,
-        scales: bool,
-        targets: int = 0,
+        cls, setting: Setting, rules: ColumnRules, batch_size: int, *, scales: bool = False, labelled: bool = True
     ) -> Statistics:
         """Return the list of a run's settings, in the order in which `enrolment.Enrolment` asks, and for no more.
 
-        Args:
-            rules: how columns are prepared.
-            layout: of samples of several arrays.
-            classes: how many a look before training counts; 0 for no look.
-            counts_rows: whether rounds use all rows.
-            scales: whether the scales of all inputs together and of the targets are wanted.
-            targets: how many targets a row has, where they are standardised, else 0.
+        rules: how columns are prepared. batch_size: 0 for all of a silo's rows. scales: whether the scales of all
+        inputs together and of the targets are wanted. labelled: whether these silos have the targets.
         """
-        listed: list[Entry] = [("rows", 1, 0, ())] if counts_rows else []
+        layout, classes, targets = setting.layout, setting.classes, setting.scaled_targets if labelled else 0
+        listed: list[Entry] = [] if batch_size else [("rows", 1, 0, ())]
         listed += [(CLASSES, 1, classes, ())] if classes else []
         if rules.fitted:
             some = () if layout is None else tuple(layout.standardised.tolist())
