@@ -21,7 +21,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,19 +38,10 @@ from moretta.protocols.pbpfl.layers import LAYERS
 from moretta.protocols.pbpfl.patterns import Indices, Pattern, Positions
 from moretta.protocols.pbpfl.rules import opaque
 from moretta.protocols.pbpfl.solver import OUTPUT, Ids, Solver, Stored, View, constant, names_in
+from moretta.secure_aggregation.keystream import Keystream
 
 Values = TypeVar("Values", Tensor, Array)
 Pairs = Iterable[tuple[str, Values]]
-
-
-class Stream(Protocol):
-    """A source of a key's numbers, for example a `moretta.secure_aggregation.keystream.Keystream`."""
-
-    def uniform(self, count: int, /) -> NDArray[np.float64]:
-        """Return numbers in [0, 1)."""
-
-    def permutation(self, count: int, /) -> NDArray[np.int64]:
-        """Return a permutation of range(count)."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +121,12 @@ class ScalePlan:
         predict = _Prediction(solver)
         raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, history))
 
-    def draw(self, stream: Stream) -> ScaleKey:
+    def draw(self, stream: Keystream) -> ScaleKey:
         """Draw a key: scales log-uniform in [1/2, 2], uniform permutations of each block."""
         scales = 2.0 ** (2.0 * np.asarray(stream.uniform(self.free)) - 1.0)
         return ScaleKey(scales, tuple(np.asarray(stream.permutation(size)) for size in self.blocks))
 
-    def draw_powers_of_two(self, stream: Stream) -> ScaleKey:
+    def draw_powers_of_two(self, stream: Keystream) -> ScaleKey:
         """Draw scales from 1/2, 1 and 2 and permute nothing: then perturbation is exact to the last bit.
 
         Differs from the paper, whose scales are real numbers. Exponents are uniform over the range of `draw`. The

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
@@ -20,27 +18,15 @@ from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.graph import Call, Trace, record
 from moretta.protocols.pbpfl.solver import Ids
 from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
+from moretta.secure_aggregation.keystream import SecretRoot
+
+if TYPE_CHECKING:
+    from moretta.protocols.pbpfl.scales import ScalePlan
 
 ROWS = 4
+TRIAL = SecretRoot.insecure(1, "trial")  # nothing to hide: of keys that are tried here and used nowhere
 FORWARD, BACKWARD = 1e-9, 1e-7
 """Bars for the relative error in float64: rounding stays far below them, a wrong rule far above."""
-
-
-class Solved(Protocol):
-    """The plan that is tried (`moretta.protocols.pbpfl.scales.ScalePlan`)."""
-
-    def draw(self, stream: Any, /) -> Any:
-        """Return a key."""
-
-    def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
-        """Return tensors scaled by a key."""
-
-    def recover(self, tensors: Iterable[tuple[str, Any]], key: Any, /) -> dict[str, Any]:
-        """Return gradients of the true parameters from those of the scaled ones."""
-
-    def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]:
-        """Return buffers of the true model from those of the scaled one."""
-
 
 _DEFAULT_DTYPE = threading.RLock()
 
@@ -140,13 +126,13 @@ def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
-def refuse_vanishing_alpha(plan: Solved, head: str, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+def refuse_vanishing_alpha(plan: ScalePlan, head: str, model: nn.Module, inputs: Sequence[Tensor]) -> None:
     """Raise UnsupportedModel if alpha is 0 under a key, whatever the rows: then no offset hides the outputs."""
     seen: list[Tensor] = []
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     layer = model.eval().get_submodule(head)
     with torch.no_grad(), layer.register_forward_pre_hook(lambda layer, arguments: seen.append(arguments[0])):
-        functional_call(model, plan.perturb(tensors, plan.draw(RandomNumbers(2))), tuple(inputs))
+        functional_call(model, plan.perturb(tensors, plan.draw(TRIAL.stream("alpha"))), tuple(inputs))
     if alpha_size(seen[0], bias=layer.bias is not None) < least_alpha(seen[0]):
         raise UnsupportedModel(
             f"the inputs of the last layer {head} add up to 0 in every row, as behind a normalisation without weights, "
@@ -154,9 +140,9 @@ def refuse_vanishing_alpha(plan: Solved, head: str, model: nn.Module, inputs: Se
         )
 
 
-def agrees(plan: Solved, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
+def agrees(plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a random key leaves outputs, gradients and buffers of the model as they are."""
-    key = plan.draw(RandomNumbers(1))
+    key = plan.draw(TRIAL.stream("scales"))
     parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
     buffers = dict(model.named_buffers())
     with torch.no_grad():
@@ -201,11 +187,11 @@ def _train_step(
 
 
 def first_deviation(
-    plan: Solved, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
+    plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
     history: Sequence[Sequence[Ids | None]],
 ) -> str:  # fmt: skip
     """Return a message that names the first call of the model whose result has another scale than predicted."""
-    key = plan.draw(RandomNumbers(1))
+    key = plan.draw(TRIAL.stream("scales"))
     true = record(model, inputs, keep=True)
     noisy = copy.deepcopy(model)
     with torch.no_grad():
@@ -224,18 +210,3 @@ def _deviates(was: Call, now: Call, ids: Sequence[Ids | None], predict: Callable
         one is not None and before.is_floating_point() and not close(after, before * predict(one, key), FORWARD)
         for before, after, one in zip(was.copies, now.copies, ids, strict=False)
     )
-
-
-class RandomNumbers:
-    """A stream for trials only: numpy's generator, not a secret."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
-
-    def uniform(self, count: int) -> NDArray[np.float64]:
-        """Return numbers in [0, 1)."""
-        return self._generator.random(count)
-
-    def permutation(self, count: int) -> NDArray[np.int64]:
-        """Return a permutation of range(count)."""
-        return self._generator.permutation(count)
