@@ -213,7 +213,7 @@ def test_confined_models_have_a_figure_of_their_own_part_of_the_rows_each() -> N
     model, rows = nn.Linear(2, 3), 11
     x, y = drawn(rows, 2).numpy(), np.arange(rows) % 3
     models = {f"row-{i}": {"weight": drawn(3, 2, i).numpy(), "bias": drawn(1, 3, i)[0].numpy()} for i in range(4)}
-    evaluator = Evaluator(model, CGD(), "classification", _Fitted())
+    evaluator = Evaluator(model, CGD(), "classification", Preparation.nothing)
     found = evaluator.of_models(models, (x, y))
     cuts = [slice(0, 2), slice(2, 5), slice(5, 8), slice(8, 11)]
     each = [evaluator.of_model(one, (x[cut], y[cut])) for one, cut in zip(models.values(), cuts, strict=True)]
@@ -224,12 +224,6 @@ def test_confined_models_have_a_figure_of_their_own_part_of_the_rows_each() -> N
     assert line["test_slices_accuracy"] == found["slices"]["accuracy"]
     assert "slices" not in evaluator.of_models(models, (x[:3], y[:3]))  # fewer rows than models
     assert "slices" not in evaluator.of_models(dict(list(models.items())[:1]), (x, y))
-    common = Evaluator(model, FedSGD(loss="cross-entropy"), "classification", _Fitted())
+    common = Evaluator(model, FedSGD(loss="cross-entropy"), "classification", Preparation.nothing)
     assert "slices" not in common.of_models({"": models["row-0"]}, (x, y))
     assert [slices(10, 3), slices(2, 3), slices(5, 1)] == [[slice(0, 3), slice(3, 6), slice(6, 10)], [], []]
-
-
-class _Fitted:
-    """Of inputs that are taken as they are."""
-
-    preparation = Preparation.nothing()

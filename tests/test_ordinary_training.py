@@ -265,8 +265,8 @@ def test_statistics_are_of_all_silos_whoever_is_chosen_first() -> None:
     driver = Driver(players.server, list(players.clients), "run", engine, 1, lambda number: ["a"])
     list(driver.rounds(1, 1))
     pooled = np.concatenate([silo.x for silo in silos])
-    np.testing.assert_allclose(players.fitted.preparation.mean, pooled.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(players.fitted.preparation.deviation, pooled.std(0), rtol=1e-12)
+    np.testing.assert_allclose(players.preparation().mean, pooled.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(players.preparation().deviation, pooled.std(0), rtol=1e-12)
     assert players.scheme == "none"
 
 

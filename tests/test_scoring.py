@@ -79,7 +79,7 @@ def scoring(name: str, **settings: Any) -> Federation:
 def expected(federation: Federation, members: set[str]) -> dict[str, float]:
     """What the models score on the rows held back by some: the weighted mean over silos, in the clear."""
     ((session, _),) = ENDED
-    agreed, models = session._players.fitted.preparation, session._players.models()
+    agreed, models = session._players.preparation(), session._players.models()
     rows, sums, module = 0, Counter[str](), copy.deepcopy(federation.model)
     for silo in federation.silos:
         if silo.name in members and silo.held_out is not None:

@@ -140,21 +140,15 @@ def test_tables_are_of_one_model() -> None:
     x, y = np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 2, 1])
     good, bad = ({"weight": one, "bias": np.zeros(3)} for one in (np.eye(3), -np.eye(3)))
     model = nn.Linear(3, 3).double()
-    confined = Evaluator(model, CGD(), "classification", _Fitted()).of_models({"a": good, "b": bad}, (x, y))
+    confined = Evaluator(model, CGD(), "classification", Preparation.nothing).of_models({"a": good, "b": bad}, (x, y))
     assert confined["worst"]["silo"] == "b"
     assert confined["classes"]["confusion"][0][0] == 0
-    common = Evaluator(model, FedSGD(loss="mse"), "classification", _Fitted(), names=["x", "y", "z"])
+    common = Evaluator(model, FedSGD(loss="mse"), "classification", Preparation.nothing, names=["x", "y", "z"])
     one = common.of_models({"": good}, (x, y))
     assert [row["class"] for row in one["classes"]["by_class"]] == ["x", "y", "z"]
     several = common.of_models({"a": good, "b": bad}, (x, y))
     assert "classes" not in several
     assert all("classes" not in score for score in several["per_silo"].values())
-
-
-class _Fitted:
-    """Of inputs that are taken as they are."""
-
-    preparation = Preparation.nothing()
 
 
 @pytest.mark.parametrize(("loss", "classes"), [("cross-entropy", 2), ("cross-entropy", 7), ("mse", 3), ("mse", 1)])
@@ -189,7 +183,7 @@ def test_a_run_s_last_figures_have_intervals_over_people() -> None:
     random = np.random.default_rng(0)
     x, y = random.normal(size=(40, 3)), np.arange(40) % 3
     weights = {"weight": np.eye(3), "bias": np.zeros(3)}
-    evaluator = Evaluator(nn.Linear(3, 3).double(), FedSGD(loss="mse"), "classification", _Fitted())
+    evaluator = Evaluator(nn.Linear(3, 3).double(), FedSGD(loss="mse"), "classification", Preparation.nothing)
 
     def ended(copies: int, whom: Any = None) -> dict[str, Any]:
         rows = np.repeat(x, copies, axis=0), np.repeat(y, copies)
@@ -208,7 +202,7 @@ def test_a_run_s_last_figures_have_intervals_over_people() -> None:
     assert once["baseline"] == pytest.approx(14 / 40)
     several = evaluator.at_the_end({"a": weights, "b": weights}, (x, y), None, {}, [])
     assert "intervals" not in several  # they would be of no one model
-    numbers = Evaluator(nn.Linear(3, 3).double(), FedSGD(), "regression", _Fitted())
+    numbers = Evaluator(nn.Linear(3, 3).double(), FedSGD(), "regression", Preparation.nothing)
     found = numbers.at_the_end({"": weights}, (x, x + 1.0), None, {}, [])
     assert found["intervals"]["mse"] == pytest.approx([1.0, 1.0])
     assert found["baseline"] == pytest.approx(x.var(axis=0).mean())

@@ -23,7 +23,6 @@ from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.enrolment import targets as encode_targets
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import Inputs, outputs_of
-from moretta.protocols.common.roles import Fitted
 from moretta.protocols.common.targets import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
@@ -51,13 +50,13 @@ class Evaluator:
         model: nn.Module,
         protocol: Training,
         task: str,
-        fitted: Fitted,
+        preparation: Callable[[], Preparation],
         own: Sequence[Metric] = (),
         names: Sequence[str] = (),
     ) -> None:
         self._module = copy.deepcopy(model)
         self._loss, self._judged_by = protocol.loss, entry_of(protocol).judged_by
-        self._task, self._fitted, self._own, self._names = task, fitted, own, names
+        self._task, self._preparation, self._own, self._names = task, preparation, own, names
         self._undefined = set[str]()  # metrics that have been no number, of which it is said once
 
     def of_model(self, tensors: Tensors, rows: LabelledRows, *, own: bool = True) -> dict[str, Any]:
@@ -149,10 +148,10 @@ class Evaluator:
         return said | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
 
     def _evaluated(self, inputs: Inputs, y: NDArray[np.generic], **wanted: Any) -> dict[str, Any]:
-        return evaluate(self._module, inputs, y, self._loss, self._task, self._fitted.preparation, **wanted)
+        return evaluate(self._module, inputs, y, self._loss, self._task, self._preparation(), **wanted)
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
-        return inputs_of(x, self._fitted.preparation, dtype_of(self._module))
+        return inputs_of(x, self._preparation(), dtype_of(self._module))
 
     def _scores(
         self, tensors: Tensors, inputs: Inputs, y: NDArray[np.generic], metrics: bool = True, own: bool = True

@@ -130,7 +130,7 @@ class Session:
         self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
         self._evaluator = Evaluator(
-            federation.model, spec.protocol, spec.task, players.fitted, spec.metrics, federation.class_names
+            federation.model, spec.protocol, spec.task, players.preparation, spec.metrics, federation.class_names
         )
         self._stopping = EarlyStopping(spec.run.early_stopping)
         self._files = (
@@ -268,7 +268,7 @@ class Session:
             released=None if outcome.released is None else self._module(outcome.released),
             models={name: self._module(tensors) for name, tensors in models.items()},
             folder=None if self._files is None else self._files.folder.path,
-            inputs=inputs_of(self._of, self._players.fitted.preparation),
+            inputs=inputs_of(self._of, self._players.preparation()),
         )
 
     def _plan(self) -> RunPlan:
@@ -328,7 +328,7 @@ class Session:
 
     def _module(self, tensors: Tensors) -> nn.Module:
         """Return a model that takes rows as the silos have them, several arrays by keyword."""
-        module, preparation = copy.deepcopy(self._of.model), self._players.fitted.preparation
+        module, preparation = copy.deepcopy(self._of.model), self._players.preparation()
         modules.load(module, tensors)
         plain = preparation.changes_nothing and not preparation.scales_targets
         if plain and not self._of.column_rules.may_lack:

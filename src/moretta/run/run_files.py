@@ -78,7 +78,7 @@ class RunFiles:
         """Write a run's models, what their inputs mean, and its record, which is given the digests of both."""
         self._write_models(outcome)
         record["models"] = dict(self.folder.models)
-        record["inputs"] = self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.fitted.preparation))
+        record["inputs"] = self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.preparation()))
         self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -112,7 +111,7 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
     return Roles(
         server,
         clients,
-        whole,
+        whole.preparation,
         secure.scheme,
         schema_of(MESSAGES),
         setting.least(secure.scheme),
@@ -239,8 +238,7 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     found = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
     rows = GridRows(prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts)
     simulation = Simulation(protocol, setting.spec, setting.model, grid, rows)
-    fitted = SimpleNamespace(preparation=found)
-    return Roles(simulation, {}, fitted, "none", (), 0, simulation.models, simulation.displaced)
+    return Roles(simulation, {}, lambda: found, "none", (), 0, simulation.models, simulation.displaced)
 
 
 def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:

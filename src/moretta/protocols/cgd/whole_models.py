@@ -64,9 +64,8 @@ class WholeModels:
         whole[layers.weight] = joined([part[layers.weight] for part in parts], columns, layers.columns)
         return {name: whole[name] for name in self._names}
 
-    @property
     def preparation(self) -> Preparation:
-        """How each input column is prepared."""
+        """Return how each input column is prepared."""
         if self._layers is None:
             agreed = next(iter(self._enrolments.values()), None)
             return Preparation.nothing() if agreed is None else agreed.preparation

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +33,7 @@ from moretta.secure_aggregation.schemes import aggregator
 class Roles:
     """The roles of one run.
 
-    fitted: says how inputs are prepared, as agreed on. scheme: of the secure sums. least: the fewest silos that a round
+    preparation: says how inputs are prepared, once that is agreed on. scheme: of the secure sums. least: the fewest silos that a round
     may have. models: the current models: the common one under the empty name, or each silo's own under its name.
     displacement: D of confined models, taken as a model of its own. scores: the scores that participants in this
     process have read, where the server does not read them. warnings: sentences for whoever runs this about who takes
@@ -44,7 +43,7 @@ class Roles:
 
     server: Server
     clients: Mapping[str, Client]
-    fitted: Fitted
+    preparation: Callable[[], Preparation]
     scheme: str
     messages: Sequence[type[Message]]
     least: int
@@ -71,14 +70,6 @@ class Left:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-class Fitted(Protocol):
-    """Knows how inputs are prepared, once that is agreed on."""
-
-    @property
-    def preparation(self) -> Preparation:
-        """By column, or alike for all."""
-
-
 POOL = "everybody"  # the one silo of centralised training
 
 
@@ -96,9 +87,16 @@ def roles_of(
         common = under("model/", server.state())
         return {"": common} if common else {name: under("model/", c.state()) for name, c in clients.items()}
 
-    scheme, schema = agreed.aggregation.scheme, schema_of(messages)
     return Roles(
-        server, clients, agreed, scheme, schema, least, models, accountant=accountant, counted=lambda: agreed.counted
+        server,
+        clients,
+        lambda: agreed.preparation,
+        agreed.aggregation.scheme,
+        schema_of(messages),
+        least,
+        models,
+        accountant=accountant,
+        counted=lambda: agreed.counted,
     )
 
 
