@@ -184,7 +184,7 @@ def test_a_roster_signs_the_keys() -> None:
 
 def shares_of(maker: str, cohort: dict[str, Silo], upload: SealedShares) -> dict[str, np.ndarray]:
     """Return all shares of a silo as its holders see them, its own included."""
-    kept = cohort[maker].contributor._open
+    kept = cohort[maker].contributor._open.__self__
     shares = {maker: kept._of.hidden.copy()}
     for holder, sealed in upload.shares.items():
         of = dataclasses.replace(kept._of, agreement=cohort[holder].contributor._keys.agreed[0])
@@ -528,7 +528,7 @@ def test_secrets_are_not_in_representations() -> None:
     agreed(cohort, SCHEME)
     silo = cohort["a"].contributor
     silo.upload(NOW, {"w": np.ones(1)}, 1, ONE, asked=ASKED)
-    seed, share = silo._keys.agreed[0].seeds["b"], silo._open._of.hidden
+    seed, share = silo._keys.agreed[0].seeds["b"], silo._open.__self__._of.hidden
     for shown in (repr(silo), repr(silo._open), repr(silo._keys), repr(silo._keys.agreed)):
         assert repr(seed) not in shown
         assert seed.hex() not in shown

@@ -569,7 +569,7 @@ def test_a_silo_with_other_settings_is_named() -> None:
 def test_secrets_are_not_in_representations() -> None:
     stage = room()
     contributor = stage.silos["a"].contributor
-    assert repr(contributor._open) == "OpenSum(round 1, attempt 0, <redacted>)"
+    assert repr(contributor._open.__self__) == "OpenSum(round 1, attempt 0, <redacted>)"
     share = stage.unmask("a", NAMES)
     assert "shares: bytes" in repr(share)
     assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.by_maker.values())

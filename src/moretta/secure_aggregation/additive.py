@@ -56,7 +56,7 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.cohort import complete
 from moretta.secure_aggregation.encoding import Words, add_up, unpacked
-from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
+from moretta.secure_aggregation.keyed_sums import Answer, PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.keystream import Keystream, derive
 from moretta.secure_aggregation.masks import Label, add_masks
 from moretta.secure_aggregation.sums import Relayed, again, same, to_leave_out
@@ -130,7 +130,7 @@ def _check_size(size: int) -> None:
         )
 
 
-def _split(part: Summand) -> tuple[SealedShares, SplitSum]:
+def _split(part: Summand) -> tuple[SealedShares, Answer]:
     """Return E_i^j of every other silo j, uniform and sealed for it, and what keeps E_i^i: the remainder of v_i."""
     rest, sealed = part.hidden, dict[str, Array]()
     if part.blinds:
@@ -147,7 +147,7 @@ def _split(part: Summand) -> tuple[SealedShares, SplitSum]:
         )
     weight = int(part.weight) if part.public else 0
     upload = SealedShares(stamp=part.stamp, shares=sealed, weight=weight, asked=part.asked.digest)
-    return upload, SplitSum(part)
+    return upload, SplitSum(part).answer
 
 
 class SplitSum:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Replies
@@ -64,11 +64,7 @@ class PlannedSum:
         return _length(self.wanted.shapes, self.rules)
 
 
-class Hidden(Protocol):
-    """A silo's last upload until its sum is opened."""
-
-    def answer(self, message: Any) -> Message:
-        """Answer a message that opens the sum. Raises `moretta.errors.PeerError` to refuse."""
+Answer = Callable[[Any], Message]
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Scheme:
 
     upload: what silos send. opens: the messages by which the server opens a sum.
     early: the error of one of those before there is an upload.
-    hide: makes the upload of a silo's part, and what answers `opens` after it.
+    hide: makes the upload of a silo's part, and what answers `opens` after it, or raises `moretta.errors.PeerError`.
     check: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
     add_up: the server's steps from the uploads, and the digest of what they answer, to their sum.
     keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes; None where
@@ -88,7 +84,7 @@ class Scheme:
     upload: type[Message]
     opens: tuple[type[Message], ...]
     early: str
-    hide: Callable[[Summand], tuple[Message, Hidden]]
+    hide: Callable[[Summand], tuple[Message, Answer]]
     check: Callable[[PlannedSum, str, Any], None]
     add_up: Callable[[PlannedSum, Replies, bytes], Exchange[Relayed | Aborted]]
     keys: Callable[[Rules], Rules] = lambda rules: rules
@@ -105,7 +101,7 @@ class KeyedContributor:
         self._helped, self._origin = helped, origin
         self._keys = SetUp(name, scheme.keys(rules), origin, run)
         self._range = Range(rules.limit, one_weight=rules.participation is not None)
-        self._open: Hidden | None = None
+        self._open: Answer | None = None  # of the last upload, until its sum is opened
 
     @property
     def members(self) -> Sequence[str]:
@@ -117,7 +113,7 @@ class KeyedContributor:
         if isinstance(message, self._scheme.opens):
             if self._open is None:
                 raise MisuseError(self._scheme.early)
-            return self._open.answer(message)
+            return self._open(message)
         if isinstance(message, AdvertiseKey):
             self._open = None
         return self._keys.answer(message)

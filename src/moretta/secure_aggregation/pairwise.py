@@ -17,7 +17,7 @@ from moretta.errors import PeerError
 from moretta.secure_aggregation import unmasking
 from moretta.secure_aggregation.cohort import Cohort
 from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
-from moretta.secure_aggregation.keyed_sums import PlannedSum, Scheme, Summand
+from moretta.secure_aggregation.keyed_sums import Answer, PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
 from moretta.secure_aggregation.sums import Relayed, Shapes, again, check_tensors, spent_of, to_leave_out
 from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask
@@ -58,7 +58,7 @@ class MaskedUpload(Message):
 MESSAGES = (MaskedUpload,)
 
 
-def _mask(part: Summand) -> tuple[MaskedUpload, unmasking.OpenSum]:
+def _mask(part: Summand) -> tuple[MaskedUpload, Answer]:
     """Return y_k = 2^f N_k x_k + self(k) + sum_{j > k} mask(k, j) - sum_{j < k} mask(j, k), and what unmasks it."""
     own, label, me = unmasking.SelfMask(part), part.label, part.agreement.me
     pairs = [(me < peer, pair_key(seed, label, me, peer)) for peer, seed in part.agreement.extracted.items()]
@@ -73,7 +73,7 @@ def _mask(part: Summand) -> tuple[MaskedUpload, unmasking.OpenSum]:
         sealed=own.sealed,
         digests=own.digests,
     )
-    return upload, unmasking.OpenSum(part, own)
+    return upload, unmasking.OpenSum(part, own).answer
 
 
 def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:

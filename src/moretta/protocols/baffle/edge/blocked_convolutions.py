@@ -14,9 +14,9 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +35,6 @@ BLOCKS = (8, 16)  # channels
 # Optimizations that compute with weights or join them to an operation, after which they would be no numbers of ours.
 LEFT_OUT = ("ConstantFolding", "ConvBNFusion", "ConvMulFusion", "ConvAddFusion")
 EXACT = 1e-4  # of the largest output; rounding is far below, a weight in another's place far above
-
-
-class Runtime(Protocol):
-    """What is needed of ONNX Runtime."""
-
-    def __call__(self, graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
-        """Return a session of a graph, or of the file at a path.
-
-        saved: a path, where the graph is written as it was optimized, without `LEFT_OUT`. arrays: constants, by name,
-        for a graph that is taken as it is.
-        """
 
 
 class Place(NamedTuple):
@@ -77,10 +66,13 @@ class InBlocks(NamedTuple):
     arrays: dict[str, Any]
 
 
-def in_blocks(graph: bytes, layout: Layout, load: Runtime, value_of: Callable[[Array], Any]) -> InBlocks | None:
+def in_blocks(
+    graph: bytes, layout: Layout, load: Callable[..., Any], value_of: Callable[[Array], Any]
+) -> InBlocks | None:
     """Return a session that is faster than the graph's own, or None where there is nothing to gain.
 
-    value_of: an array as ONNX Runtime reads it in place; it is to be kept as long as the session.
+    load: `moretta.protocols.baffle.edge.onnx_forward.session_of`. value_of: an array as ONNX Runtime reads it in
+    place; it is to be kept as long as the session.
     """
     weights = _numbered(graph, layout)
     if not weights or layout.dtype != "float32":

@@ -163,7 +163,11 @@ def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any] | None = None) -> Any:
-    """Return a session as `moretta.protocols.baffle.edge.blocked_convolutions` loads them; else the graph's own."""
+    """Return a session of a graph, or of the file at a path.
+
+    saved: a path, where the graph is written as it was optimized, without `LEFT_OUT`. arrays: constants, by name, for
+    a graph that is taken as it is.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
