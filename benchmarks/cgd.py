@@ -36,7 +36,7 @@ from moretta.data.holders import Grid, Part
 from moretta.data.images.sets import load_images, scaled
 from moretta.data.settings import Data
 from moretta.engines.settings import Run
-from moretta.protocols.cgd.simulation import GridRows, Simulation
+from moretta.protocols.cgd.simulation import Simulation
 from moretta.protocols.common.specification import Specification
 
 GRIDS, QUICK = [(10, 7), (100, 49), (1000, 112)], [(10, 7)]
@@ -88,7 +88,9 @@ class Fused:
             Specification(Run(rounds=1000, insecure_secret_seed=0), Data(batch_size=0), protocol),
             mlp(),
             Grid(parts, {row: f"{row}-0" for row in counts}),
-            GridRows(x, y, counts),
+            x,
+            y,
+            counts,
         )
         self.number = 0
         list(self.simulation.setup(self.now(), list(parts)))

@@ -26,7 +26,7 @@ from moretta.protocols.cgd.messages import MESSAGES
 from moretta.protocols.cgd.params import CGD
 from moretta.protocols.cgd.row_order import RowOrder, RowsIn
 from moretta.protocols.cgd.server import Server
-from moretta.protocols.cgd.simulation import GridRows, Simulation
+from moretta.protocols.cgd.simulation import Simulation
 from moretta.protocols.cgd.whole_models import WholeModels
 from moretta.protocols.common import modules
 from moretta.protocols.common import roles as common
@@ -236,8 +236,8 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
     x, y, counts = common.whole_rows(setting)
     x = loaded(x).reshape(len(x), -1)
     found = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
-    rows = GridRows(prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts)
-    simulation = Simulation(protocol, setting.spec, setting.model, grid, rows)
+    rows = prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts
+    simulation = Simulation(protocol, setting.spec, setting.model, grid, *rows)
     return Roles(simulation, {}, lambda: found, "none", (), 0, simulation.models, simulation.displaced)
 
 

@@ -46,18 +46,6 @@ BLOCK = 8192
 
 
 @dataclass(frozen=True)
-class GridRows:
-    """All rows, one row of the grid after the other.
-
-    x: [n, d]. y: as the loss wants them. counts: how many each row of the grid has, by its name.
-    """
-
-    x: Tensor
-    y: Tensor
-    counts: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class _Models:
     """Models whose first layers read the same columns: all of a joint grid, one column group of an independent one.
 
@@ -89,12 +77,17 @@ class _Local:
 class Simulation:
     """Plays all roles of `CGD` on a grid at once. All roots follow from one, which is drawn, or from the tests' seed.
 
+    x, y: all rows, one row of the grid after the other, [n, d] and as the loss wants them. counts: how many each row of
+    the grid has, by its name.
     Raises `moretta.errors.ParameterError` for a model that is no N-layer network (`Layers.of`).
     """
 
-    def __init__(self, params: CGD, spec: Specification, model: nn.Module, grid: Grid, rows: GridRows) -> None:
+    def __init__(
+        self, params: CGD, spec: Specification, model: nn.Module, grid: Grid, x: Tensor, y: Tensor, counts: dict[str, int]
+    ) -> None:
         self.phase: Phase = no_phase
-        self._params, self._spec, self._grid, self._rows = params, spec, grid, rows
+        self._params, self._spec, self._grid = params, spec, grid
+        self._x, self._y, self._counts = x, y, counts
         self._root, seed, size = SecretRoot.fresh(), spec.run.seed, spec.data.batch_size
         self._layers, self._centers = Layers.of(model), centers(params, model, seed)
         self._shared, self._mean_starts = shared_biases(params, model), dict[tuple[int, ...], Tensors]()
@@ -104,7 +97,7 @@ class Simulation:
             )
         self._displacement = {name: np.zeros(tuple(value.shape)) for name, value in modules.trainable(model).items()}
         in_order = params.batches == "in-order"
-        self._batches = [Batches(count, size, seed, row, in_order=in_order) for row, count in rows.counts.items()]
+        self._batches = [Batches(count, size, seed, row, in_order=in_order) for row, count in counts.items()]
         self._upper = torch.vmap(partial(torch.func.functional_call, self._layers.upper))
         self._models = list[_Models]()
 
@@ -183,12 +176,12 @@ class Simulation:
 
     def _prepared(self, readers: Mapping[str, tuple[str, ...]]) -> _Models:
         layers, columns = self._layers, self._columns(next(iter(readers.values())))
-        x = self._rows.x if len(columns) == layers.columns else self._rows.x[:, columns].contiguous()
+        x = self._x if len(columns) == layers.columns else self._x[:, columns].contiguous()
         start = torch.empty(len(x), layers.width, dtype=x.dtype)
         upper: dict[str, list[Array]] = {name: [] for name in self._displacement if name not in layers.first}
         begin = 0
         for row, names in readers.items():
-            model, rows = self._start(row, names), slice(begin, begin + self._rows.counts[row])
+            model, rows = self._start(row, names), slice(begin, begin + self._counts[row])
             torch.mm(x[rows], torch.from_numpy(model[layers.weight][:, columns]).T, out=start[rows])
             if layers.bias:
                 start[rows] += torch.from_numpy(model[layers.bias])
@@ -252,8 +245,8 @@ class Simulation:
     def _batch(self, number: int) -> tuple[Sequence[int], Tensor | None]:
         """Return how many rows each row of the grid uses, and their indices among all; None is all, in order."""
         if not self._spec.data.batch_size:
-            return list(self._rows.counts.values()), None
-        begins = np.cumsum([0, *self._rows.counts.values()])
+            return list(self._counts.values()), None
+        begins = np.cumsum([0, *self._counts.values()])
         drawn = [batch.of_round(number) + begins[i] for i, batch in enumerate(self._batches)]
         return [len(rows) for rows in drawn], torch.from_numpy(np.concatenate(drawn))
 
@@ -277,7 +270,7 @@ class Simulation:
         first = moved[layers.weight][:, models.columns].T
         for some, rows, each in _blocks(counts):
             own = rows if drawn is None else drawn[rows]
-            x, y, start = models.x[own], self._rows.y[own], models.start[own]
+            x, y, start = models.x[own], self._y[own], models.start[own]
             with self.phase("local_forward"):
                 z = start + moved[bias] if bias else start.clone()
                 z = z.addmm_(x, first).view(-1, each, layers.width).requires_grad_()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.pbpfl import ratios, softmax, terms
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Softmax, TrainOn
-from moretta.protocols.pbpfl.ratios import Blinds
+from moretta.protocols.pbpfl.ratios import Whole
 from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
 from moretta.secure_aggregation.keyed_sums import Contributor
@@ -28,12 +28,12 @@ from moretta.secure_aggregation.sums import Query, query_of
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A batch between the silo's predictions and the server's answer. blinds: of ratios, where those were sent."""
+    """A batch between the silo's predictions and the server's answer. lambdas: of ratios, where those were sent."""
 
     stamp: Stamp
     batch: Forwarded
     asked: Query
-    blinds: Blinds | None = None
+    lambdas: Whole | None = field(default=None, repr=False)
 
 
 class Client:
@@ -93,8 +93,8 @@ class Client:
         # Of the outputs too: two that were asked for under one stamp would have their difference without lambdas.
         stamp, seen = ask.stamp, digest_of({"z": found.z})
         stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
-        sent, blinds = ratios.blinded(stamp, found.z, found.alpha, stream)
-        self._waiting = _Waiting(stamp, batch, about, blinds)
+        sent, lambdas = ratios.blinded(stamp, found.z, found.alpha, stream)
+        self._waiting = _Waiting(stamp, batch, about, lambdas)
         return sent
 
     def _awaited(self, ask: Softmax | BlindedSoftmax) -> _Waiting:
@@ -144,6 +144,6 @@ class Client:
 
 
 def _unblinded(ask: BlindedSoftmax, waiting: _Waiting) -> Softmax:
-    if waiting.blinds is None:
+    if waiting.lambdas is None:
         raise MisuseError(f"{ask.stamp}: the blinded softmax came without the ratios it answers")
-    return Softmax(stamp=ask.stamp, y=ratios.unblinded(ask, waiting.blinds), k=ask.k, encoding=ask.encoding)
+    return Softmax(stamp=ask.stamp, y=ratios.unblinded(ask, waiting.lambdas), k=ask.k, encoding=ask.encoding)

@@ -30,7 +30,6 @@ without R_i takes m rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,19 +52,10 @@ LARGEST_GAP = BEFORE * float(np.log(2.0)) - 1.0  # delta adds up to 1
 ONE = 1 << FRACTION
 
 
-@dataclass(frozen=True, repr=False)
-class Blinds:
-    """What a silo keeps to itself. lambdas: [B, classes]."""
+def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Ratios, Whole]:
+    """Return what a silo sends, and the lambdas, [B, classes], which it keeps to itself.
 
-    lambdas: Whole
-
-    def __repr__(self) -> str:
-        return "Blinds(<redacted>)"
-
-
-def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Ratios, Blinds]:
-    """Return what a silo sends and what it keeps. z: outputs up to a constant a row, [B, classes]; alpha: [B].
-
+    z: outputs up to a constant a row, [B, classes]; alpha: [B].
     Raises `moretta.errors.PeerError` for outputs that are too far apart.
     """
     z = z.astype(np.float64)
@@ -74,7 +64,7 @@ def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Rati
     words = (FRACTION + BEFORE + BLIND) // 64
     lambdas = from_words(stream.integers(z.size * words, 64).reshape(*z.shape, words))
     mu = _others(whole(np.exp(gaps))) + lambdas[:, :, None]
-    return Ratios(stamp=now, words=to_words(mu, RATIO_WORDS), alpha=alpha), Blinds(lambdas)
+    return Ratios(stamp=now, words=to_words(mu, RATIO_WORDS), alpha=alpha), lambdas
 
 
 def answer(found: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, int]) -> BlindedSoftmax:
@@ -98,14 +88,14 @@ def answer(found: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, in
     )
 
 
-def unblinded(found: BlindedSoftmax, blinds: Blinds) -> Rows:
+def unblinded(found: BlindedSoftmax, lambdas: Whole) -> Rows:
     """Return y* = p exp(-delta), [B, classes] (Eq. 24).
 
     Raises `moretta.errors.PeerError` for an answer of another shape, or that leaves nothing above 0.
     """
-    if found.totals.shape[:2] != blinds.lambdas.shape:
-        raise PeerError(f"expected an answer for {list(blinds.lambdas.shape)}, got {list(found.totals.shape[:2])}")
-    left = from_words(found.totals) - blinds.lambdas * from_words(found.rests)  # multiples of 2^-(2 FRACTION)
+    if found.totals.shape[:2] != lambdas.shape:
+        raise PeerError(f"expected an answer for {list(lambdas.shape)}, got {list(found.totals.shape[:2])}")
+    left = from_words(found.totals) - lambdas * from_words(found.rests)  # multiples of 2^-(2 FRACTION)
     if (left <= 0).any():
         raise PeerError("expected an answer above what lambda adds to it, got one below; nothing was sent")
     return _floats(ONE * ONE, left)

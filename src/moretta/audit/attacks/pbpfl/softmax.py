@@ -86,7 +86,7 @@ def opened(sent: Ratios, told: BlindedSoftmax, z: Floats) -> Floats:
         other = np.where(least[:, 0] == i, least[:, 1], least[:, 0])
         mu = ratios.from_words(sent.words[rows, i, other - (other > i)])
         lambdas[:, i] = mu - ratios.whole(np.exp(z[rows, other] - z[:, i]))
-    return ratios.unblinded(told, ratios.Blinds(lambdas))
+    return ratios.unblinded(told, lambdas)
 
 
 def fits(run: PublicRun) -> str:
