@@ -23,7 +23,7 @@ from moretta.engines.driver import Driver
 from moretta.engines.in_process import InProcess
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MisuseError, PeerError, RunFailed, SumSpent
-from moretta.protocols.cgd.client import Client, Takes, _displacement_after
+from moretta.protocols.cgd.client import Client, _displacement_after
 from moretta.protocols.cgd.group_keys import NAME, GroupKeys, Membership, at
 from moretta.protocols.cgd.messages import (
     Backward,
@@ -249,7 +249,7 @@ def raw_features(clients: Mapping[str, Client], move: Message, later: Stamp) -> 
 
 def test_what_a_second_z_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A control of the attacks below: without the record of what a take has answered, raw features."""
-    monkeypatch.setattr(Takes, "hold", lambda *of, whole: None)
+    monkeypatch.setattr(Client, "_hold", lambda *of, whole: None)
     clients = played(2)
     found = raw_features(clients, forged(clients[MEMBER], at(NEXT, "columns-2"), 3), at(NEXT, "row=row-0"))
     rows = clients[VICTIM]._rows

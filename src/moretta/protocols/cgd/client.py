@@ -1,6 +1,6 @@
 """A participant: its confined model, its displacement D, and the groups that it shares layers with.
 
-**One z a take** (`Takes`): in a take of a round a participant repeats its answer, or refuses.
+**One z a take** (`Client._hold`): in a take of a round a participant repeats its answer, or refuses.
 
 A row's z is masked by keystreams of its stamp. Two z under one stamp would give their difference, X_ij (D - D'), to
 whoever relays them; two under two attempts, or in two sessions, would give it to the row's head. Whoever can choose D
@@ -47,37 +47,8 @@ from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of, encode_parts
 from moretta.secure_aggregation.masks import add_masks
-from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import AskMoments
 from moretta.secure_aggregation.sums import Query, Relayed, Sum, message_digest, query_of
-
-
-class Takes:
-    """What was answered in each take. answers: the participant's record."""
-
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
-
-    def hold(self, stamp: Stamp, name: str, *content: Array | bytes, whole: bool) -> None:
-        """Hold a take to this content, before what follows from it leaves.
-
-        Args:
-            name: what it is.
-            whole: whether all takes of the round have the same content.
-
-        Raises:
-            moretta.errors.SumSpent: the take has another content; the next one is free.
-            moretta.errors.PeerError: the same where `whole`, as no take is free.
-        """
-        take = 0 if whole else stamp.take
-        if self._answers.hold(stamp.run, f"{name} of round {stamp.round}, take {take}", *map(_digest, content)):
-            return
-        if not whole:
-            raise SumSpent(stamp.take + 1, (), False)
-        raise PeerError(
-            f"{stamp}: {name} was another before in this take, and all takes of a round of all rows have one; expected "
-            "the same, as from the state that the round was played from before"
-        )
 
 
 def _digest(content: Array | bytes) -> bytes:
@@ -146,7 +117,7 @@ class Client:
         self._start = self._confined()
         self._local: tuple[Stamp, local.Local] | None = None  # of this attempt; a group's name is not in the stamp
         self._own_z: tuple[Stamp, Tensor, Array] | None = None  # a joint row's batch, and this holder's part of z
-        self._statistics, self._takes = statistics, Takes(setup.answers)
+        self._statistics = statistics
 
     def answer(self, message: Message) -> Message:
         """Answer one message."""
@@ -416,7 +387,7 @@ class Client:
         delta = torch.frombuffer(bytearray(content), dtype=x.dtype).reshape(z.shape).to(x.device)
         if not bool(torch.isfinite(delta).all()):
             raise PeerError("expected a finite Delta")
-        self._takes.hold(ask.stamp, "Delta", content, whole=False)
+        self._hold(ask.stamp, "Delta", content, whole=False)
         self._take_gradient(ask.stamp, delta, local.Local({}, 0.0, len(x), {}))
         return Done(stamp=ask.stamp)
 
@@ -430,12 +401,33 @@ class Client:
         gradients = {**passed.gradients, self._layers.weight: first}
         self._local = stamp, local.Local(gradients, passed.loss, passed.rows, {})
 
+    def _hold(self, stamp: Stamp, name: str, *content: Array | bytes, whole: bool) -> None:
+        """Hold a take to this content, before what follows from it leaves.
+
+        Args:
+            name: what it is.
+            whole: whether all takes of the round have the same content.
+
+        Raises:
+            moretta.errors.SumSpent: the take has another content; the next one is free.
+            moretta.errors.PeerError: the same where `whole`, as no take is free.
+        """
+        take = 0 if whole else stamp.take
+        if self._setup.answers.hold(stamp.run, f"{name} of round {stamp.round}, take {take}", *map(_digest, content)):
+            return
+        if not whole:
+            raise SumSpent(stamp.take + 1, (), False)
+        raise PeerError(
+            f"{stamp}: {name} was another before in this take, and all takes of a round of all rows have one; expected "
+            "the same, as from the state that the round was played from before"
+        )
+
     def _hold_z(self, ask: Forward | Join, *others: Array) -> None:
         """Hold a take to what its z follows from. others: what a head joins to its own part."""
         layers = self._layers
         weights = np.empty(0) if layers is None else self.model()[layers.weight]
         follows = (self._rows.of.digest, weights, str(ask.fraction_bits).encode(), *others)
-        self._takes.hold(ask.stamp, "z", *follows, whole=self._rows.batches.whole)
+        self._hold(ask.stamp, "z", *follows, whole=self._rows.batches.whole)
 
     def _others(self) -> list[str]:
         return [name for name in self._position.row if name != self._position.me]

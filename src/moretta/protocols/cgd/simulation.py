@@ -60,18 +60,7 @@ class _Models:
     upper: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class _Local:
-    """The result of a block's forward and backward pass: its share of the mean loss, and that share's gradients.
-
-    x: the block's inputs, [models, each, columns]. delta: d loss / dz, [models, each, H1]. rest: gradients of all
-    tensors but the first layer's weight, [models, ...].
-    """
-
-    x: Tensor
-    delta: Tensor
-    rest: Mapping[str, Tensor]
-    loss: float
+_Block = tuple[Tensor, Tensor, Mapping[str, Tensor], float]
 
 
 class Simulation:
@@ -256,15 +245,20 @@ class Simulation:
         loss = 0.0
         for models in self._models:
             first = torch.zeros(self._layers.width, len(models.columns), dtype=models.x.dtype)
-            for local in self._passes(models, counts, drawn):
-                first.addmm_(local.delta.flatten(0, 1).T, local.x.flatten(0, 1))
-                for name, value in local.rest.items():
+            for x, delta, others, share in self._passes(models, counts, drawn):
+                first.addmm_(delta.flatten(0, 1).T, x.flatten(0, 1))
+                for name, value in others.items():
                     total[name] += value.sum(0).numpy() / len(self._models)
-                loss += local.loss / len(self._models)
+                loss += share / len(self._models)
             total[self._layers.weight][:, models.columns] = first.numpy()
         return total, loss
 
-    def _passes(self, models: _Models, counts: Sequence[int], drawn: Tensor | None) -> Iterator[_Local]:
+    def _passes(self, models: _Models, counts: Sequence[int], drawn: Tensor | None) -> Iterator[_Block]:
+        """Pass forward and backward, block by block: yield each one's share of the mean loss and of its gradients.
+
+        Those are inputs, [models, each, columns], d loss / dz, [models, each, H1], gradients of all tensors but the
+        first layer's weight, [models, ...], and the loss.
+        """
         layers, bias = self._layers, self._layers.bias
         moved = {name: torch.from_numpy(value).to(models.x.dtype) for name, value in self._displacement.items()}
         first = moved[layers.weight][:, models.columns].T
@@ -279,7 +273,7 @@ class Simulation:
             with self.phase("local_backward"):
                 delta, *gradients = torch.autograd.grad(loss, [z, *upper.values()])
                 rest = dict(zip(upper, gradients, strict=True)) | ({bias: delta.sum(1)} if bias else {})
-            yield _Local(x.view(-1, each, x.shape[1]), delta, rest, float(loss.detach()))
+            yield x.view(-1, each, x.shape[1]), delta, rest, float(loss.detach())
 
     # The ring
 
@@ -293,11 +287,11 @@ class Simulation:
         rest, parts, loss = list[tuple[Tensors, int]](), dict[tuple[int, ...], list[tuple[Tensors, int]]](), 0.0
         for models in self._models:
             readers, place = iter(models.readers.values()), {column: i for i, column in enumerate(models.columns)}
-            for local in self._passes(models, counts, drawn):
-                loss += local.loss / len(self._models)
-                for number, (x, delta) in enumerate(zip(local.x, local.delta, strict=True)):
+            for inputs, deltas, others, share in self._passes(models, counts, drawn):
+                loss += share / len(self._models)
+                for number, (x, delta) in enumerate(zip(inputs, deltas, strict=True)):
                     count, own = len(x), sum(counts) / len(x)  # the mean over a participant's own rows
-                    rest.append(({name: (value[number] * own).numpy() for name, value in local.rest.items()}, count))
+                    rest.append(({name: (value[number] * own).numpy() for name, value in others.items()}, count))
                     for held in (tuple(self._held(name)) for name in next(readers)):
                         gradient = (delta * own).T @ x[:, [place[column] for column in held]]
                         parts.setdefault(held, []).append(({self._layers.weight: gradient.numpy()}, count))

@@ -21,6 +21,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_struct
 from moretta.protocols.pbpfl.layers import LAYERS
 from moretta.protocols.pbpfl.patterns import Indices, Pattern, Positions
 from moretta.protocols.pbpfl.rules import opaque
-from moretta.protocols.pbpfl.solver import OUTPUT, Ids, Solver, Stored, View, constant, names_in
+from moretta.protocols.pbpfl.solver import OUTPUT, Ids, SignedUnion, Solver, Stored, View, constant, names_in
 from moretta.secure_aggregation.keystream import Keystream
 
 Values = TypeVar("Values", Tensor, Array)
@@ -118,7 +119,7 @@ class ScalePlan:
         for candidate in (plan, still):
             if selfcheck.agrees(candidate, clone, inputs):
                 return candidate
-        predict = _Prediction(solver)
+        predict = partial(_predicted, solver.scales, _free_roots(solver))
         raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, history))
 
     def draw(self, stream: Keystream) -> ScaleKey:
@@ -389,14 +390,8 @@ def _still(found: Mapping[str, Pattern]) -> dict[str, Pattern]:
     return {name: replace(pattern, shuffles=()) for name, pattern in found.items()}
 
 
-class _Prediction:
-    """The scale that the solver expects of a tensor under a key, to find the call that breaks it."""
-
-    def __init__(self, solver: Solver) -> None:
-        self._scales, self._number = solver.scales, _free_roots(solver)
-
-    def __call__(self, ids: Ids, key: ScaleKey) -> Tensor:
-        """Return the factor of every element, broadcastable to the tensor; 1 where any would do."""
-        one = Stored(ids.scale.shape, ids)
-        pattern = Pattern(tuple(one.shape), patterns.follows(one, self._scales, self._number))
-        return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))
+def _predicted(scales: SignedUnion, number: dict[int, int], ids: Ids, key: ScaleKey) -> Tensor:
+    """Return the factor by which a key should scale a tensor, broadcastable to it; 1 where any would do."""
+    one = Stored(ids.scale.shape, ids)
+    pattern = Pattern(tuple(one.shape), patterns.follows(one, scales, number))
+    return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))
