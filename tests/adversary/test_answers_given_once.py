@@ -22,7 +22,8 @@ from moretta.errors import MorettaError
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.overlap import AskApart
-from moretta.protocols.common.statistics import Statistics, without_noise
+from moretta.protocols.common.setting import Setting
+from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation import statistics
 from moretta.secure_aggregation.one_sum import Answers
@@ -228,7 +229,7 @@ def test_what_epsilon_leaves_out_names_histograms_and_counts() -> None:
     """Of columns with a median, of columns whose values may be absent, and of targets that are standardised."""
     rules = ColumnRules(np.array([True]), np.array([2], np.int8), np.array([0.0]), np.array([9.0]))
     setting: Any = SimpleNamespace(layout=None, classes=0, scaled_targets=1)
-    listed = Statistics.of(setting, rules, batch_size=1)
+    listed = Setting.statistics(setting, rules, batch_size=1)
     said = without_noise(listed.names)
     assert "means and deviations of the targets, summed without noise" in said
     assert "histograms of the columns with a median" in said

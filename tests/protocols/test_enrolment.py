@@ -81,7 +81,7 @@ class House:
         ys = ys or [np.zeros((len(x), 1)) for x in xs]
         data = Data(source="python", batch_size=batch_size, standardise_targets=targets > 0)
         setting = Setting(Specification(Run(rounds=1), data, FedSGD()), self.model, targets or 1, (), rules)
-        listed = Statistics.of(setting, rules, batch_size, scales=scales)
+        listed = setting.statistics(rules, batch_size, scales=scales)
         self.enrolment = Enrolment(setting, aggregator(scheme, bits), rules, batch_size, listed)
         self.silos = {
             f"silo-{number}": Silo(f"silo-{number}", x, y, scheme, bits, self.model, self.enrolment.statistics)

@@ -24,7 +24,7 @@ from moretta.protocols.common.entry import load
 from moretta.protocols.common.setting import Setting, check_tables, prepared_rows
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
-from moretta.protocols.common.statistics import Statistics, without_noise
+from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.registry import edge_of, entry_of
 
 
@@ -68,7 +68,7 @@ class EdgeRole:
             run_id="" if spec.run.insecure_secret_seed is not None else hello.run,
             helped=lambda name: helped,
         )
-        statistics = Statistics.of(setting, setting.columns, spec.protocol.lot(spec.data.batch_size))
+        statistics = setting.statistics(setting.columns, spec.protocol.lot(spec.data.batch_size))
         self._setup = setting.setup(self._silo, hello.tensors, statistics, setting.bound(hello.tensors))
         engine = self._file.edge_engine(spec.engine)
         client = self._edge.edge_client(spec.protocol, self._setup, engine, setting.insecure_root(name))

@@ -121,7 +121,7 @@ def enrolment_of(
         rules.check(len(setting.silos if members is None else members))
     summing = aggregator(scheme, setting.secure_aggregation.ring_bits, rules)
     size = setting.spec.data.batch_size if batch_size is None else batch_size
-    statistics = Statistics.of(setting, columns, size, scales=ask_scales, labelled=labelled)
+    statistics = setting.statistics(columns, size, scales=ask_scales, labelled=labelled)
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
     return Enrolment(setting, summing, columns, size, statistics, comparison)

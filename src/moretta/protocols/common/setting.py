@@ -21,16 +21,17 @@ from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.accountant import Privacy
-from moretta.protocols.common.row_counts import counted_classes
+from moretta.protocols.common.row_counts import CLASSES, counted_classes
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.specification import Specification
-from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.statistics import TARGETS, Entry, Statistics
 from moretta.protocols.common.targets import CONFUSION_UP_TO, encode
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.settings import SecureAggregation
+from moretta.secure_aggregation.statistics import MAY_LACK
 
 if TYPE_CHECKING:
     import torch
@@ -171,6 +172,29 @@ class Setting:
     def classes(self) -> int:
         """How many a look before training counts, 1 where targets are numbers, 0 for no look."""
         return counted_classes(self.spec.task, self.outputs) if self.spec.data.look else 0
+
+    def statistics(
+        self, rules: ColumnRules, batch_size: int, *, scales: bool = False, labelled: bool = True
+    ) -> Statistics:
+        """Return the closed list of those that silos give, in the order in which `enrolment.Enrolment` asks.
+
+        rules: how columns are prepared. batch_size: 0 for all of a silo's rows. scales: whether the scales of all
+        inputs together and of the targets are wanted. labelled: whether these silos have the targets.
+        """
+        layout, classes, targets = self.layout, self.classes, self.scaled_targets if labelled else 0
+        listed: list[Entry] = [] if batch_size else [("rows", 1, 0, ())]
+        listed += [(CLASSES, 1, classes, ())] if classes else []
+        if rules.fitted:
+            some = () if layout is None else tuple(layout.standardised.tolist())
+            columns = rules.columns if layout is None else len(some)
+            listed += [(MAY_LACK, order, columns, some) for order in (0, 1, 2) if order or rules.may_lack]
+        listed += [(TARGETS, order, targets, ()) for order in (1, 2) if targets]
+        if scales:
+            numbers = () if layout is None else tuple(layout.numbers.tolist())
+            one = [] if rules.fitted or not (layout is None or numbers) else [("inputs", numbers)]
+            one += [] if targets else [("targets", ())]
+            listed += [(what, order, 1, of) for what, of in one for order in (1, 2)]
+        return Statistics(tuple(listed), rules.median_ranges)
 
     @property
     def scaled_targets(self) -> int:

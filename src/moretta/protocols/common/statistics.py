@@ -20,17 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from moretta.data.tables.preparation import ColumnRules, MedianRanges
+from moretta.data.tables.preparation import MedianRanges
 from moretta.errors import PeerError
 from moretta.protocols.common.overlap import COMPARISON
-from moretta.protocols.common.row_counts import CLASSES
 from moretta.secure_aggregation.one_sum import Answers
 from moretta.secure_aggregation.statistics import MAY_LACK, AskHistogram, AskMoments
-
-if TYPE_CHECKING:
-    from moretta.protocols.common.setting import Setting
 
 TARGETS = "target columns"  # the matrix whose columns are what the model's outputs are to be
 Entry = tuple[str, int, int, tuple[int, ...]]  # the matrix, the order, how many columns, and their indices, () for all
@@ -48,30 +43,6 @@ class Statistics:
 
     moments: tuple[Entry, ...] = ()
     medians: MedianRanges = ()
-
-    @classmethod
-    def of(
-        cls, setting: Setting, rules: ColumnRules, batch_size: int, *, scales: bool = False, labelled: bool = True
-    ) -> Statistics:
-        """Return the list of a run's settings, in the order in which `enrolment.Enrolment` asks, and for no more.
-
-        rules: how columns are prepared. batch_size: 0 for all of a silo's rows. scales: whether the scales of all
-        inputs together and of the targets are wanted. labelled: whether these silos have the targets.
-        """
-        layout, classes, targets = setting.layout, setting.classes, setting.scaled_targets if labelled else 0
-        listed: list[Entry] = [] if batch_size else [("rows", 1, 0, ())]
-        listed += [(CLASSES, 1, classes, ())] if classes else []
-        if rules.fitted:
-            some = () if layout is None else tuple(layout.standardised.tolist())
-            columns = rules.columns if layout is None else len(some)
-            listed += [(MAY_LACK, order, columns, some) for order in (0, 1, 2) if order or rules.may_lack]
-        listed += [(TARGETS, order, targets, ()) for order in (1, 2) if targets]
-        if scales:
-            numbers = () if layout is None else tuple(layout.numbers.tolist())
-            one = [] if rules.fitted or not (layout is None or numbers) else [("inputs", numbers)]
-            one += [] if targets else [("targets", ())]
-            listed += [(what, order, 1, of) for what, of in one for order in (1, 2)]
-        return cls(tuple(listed), rules.median_ranges)
 
     @classmethod
     def read(cls, values: Mapping[str, list[list[object]]]) -> Statistics:

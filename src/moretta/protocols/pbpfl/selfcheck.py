@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.graph import Call, Trace, record
 from moretta.protocols.pbpfl.solver import Ids
 from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
-from moretta.secure_aggregation.keystream import SecretRoot
-
-if TYPE_CHECKING:
-    from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.secure_aggregation.keystream import Keystream, SecretRoot
 
 ROWS = 4
 TRIAL = SecretRoot.insecure(1, "trial")  # nothing to hide: of keys that are tried here and used nowhere
@@ -29,6 +26,13 @@ FORWARD, BACKWARD = 1e-9, 1e-7
 """Bars for the relative error in float64: rounding stays far below them, a wrong rule far above."""
 
 _DEFAULT_DTYPE = threading.RLock()
+
+
+class _Plan(Protocol):  # `moretta.protocols.pbpfl.scales.ScalePlan`, whose module calls this one
+    def draw(self, stream: Keystream, /) -> Any: ...
+    def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
+    def recover(self, tensors: Iterable[tuple[str, Any]], key: Any, /) -> dict[str, Any]: ...
+    def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
 
 
 @contextmanager
@@ -126,7 +130,7 @@ def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
-def refuse_vanishing_alpha(plan: ScalePlan, head: str, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+def refuse_vanishing_alpha(plan: _Plan, head: str, model: nn.Module, inputs: Sequence[Tensor]) -> None:
     """Raise UnsupportedModel if alpha is 0 under a key, whatever the rows: then no offset hides the outputs."""
     seen: list[Tensor] = []
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
@@ -140,7 +144,7 @@ def refuse_vanishing_alpha(plan: ScalePlan, head: str, model: nn.Module, inputs:
         )
 
 
-def agrees(plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
+def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a random key leaves outputs, gradients and buffers of the model as they are."""
     key = plan.draw(TRIAL.stream("scales"))
     parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
@@ -187,7 +191,7 @@ def _train_step(
 
 
 def first_deviation(
-    plan: ScalePlan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
+    plan: _Plan, model: nn.Module, inputs: Sequence[Tensor], predict: Callable[[Ids, Any], Tensor],
     history: Sequence[Sequence[Ids | None]],
 ) -> str:  # fmt: skip
     """Return a message that names the first call of the model whose result has another scale than predicted."""
