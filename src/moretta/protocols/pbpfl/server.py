@@ -16,7 +16,7 @@ from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Phase, Reason, Report, State
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
-from moretta.protocols.common.clipping import SummedStep
+from moretta.protocols.common.clipping import RunningMedian, SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import density_of
 from moretta.protocols.common.setting import Setting
@@ -25,7 +25,7 @@ from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
-from moretta.protocols.pbpfl.sizes import Sizes, SizesSoFar, agreed, outliers, rms, sizes_of
+from moretta.protocols.pbpfl.sizes import Sizes, agreed, outliers, rms, sizes_of, within
 from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
 from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
@@ -92,7 +92,7 @@ class Server:
         self._limit, self._sample_shape = setting.secure_aggregation.largest, setting.row_shape
         self._layout = setting.layout
         self._sizes: Sizes | None = None  # of the last round; none before the first
-        self._sizes_so_far = SizesSoFar()
+        self._so_far = {"alpha": RunningMedian(), "outputs": RunningMedian()}  # which bound the sizes of the next rounds
         self._loss = float("inf")
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
@@ -132,7 +132,7 @@ class Server:
         else:  # the last of the squared error's scalars is beta, mean(alpha^2 / 2)
             alpha = float(np.sqrt(2.0 * max(total.means["scalars"][-1], 0.0)))
             found = Sizes(alpha, self._enrolment.target_scale)
-        self._sizes = self._sizes_so_far.take(found)
+        self._sizes = within(found, self._so_far)
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
         if self._params.variant == "paper" and (self._params.class_weights or self._params.exchange == "ratios"):
@@ -292,7 +292,8 @@ class Server:
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
         sizes = {} if self._sizes is None else {"alpha": self._sizes.alpha, "outputs": self._sizes.outputs}
         seen: State = {"loss": self._loss, "secret_root": self._root.reveal(), **sizes}
-        return {**model, **self._stepper.state(), **self._enrolment.state(), **self._sizes_so_far.state(), **seen}
+        so_far = {f"sizes/{name}": np.array(one.seen) for name, one in self._so_far.items()}
+        return {**model, **self._stepper.state(), **self._enrolment.state(), **so_far, **seen}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
@@ -300,7 +301,7 @@ class Server:
         self._stepper.restore(state)
         self._enrolment.restore(state)
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
-        self._sizes_so_far.restore(state)
+        self._so_far = {name: RunningMedian(state[f"sizes/{name}"]) for name in self._so_far}
         self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])
 
 

@@ -29,7 +29,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from moretta.contract.messages import Array
-from moretta.contract.roles import Missing, Reason, State
+from moretta.contract.roles import Missing, Reason
 from moretta.protocols.common.clipping import RunningMedian
 from moretta.protocols.pbpfl.softmax import TrueSoftmax
 
@@ -79,23 +79,9 @@ def outliers(told: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:
     return found
 
 
-class SizesSoFar:
-    """The sizes of the rounds so far, which bound the next ones."""
-
-    def __init__(self) -> None:
-        self._alpha, self._outputs = RunningMedian(), RunningMedian()
-
-    def take(self, found: Sizes) -> Sizes:
-        """Return the sizes of a round within bounds, and note them. A figure of 0 is the running median, or 1."""
-        return Sizes(_within(self._alpha, found.alpha), _within(self._outputs, found.outputs))
-
-    def state(self) -> State:
-        """Return what was noted."""
-        return {"sizes/alpha": np.array(self._alpha.seen), "sizes/outputs": np.array(self._outputs.seen)}
-
-    def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
-        self._alpha, self._outputs = RunningMedian(state["sizes/alpha"]), RunningMedian(state["sizes/outputs"])
+def within(found: Sizes, before: Mapping[str, RunningMedian]) -> Sizes:
+    """Return the sizes of a round within bounds, and note them. A figure of 0 is the running median, or 1."""
+    return Sizes(_within(before["alpha"], found.alpha), _within(before["outputs"], found.outputs))
 
 
 def _within(before: RunningMedian, value: float) -> float:
