@@ -92,7 +92,7 @@ class Server:
         self._limit, self._sample_shape = setting.secure_aggregation.largest, setting.row_shape
         self._layout = setting.layout
         self._sizes: Sizes | None = None  # of the last round; none before the first
-        self._so_far = {"alpha": RunningMedian(), "outputs": RunningMedian()}  # which bound the sizes of the next rounds
+        self._so_far = {"alpha": RunningMedian(), "outputs": RunningMedian()}  # which bound the next sizes
         self._loss = float("inf")
 
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
