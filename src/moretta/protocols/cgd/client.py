@@ -402,15 +402,10 @@ class Client:
         self._local = stamp, local.Local(gradients, passed.loss, passed.rows, {})
 
     def _hold(self, stamp: Stamp, name: str, *content: Array | bytes, whole: bool) -> None:
-        """Hold a take to this content, before what follows from it leaves.
+        """Hold a take to this content, before what follows from it leaves; where `whole`, all takes of the round.
 
-        Args:
-            name: what it is.
-            whole: whether all takes of the round have the same content.
-
-        Raises:
-            moretta.errors.SumSpent: the take has another content; the next one is free.
-            moretta.errors.PeerError: the same where `whole`, as no take is free.
+        Raises `moretta.errors.SumSpent` for another content, with the next take; `moretta.errors.PeerError` where
+        `whole`, as no take is free.
         """
         take = 0 if whole else stamp.take
         if self._setup.answers.hold(stamp.run, f"{name} of round {stamp.round}, take {take}", *map(_digest, content)):
