@@ -72,7 +72,14 @@ class Simulation:
     """
 
     def __init__(
-        self, params: CGD, spec: Specification, model: nn.Module, grid: Grid, x: Tensor, y: Tensor, counts: dict[str, int]
+        self,
+        params: CGD,
+        spec: Specification,
+        model: nn.Module,
+        grid: Grid,
+        x: Tensor,
+        y: Tensor,
+        counts: dict[str, int],
     ) -> None:
         self.phase: Phase = no_phase
         self._params, self._spec, self._grid = params, spec, grid
