@@ -140,7 +140,7 @@ class Evaluator:
         """Return how sure one model's figures are, what no model at all reaches, and its curves."""
         modules.load(self._module, tensors)
         raw = outputs_of(self._module, self._prepared(rows[0])).cpu().numpy()
-        outputs, classified = self._fitted.preparation.unscaled(raw), self._task == "classification"
+        outputs, classified = self._preparation().unscaled(raw), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
         found = judged(outputs, y, self._task, self._loss, together=whom, where="test")
         sure = {name: [one["low"], one["high"]] for name, one in found["figures"].items() if name in figures}
