@@ -199,7 +199,7 @@ class Session:
         scaled = self._of.spec.data.standardise_targets
         private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
-        counts = self._players.releases
+        counts = None if self._players.accountant is None else self._players.accountant.releases
         released = 0 if counts is None else counts.count
         try:
             for end in driver.rounds(self._place.round + 1, self._rounds):

@@ -202,11 +202,11 @@ class Client:
         """Go back to where `_halfway` was called, if it was; return the steps taken, their loss and rows."""
         if not done:
             return 0, 0.0, 0
-        modules.load(self.model, modules.under("model/", done))
-        for key, value in modules.under("kept/", done).items():
+        modules.load(self.model, under("model/", done))
+        for key, value in under("kept/", done).items():
             slot, _, name = key.partition("/")
             kept[name][slot] = torch.tensor(value, device=self.rows.device)
-        for place, value in modules.under("random/", done).items():
+        for place, value in under("random/", done).items():
             self.rows.generators[int(place)].set_state(torch.tensor(value))
         return done["steps"], done["loss"], done["rows"]
 
