@@ -7,20 +7,26 @@ python docs/claims.py --check    exits 1, and names the files, where a block is 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from moretta.audit.catalogue import all_attacks
+from moretta.config import run_files
 from moretta.protocols.cgd.claims import ALIGNMENT
-from moretta.protocols.common.claims import NAMES, SHARED, Claim
+from moretta.protocols.common.claims import NAMES, SHARED, Claim, Role
+from moretta.protocols.common.severity import SAID, SEVERITIES
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/threat-models.md", "docs/alignment.md", "README.md")
+PAGES = ("docs/threat-models.md", "docs/alignment.md", "docs/choose.md", "README.md")
+DEFENCES = ROOT / "experiments" / "audit"
 
 TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"), "cgd": ("cgd",)}
 TABLES |= {"baffle": ("baffle",)}
@@ -136,6 +142,57 @@ def bullet(text: str, indent: str) -> str:
     )
 
 
+# -- the table of choose.md ---------------------------------------------------------------------------------------------
+
+
+def prices() -> str:
+    """Return what each run of `defences.json` cost, beside the worst that its claims say of two roles."""
+    kept = json.loads((DEFENCES / "results" / "defences.json").read_text(encoding="utf-8"))
+    words = shlex.split(kept["commands"][0])
+    variants = [words[at + 1] for at, word in enumerate(words) if word == "--variant"]
+    lines = ["| run | accuracy | seconds | kB a silo and round | worst leak to the server | worst leak to a silo |"]
+    lines.append("|---|---|---|---|---|---|")
+    for variant, one in zip(variants, kept["leaks"], strict=True):
+        record = record_of(variant)
+        costs = f"{one['accuracy']:.3f} | {one['seconds']:.1f} | {one['bytes_per_silo_per_round'] / 1000:.1f}"
+        lines.append(f"| `{variant}` | {costs} | {worst(record, 'server')} | {worst(record, 'silo')} |")
+    return "\n".join(lines)
+
+
+def record_of(variant: str) -> Mapping[str, Any]:
+    """Return of a run of defences.toml what conditions of claims ask: all of its silos were in every sum."""
+    name, *keys = variant.split()
+    overrides = [f"protocol.name={name}", *(f"protocol.{key}".replace("=all", "=10") for key in keys)]
+    run_file = run_files.load(DEFENCES / "defences.toml", overrides)
+    silos, noised = [f"silo-{number}" for number in range(run_file.data.silos)], "dp-noise" in variant
+    sums = [{"of": of, "rounds": [1], "silos": silos, "take": 0} for of in ("set-up", "round")]
+    return {
+        "protocol": name,
+        "settings": run_files.as_sections(run_file),
+        "silos": len(silos),
+        "rounds": run_file.run.rounds,
+        "sums": sums,
+        "secure_aggregation": {"scheme": run_file.secure_aggregation.scheme},
+        "facts": {"free_scales": 1, "outputs": 10} | ({"epsilon": 1.0, "delta": 1e-5} if noised else {}),
+    }
+
+
+def worst(record: Mapping[str, Any], role: Role) -> str:
+    """Return what a role can do by the gravest of its claims that hold of a run, by the severity of their attacks.
+
+    Claims about single rows stand there too, whatever their attacks' severity.
+    """
+    severities = {one.name: SEVERITIES.index(one.severity) for one in all_attacks() if record["protocol"] in one.protocols}
+    found = list[tuple[int, Claim]]()
+    for claim in claims_of(record["protocol"]):
+        tried = [severities[name] for name in claim.attacks if name in severities]
+        if claim.role == role and tried and claim.kind != "not given" and claim.holds(record):
+            found.append((min(tried), claim))
+    found.sort(key=lambda one: one[0])
+    shown = [one for at, one in enumerate(found) if at == 0 or one[1].about == "rows"]
+    return "; ".join(f"**{SAID[SEVERITIES[rank]]}**: {claim.phrase}" for rank, claim in shown) or "no attack tests any"
+
+
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +205,7 @@ def block(name: str) -> str:
         return table(ALIGNMENT, ("cgd",))
     if name == "shared":
         return table([claim for claim in SHARED if not claim.attacks], every)
-    return {"front": front, "brief": brief}[name]()
+    return {"front": front, "brief": brief, "prices": prices}[name]()
 
 
 def filled(page: str) -> str:

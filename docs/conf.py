@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
@@ -21,7 +20,7 @@ import moretta  # noqa: E402
 project = "Moretta"
 version = release = moretta.__version__
 copyright = "the authors of Moretta, Apache-2.0"  # Sphinx's name for it
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb"]
 exclude_patterns: list[str] = []
 language = "en"
 
@@ -43,9 +42,6 @@ nb_execution_in_temp = True
 nb_merge_streams = True
 
 highlight_language = "none"
-autodoc_typehints = "none"
-autodoc_member_order = "bysource"
-python_maximum_signature_line_length = 60
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r".*")]  # no page links to a class; MyST's own links are all looked at
 
@@ -57,7 +53,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
 def page_text(app: Any, name: str, source: list[str]) -> None:
-    """Fill in what is made from the code, colour indented blocks, and lead links to where pages are in the site."""
+    """Fill in what is made from records, colour indented blocks, and lead links to where pages are in the site."""
     path = DOCS / f"{name}.md"
     if not path.exists():
         return
@@ -68,7 +64,8 @@ def page_text(app: Any, name: str, source: list[str]) -> None:
         text += "\n```{toctree}\n:hidden:\n:glob:\n[0-9]*\n```\n"
     home = DOCS.parent if included else path.parent
     text = text if "file_format: mystnb" in text else one_title(blocks.fenced(text))
-    source[0] = LINK.sub(lambda link: led(link, home, path.parent), reference.filled(text))
+    text = reference.ITEM.sub(r"[\2]{#\1}\n: ", text)
+    source[0] = LINK.sub(lambda link: led(link, home, path.parent), text)
 
 
 def curves(record: Path) -> str:
@@ -104,25 +101,6 @@ def led(link: re.Match[str], home: Path, here: Path) -> str:
     return f"[{words}]({inside}{anchor})"
 
 
-def docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Turn a docstring of ours into what Sphinx reads: its `name: text` into a list, its backticks into code."""
-    try:
-        names = list(inspect.signature(thing).parameters)
-    except (TypeError, ValueError):
-        names = []
-    rest, told = reference.split("\n".join(lines), names)
-    said = {one: told[one] for one in names if one in told}
-    lines[:] = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", rest).splitlines()
-    lines += ["", *(f":param {key}: {_code(text)}" for key, text in said.items()), ""]
-
-
-def _code(text: str) -> str:
-    return re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text).replace("*", "\\*")
-
-
 def setup(app: Any) -> None:
     """Have Sphinx call the above."""
-    for name in moretta.__all__:  # imported on first use; autodoc looks at what is there
-        setattr(moretta, name, getattr(moretta, name))
     app.connect("source-read", page_text)
-    app.connect("autodoc-process-docstring", docstring)

@@ -1,11 +1,12 @@
-"""The pages of keys and commands, from the code: run files, silo.toml, the shell.
+"""Write the pages of keys, commands and public names from the code, into the marked blocks of the pages below.
 
-A page has lines `<!-- reference: NAME -->`; `filled` puts what they name in their place when the site is built.
-`python docs/reference.py NAME` prints one.
+python docs/reference.py            rewrites the blocks between <!-- reference:begin NAME --> and <!-- reference:end -->
+python docs/reference.py --check    exits 1, and names the files, where a block is not what the code gives
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -34,7 +35,11 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
 from moretta.secure_aggregation.settings import SecureAggregation
 
-MARK = re.compile(r"<!-- reference: (\S+) -->")
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/run-file.md", "docs/silo-file.md", "docs/commands.md", "docs/api.md")
+BLOCK = re.compile(r"<!-- reference:begin (\S+) -->.*?<!-- reference:end -->", re.DOTALL)
+ITEM = re.compile(r'^- <a id="([\w-]+)"></a>(`[^`\n]+`): ', re.MULTILINE)
+"""How an item begins, so that a checkout reads well too; `docs/conf.py` makes entries of definition lists of them."""
 
 RUN_FILE: Mapping[str, type[BaseModel]] = {
     "run": Run,
@@ -137,7 +142,7 @@ def _values(annotation: Any, metadata: Sequence[Any]) -> str:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"table of {_plural(values(inner[1]))}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"a section as [\\[{_place(annotation)}\\]](#{_place(annotation).replace('.', '-').lower()})"
+        return f"a section as [\\[{_place(annotation)}\\]](#{_place(annotation).replace('.', '').lower()})"
     return _plain(annotation) + _range(annotation, metadata)
 
 
@@ -225,7 +230,12 @@ def key(section: str, name: str, field: FieldInfo, text: str, protocols: str = "
     if owner and section in (*RUN_FILE, "protocol"):
         facts.append(f"over many machines: {owner}")
     text = re.sub(r"^[a-z]{2,}(?=[ ,:;])", lambda word: word[0].capitalize(), text)
-    return f"[`{kebab(name)}`]{{#{anchor(place or section, name)}}}\n: {' · '.join(facts)}\n\n  {text}\n"
+    return item(anchor(place or section, name), kebab(name), " · ".join(facts), text)
+
+
+def item(mark: str, name: str, facts: str, text: str = "") -> str:
+    """Return an entry of a page, which can be linked to by its mark."""
+    return f'- <a id="{mark}"></a>`{name}`: {facts}\n' + (f"\n  {text}\n" if text else "")
 
 
 def anchor(section: str, name: str) -> str:
@@ -241,7 +251,7 @@ def section(name: str, kind: type[BaseModel]) -> str:
     """Return a section with all its keys."""
     said = descriptions(kind)
     keys = [key(name, field, known, told(said[field], kind)) for field, known in kind.model_fields.items()]
-    keys += [f"[`{one}`]{{#{anchor(name, one)}}}\n: path\n\n  {text}\n" for one, text in BESIDE.get(name, {}).items()]
+    keys += [item(anchor(name, one), one, "path", text) for one, text in BESIDE.get(name, {}).items()]
     return f"## [{name}]\n\n{told(opening(kind), kind)}\n\n" + "\n".join(keys)
 
 
@@ -290,8 +300,7 @@ def protocol_section() -> str:
     names = _names(kinds)
     lines = [
         "## [protocol]\n\nWhich protocol, and how it trains.\n",
-        f"[`name`]{{#protocol-name}}\n: {names} · must be given\n\n"
-        "  the protocol; [choose a protocol](choose.md) compares them.\n",
+        item("protocol-name", "name", f"{names} · must be given", "The [protocols compared](choose.md)."),
         "### Keys of every protocol\n",
     ]
     lines += [_shared_key(name, kinds) for name in Training.model_fields]
@@ -340,7 +349,7 @@ def run_file() -> str:
 
 def silo_toml() -> str:
     """Return the reference of silo.toml."""
-    return "\n\n".join(section(name, kind).replace("{#", "{#silo-toml-") for name, kind in SILO_FILE.items())
+    return "\n\n".join(section(name, kind).replace('<a id="', '<a id="silo-toml-') for name, kind in SILO_FILE.items())
 
 
 def policy() -> str:
@@ -353,7 +362,7 @@ def policy() -> str:
 PARTS: Mapping[str, Callable[[], str]] = {"run-file": run_file, "silo-toml": silo_toml, "site-policy": policy}
 
 
-def main(name: str) -> str:
+def part(name: str) -> str:
     """Return one part of the reference."""
     import surface
 
@@ -361,10 +370,29 @@ def main(name: str) -> str:
 
 
 def filled(page: str) -> str:
-    """Return a page with each mark replaced by what it names."""
-    return MARK.sub(lambda mark: main(mark[1]), page)
+    """Return a page with each block as the code has it, with straight apostrophes as pages do."""
+
+    def fill(mark: re.Match[str]) -> str:
+        text = re.sub(r"\n{3,}", "\n\n", part(mark[1])).strip().replace("’", "'")
+        return f"<!-- reference:begin {mark[1]} -->\n\n{text}\n\n<!-- reference:end -->"
+
+    return BLOCK.sub(fill, page)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the blocks, or check them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block differs")
+    check = parser.parse_args(words).check
+    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    stale = {page: text for page, text in ((page, filled(text)) for page, text in pages.items()) if text != pages[page]}
+    for page, text in stale.items():
+        if not check:
+            (ROOT / page).write_text(text, encoding="utf-8")
+        print(f"{page}: {'its blocks differ from the code; run python docs/reference.py' if check else 'written'}")
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":
     sys.modules["reference"] = sys.modules["__main__"]
-    print(main(sys.argv[1]))
+    raise SystemExit(main())

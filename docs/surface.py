@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from inspect import cleandoc
+from inspect import Parameter, cleandoc, isroutine, signature
 from typing import Any
 
 import typer.main
 from pydantic import BaseModel
-from reference import default, descriptions, opening, values
+from reference import default, descriptions, item, opening, split, values
 
 from moretta.commands import main as cli
 from moretta.protocols.common.training import Training
@@ -39,7 +39,7 @@ def _command(path: Sequence[str], command: Any) -> str:
         "",
         cleandoc(command.help or ""),
         "",
-        f"```text\n{' '.join(usage.split())}\n```",
+        f"`{' '.join(usage.split())}`",
         "",
     ]
     return "\n".join([*lines, *(_parameter(path, name, *record) for name, record in records if record)])
@@ -48,7 +48,7 @@ def _command(path: Sequence[str], command: Any) -> str:
 def _parameter(path: Sequence[str], name: str, usage: str, text: str) -> str:
     mark = "-".join([*path[1:], name.replace("_", "-")])
     said = re.sub(r"(?<!\\)([*\[])", r"\\\1", re.sub(r"  +", " ", text)).replace("\\[required]", "Must be given.")
-    return f"[`{usage}`]{{#{mark}}}\n: {said or 'as its name says'}\n"
+    return item(mark, usage, said or "as its name says")
 
 
 # -- the public names --------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def api() -> str:
     protocols = [(name, one) for name, one in settings if issubclass(one, Training)]
     parts = [
         "## Training and data",
-        *(_autodoc(name, one) for name, one in names if not _is_settings(one)),
+        *(_described(name, one) for name, one in names if not _is_settings(one)),
         "## Protocols",
         *(_settings(name, one) for name, one in protocols),
         "## Other settings",
@@ -87,10 +87,54 @@ def _is_settings(one: Any) -> bool:
     return isinstance(one, type) and issubclass(one, BaseModel) and one.__module__.endswith(("params", "settings"))
 
 
-def _autodoc(name: str, one: Any) -> str:
-    kind = "autoclass" if isinstance(one, type) else "autofunction"
-    options = f"   :members:\n   :exclude-members: {WITHIN.get(name, '')}\n" if isinstance(one, type) else ""
-    return f"### {name}\n\n```{{eval-rst}}\n.. {kind}:: moretta.{name}\n{options}```"
+def _described(name: str, one: Any) -> str:
+    """Return a class or a function by its signature and docstring, and the methods of a class."""
+    lines = [f"### {name}", f"`moretta.{name}{_signature(one)}`", _text(one)]
+    for own, member in vars(one).items() if isinstance(one, type) else ():
+        if not own.startswith("_") and own not in WITHIN.get(name, "").split(", "):
+            function = getattr(member, "__func__", member)
+            if isinstance(member, property):
+                lines += [f"**`.{own}`**", _text(member.fget)]
+            elif isroutine(function):
+                lines += [f"**`.{own}{_signature(function)}`**", _text(function)]
+    return "\n\n".join(lines)
+
+
+def _signature(one: Any) -> str:
+    try:
+        taken = signature(one)
+    except (TypeError, ValueError):
+        return ""
+    bare = [
+        p.replace(annotation=Parameter.empty, default=p.default if _is_plain(p.default) else None)
+        for p in taken.parameters.values()
+        if p.name not in ("self", "cls")
+    ]
+    return str(taken.replace(parameters=bare, return_annotation=taken.empty))
+
+
+def _is_plain(given: Any) -> bool:
+    return given is Parameter.empty or isinstance(given, str | int | float | tuple | None)
+
+
+def _text(one: Any) -> str:
+    """Return a docstring as a page has it: what it says of each argument as a list."""
+    try:
+        names = list(signature(one).parameters)
+    except (TypeError, ValueError):
+        names = []
+    rest, said = split(cleandoc(one.__doc__ or ""), names)
+    found = [_paragraph(one) for one in re.split(r"\n\s*\n", rest)]
+    return "\n\n".join([*found, *(["\n".join(f"- `{n}`: {said[n]}" for n in names if n in said)] if said else [])])
+
+
+def _paragraph(text: str) -> str:
+    """Return a docstring's paragraph; a section with a title, such as Args, as a list."""
+    title, _, rest = text.partition("\n")
+    if title not in ("Args:", "Raises:", "Returns:", "Source:") or not rest:
+        return " ".join(text.split()).replace("*", "\\*") if ">>>" not in text else text
+    entries = [" ".join(one.split()).partition(": ") for one in re.split(r"\n(?=    \S)", rest)]
+    return f"{title}\n\n" + "\n".join(f"- `{name}`: {said}" if said else f"- {name}" for name, _, said in entries)
 
 
 def _settings(name: str, kind: type[BaseModel]) -> str:
@@ -102,7 +146,7 @@ def _settings(name: str, kind: type[BaseModel]) -> str:
     for field, known in own.items():
         facts = f"{values(known.annotation, known.metadata)} · default: {default(known).replace('left out', '`None`')}"
         text = said[field].replace("*", "\\*")
-        lines.append(f"[`{field}`]{{#api-{name.lower()}-{field}}}\n: {facts}\n\n  {text}\n")
+        lines.append(item(f"api-{name.lower()}-{field}", field, facts, text))
     return "\n".join(lines)
 
 
@@ -114,5 +158,5 @@ def _errors() -> str:
     for one in found:
         above = one.__bases__[0].__name__
         text = " ".join(cleandoc(one.__doc__ or "").split("\n\n")[0].split())
-        lines.append(f"`{one.__name__}`\n: is a `{above}`\n\n  {text}\n")
+        lines.append(item(f"api-{one.__name__.lower()}", one.__name__, f"is a `{above}`", text))
     return "\n".join(lines)

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -41,10 +41,21 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from records_of_pages import Records  # noqa: E402
-from reproduction import DATA, NOT_REPLAYED, Cell, Reproduction, as_json, choose, replayed, seconds_of  # noqa: E402
+from reproduction import (  # noqa: E402
+    DATA,
+    NOT_REPLAYED,
+    Cell,
+    Reproduction,
+    as_json,
+    choose,
+    find,
+    replayed,
+    seconds_of,
+)
 
 from moretta.contract.settings import Section  # noqa: E402
 from moretta.contract.wording import did_you_mean  # noqa: E402
+from moretta.data.datasets import ORIGINS  # noqa: E402
 from moretta.engines.files import write_atomically  # noqa: E402
 from moretta.errors import MorettaError, ParameterError  # noqa: E402
 
@@ -241,6 +252,48 @@ def _played_before() -> dict[str, dict[str, Any]]:
     alike = {kind: [cell for cell in cells if cell[0] == min(cells)[0]] for kind, cells in found.items()}
     medians = {kind: median_low(cells) for kind, cells in alike.items()}
     return {kind: {"epoch": epoch, "round": each, "beside": 0} for kind, (_, _, epoch, each) in medians.items()}
+
+
+def listing(folder: Path) -> list[dict[str, Any]]:
+    """Return of every experiment below a folder what it is, how long its forms take, and which data sets it needs.
+
+    minutes, quick_minutes: of one core, by records and `seconds.json`; None where nothing like a cell was timed. data:
+    by the name that a set has in the folder of data sets where to get it; empty where none is needed.
+    """
+    told = []
+    for name, (home, experiment) in find(folder).items():
+        found: dict[str, Any] = {"name": name, "title": experiment.title, "paper": experiment.paper, "data": {}}
+        for form, quick in (("", False), ("quick_", True)):
+            chosen = Reproduction(name, experiment, home, quick=quick)
+            cells = chosen.cells()
+            seconds = [estimated(chosen, cell) for cell in cells]
+            known = [one for one in seconds if one is not None]
+            minutes = round(sum(known) / 60, 1) if len(known) == len(seconds) else None
+            found |= {f"{form}cells": len(cells), f"{form}minutes": minutes}
+            for settings in map(chosen.settings, cells):
+                if "data.path" in settings:
+                    found["data"][settings["data.path"]] = ORIGINS.get(settings["data.source"], "experiments/README.md")
+        told.append(found)
+    return told
+
+
+def lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a listing's lines: two an experiment, and where its data sets are from."""
+    origins = dict[str, str]()
+    for one in told:
+        yield f"{one['name']}: {one['title']} ({one['paper']})"
+        quick, whole = (_lasting(one[minutes]) for minutes in ("quick_minutes", "minutes"))
+        yield f"    quick {quick}, whole {whole} on one core; data: {', '.join(one['data']) or 'none'}"
+        origins |= one["data"]
+    yield "Data sets, each in DIR, and where they are from:"
+    yield from (f"    {name}: {origin}" for name, origin in sorted(origins.items()))
+    yield "moretta reproduce NAME --data DIR runs one, --quick its quick form"
+
+
+def _lasting(minutes: float | None) -> str:
+    if minutes is None:
+        return "not timed"
+    return f"{minutes:.2g} min" if minutes < 90 else f"{minutes / 60:.3g} h"
 
 
 def take_time(chosen: Reproduction, cell: Cell) -> dict[str, Any]:

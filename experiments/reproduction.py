@@ -451,12 +451,12 @@ def seeds(seed: int) -> tuple[str, str]:
 
 
 def digest_of(result: Result) -> str:
-    """Return the SHA-256, in hex, of each round's training loss, all test scores, and the final weights that are kept.
+    """Return the SHA-256, in hex, of each round's training loss, all scores, and the final weights that are kept.
 
     A simulation with more than 20 models keeps no weights; there the losses and scores stand for them.
     """
     losses = [line.get("loss") for line in result.history]
-    digest = hashlib.sha256(json.dumps([losses, result.test], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([losses, result.record["test"]], sort_keys=True).encode())
     for silo, model in {"": result.model, **result.models}.items():
         for name, tensor in ({} if model is None else model.state_dict()).items():
             digest.update(f"{silo}/{name}".encode() + tensor.cpu().numpy().tobytes())
@@ -548,19 +548,6 @@ def choose(
         if level not in levels:
             raise ParameterError(f'no level of {name} is called "{level}"; {did_you_mean(level, levels)}')
     return chosen
-
-
-def listing(folder: Path) -> list[dict[str, Any]]:
-    """Return name, title, paper and size of every experiment below a folder."""
-    told = []
-    for name, (home, experiment) in find(folder).items():
-        forms = {
-            "cells": Reproduction(name, experiment, home),
-            "quick_cells": Reproduction(name, experiment, home, quick=True),
-        }
-        sizes = {key: len(form.cells()) for key, form in forms.items()}
-        told.append({"name": name, "title": experiment.title, "paper": experiment.paper, **sizes})
-    return told
 
 
 def table(results: Mapping[str, Any]) -> Table:

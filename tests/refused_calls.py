@@ -29,12 +29,15 @@ from moretta import (
     SecureAggregation,
     Silo,
     read_table,
+    split_rows,
 )
+from moretta.data.tables.files import Format
 from moretta.data.tables.schema import Number
 
 __all__ = [
-    "BAFFLE", "CGD", "PBPFL", "Centralised", "DataLoader", "Engine", "FedAvg", "FedSGD", "Local", "Schema",
+    "BAFFLE", "CGD", "PBPFL", "Centralised", "DataLoader", "Engine", "FedAvg", "FedSGD", "Format", "Local", "Schema",
     "SecureAggregation", "Silo", "moretta", "read_table", "sparse",
+    "split_rows",
 ]  # fmt: skip
 
 X = np.random.default_rng(0).normal(0, 1, (12, 4)).astype(np.float32)

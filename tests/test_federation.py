@@ -179,6 +179,7 @@ def test_each_silos_own_model_is_kept(tmp_path: Path) -> None:
         kept = read_model(tmp_path / "run", f"models/{name}.safetensors")
         assert all(kept[key].tobytes() == value.tobytes() for key, value in modules.arrays(model).items())
     assert set(result.models) == set(result.test["per_silo"]) == {"north", "south"}
+    assert result.training == {}
     accuracies = [score["accuracy"] for score in result.test["per_silo"].values()]
     assert result.test["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-15)
 
@@ -199,7 +200,8 @@ def test_the_test_score_is_that_of_the_model_on_the_test_rows(protocol: Any, sta
 
 def test_without_test_rows_a_run_says_so() -> None:
     result = make(test=None).train(2)
-    assert set(result.test) == {"per_silo"}
+    assert result.test == {}
+    assert set(result.training) == {"north", "south"}
     assert any("no test rows" in warning for warning in result.record["warnings"])
 
 

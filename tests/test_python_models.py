@@ -213,16 +213,17 @@ def words(seed: int, count: int) -> dict[str, list[Any]]:
     return {"age": ages, "ward": wards, "outcome": outcome}
 
 
-def test_a_table_is_predicted_by_its_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["mlp", "embeddings"])
+def test_a_table_is_predicted_by_its_words(source: str, tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(SCHEMA)
     schema = Schema.load(tmp_path / "schema.toml")
     parts = [read_table(words(seed, 50), schema) for seed in (0, 1)]
     silos = [Silo(name, part.x, part.y) for name, part in zip(("north", "south"), parts, strict=True)]
-    linear = {"source": "mlp", "hidden": []}
+    linear = {"source": source, "hidden": []}
     made = Federation(linear, silos, FedSGD(**SETTINGS), standardise=True, table=schema, out=tmp_path / "run")
     result = made.train(60, seed=1)
     fresh = words(2, 30)
-    targets = np.array([one == "yes" for one in fresh.pop("outcome")]).astype(int)
+    targets = np.array(fresh.pop("outcome"))
     found = result.predict(dict(reversed(fresh.items())))  # whatever the order of its columns
     assert (found == targets).mean() > 0.85
     loaded = moretta.load(tmp_path / "run")
@@ -232,13 +233,15 @@ def test_a_table_is_predicted_by_its_words(tmp_path: Path) -> None:
         assert (loaded.predict(one) == found).all()
     with torch.no_grad():
         for tensor in (coded.x, coded.coded):
-            assert (loaded(torch.tensor(tensor)).argmax(1).numpy() == found).all()
+            assert (np.array(loaded.classes)[loaded(torch.tensor(tensor)).argmax(1).numpy()] == found).all()
     for cast, near in ((loaded.double, 1e-6), (loaded.float, 1e-6), (loaded.half, 1e-2)):
         cast()  # what prepares rows keeps its digits
         with torch.no_grad():
             softmax = torch.softmax(loaded(torch.tensor(coded.coded)).double(), 1).numpy()
         np.testing.assert_allclose(softmax, given, atol=near)
         np.testing.assert_allclose(loaded.predict_proba(fresh), given, atol=near)
+    by_name, by_number = (loaded.evaluate(fresh, y) for y in (targets, (targets == "yes").astype(int)))
+    assert by_name == by_number
     fresh["ward"] = ["Z"] * 30
     with pytest.raises(ParameterError, match="x: column 'ward' has a word that the schema does not have in 30 of 30"):
         loaded.predict(fresh)

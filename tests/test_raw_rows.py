@@ -24,6 +24,7 @@ from moretta.config import run_files
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.rows import read_table
 from moretta.engines.run_folder import read_json, read_model
+from moretta.errors import ParameterError
 from moretta.run.assembly import federation_of
 
 ROWS = 240
@@ -298,6 +299,20 @@ def test_shell_python_and_onnx_predict_alike_from_raw_rows(trained: Path, tmp_pa
     assert np.abs(graph - wanted).max() < 1e-6
 
 
+def test_a_run_file_has_the_columns_of_embeddings_from_its_schema(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    text = RUN.replace("[data]", '[data]\nschema = "schema.toml"').replace('"mlp"', '"embeddings"')
+    (tmp_path / "run.toml").write_text(text)
+    run_file = run_files.load(tmp_path / "run.toml")
+    assert run_file.model.arguments["categories"] == [[5, 4]]  # three words and ward=missing
+    kept = tmp_path / "kept.toml"
+    kept.write_text(run_files.dump(run_file))
+    assert run_files.load(kept).model == run_file.model
+    (tmp_path / "run.toml").write_text(text.replace('schema = "schema.toml"', ""))
+    with pytest.raises(ParameterError, match='model "embeddings" needs a schema'):
+        run_files.load(tmp_path / "run.toml")
+
+
 def test_python_loads_a_run_of_the_shell_and_saves_one(trained: Path, tmp_path: Path) -> None:
     shell = predicted(trained, trained / "new.csv", tmp_path / "all.csv")
     wanted = [row["prediction"] for row in shell]
@@ -306,7 +321,7 @@ def test_python_loads_a_run_of_the_shell_and_saves_one(trained: Path, tmp_path: 
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     result = federation_of(run_files.load(trained / "run.toml"), None).train(2, 7)
     for model in (moretta.load(trained / "mine"), moretta.load(result.save(tmp_path / "saved")), result.raw_model()):
-        assert [model.classes[one] for one in model.predict(columns)] == wanted
+        assert model.predict(columns).tolist() == wanted
         chances = [float(row["probability_yes"]) for row in shell]
         assert np.abs(model.predict_proba(columns)[:, 1] - chances).max() < 1e-6
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import reproduction
-from reproduction import Reproduction, choose, find, listing
+from play import listing
+from reproduction import Reproduction, choose, find
 
 from moretta.commands import main as cli
 from moretta.engines.folder_lock import held
@@ -45,6 +47,10 @@ def test_listing_names_every_table_of_the_papers() -> None:
     assert told["pbpfl-table-1"]["quick_cells"] < 18
     assert told["baffle-table-1-mnist"]["cells"] == 24  # five seeds of four of eight levels
     assert told["baffle-table-1-mnist"]["quick_cells"] == 7
+    assert told["baffle-table-1-mnist"]["data"] == {"mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/"}
+    assert "uci.edu" in told["pbpfl-table-1"]["data"]["bank_marketing"]
+    assert told["pbpfl-table-1"]["minutes"] > told["pbpfl-table-1"]["quick_minutes"] > 0
+    assert not told["pbpfl-table-5"]["data"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -265,7 +271,10 @@ def test_the_command_lists_and_runs(
     assert _command(monkeypatch, "--json") == 0
     assert {one["name"] for one in json.loads(capsys.readouterr().out)["experiments"]} == set(NAMES)
     assert _command(monkeypatch) == 0
-    assert "pbpfl-figure-4" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "pbpfl-figure-4" in listed
+    assert re.search(r"quick [\d.]+ min, whole [\d.]+ h on one core; data: mnist\n", listed)
+    assert "    cifar10: https://" in listed
     table = ("pbpfl-table-1", "--quick", "--epochs", "1", "--data", str(bank), "--out", str(tmp_path / "out"))
     assert _command(monkeypatch, *table, "--json") == 0
     told, progress = capsys.readouterr()

@@ -92,7 +92,7 @@ def test_predictions_and_scores_are_in_the_targets_own_units(tmp_path: Path) -> 
     assert result.test["mse"] == pytest.approx((errors**2).mean(), rel=1e-5)
     assert result.test["loss"] == pytest.approx((errors**2).sum(axis=1).mean() / 2, rel=1e-5)
     assert result.test["metrics"]["of_costs"] == pytest.approx(np.abs(errors[:, 0]).mean(), rel=1e-5)
-    assert result.test["per_silo"]["a"]["mse"] > 1e5
+    assert result.training["a"]["mse"] > 1e5
     assert result.history[-1]["test_mse"] == result.test["mse"]
     # What rounds are trained by is a loss of scaled targets, which its name says.
     assert all("loss" not in line and 0 < line["scaled_loss"] < 3 for line in result.history)

@@ -49,11 +49,12 @@ LONG = (
     "docs/privacy.md",
     "docs/python.md",
     "docs/start.md",
+    "docs/training.md",
 )
 ELSEWHERE = {"CONTRIBUTING.md": "tests/test_docs.py"}  # code to add to the package, played section by section
 
 WORDS = ("python", "sh", "toml", "text")
-COMMANDS = ("moretta", "python", "pip", "make", "nvflare", "podman", "ssh", "printf")
+COMMANDS = ("moretta", "python", "pip", "git", "make", "nvflare", "podman", "ssh", "printf")
 
 
 def unaccounted(page: str, played: bool) -> Iterator[Block]:

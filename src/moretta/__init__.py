@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moretta.data.alignment.exchange import align
     from moretta.data.alignment.ids import IdRules
     from moretta.data.silo import Silo
+    from moretta.data.split import split_rows
     from moretta.data.tables.rows import read_table
     from moretta.data.tables.schema import Schema
     from moretta.engines.settings import Engine, Faults
@@ -57,6 +58,7 @@ __all__ = [
     "load",
     "read_table",
     "secure_sum",
+    "split_rows",
 ]
 
 _HOMES = {
@@ -83,6 +85,7 @@ _HOMES = {
     "load": "moretta.run.trained_model",
     "read_table": "moretta.data.tables.rows",
     "secure_sum": "moretta.secure_aggregation.secure_sum",
+    "split_rows": "moretta.data.split",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from splits import distribute, split_of
 
 from moretta.data.partition import partition
-from moretta.data.split import split, units_of
+from moretta.data.split import split, split_rows, units_of
 from moretta.errors import ParameterError
 
 ROWS = st.lists(
@@ -160,6 +161,22 @@ def test_silos_are_equal_to_within_a_group(sizes: tuple[float, ...] | None) -> N
         parts = partition(groups % 2, 3, "iid", seed, sizes=sizes, groups=groups)
         wanted = np.array(sizes or (1 / 3,) * 3) * len(groups)
         assert (np.abs([len(part) for part in parts] - wanted) <= 7).all()
+
+
+def test_rows_are_split_for_python_by_class_and_whole_patients() -> None:
+    random = np.random.default_rng(1)
+    patients, x = random.integers(60, size=200), random.normal(size=(200, 2))
+    words = np.where(patients % 4 == 0, "ill", "well")
+    train, validation, test = split_rows(words, (0.2, 0.3), groups=patients, seed=3)
+    parts = [train, validation, test]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(200))
+    assert not any(set(patients[one]) & set(patients[other]) for one, other in itertools.combinations(parts, 2))
+    assert [round(len(one) / 200, 1) for one in parts] == [0.5, 0.2, 0.3]
+    shares = [(words[one] == "ill").mean() for one in parts]
+    assert max(shares) - min(shares) < 0.1
+    again = split_rows(words.tolist(), (0.2, 0.3), groups=[f"P{one}" for one in patients], seed=3)
+    assert all((one == other).all() for one, other in zip(parts, again, strict=True))
+    assert len(x[split_rows(x[:, 0])[1]]) == 40  # a fifth, of numbers too
 
 
 def test_a_patient_of_two_hospitals_is_dealt_with_the_one_of_most_visits(caplog: pytest.LogCaptureFixture) -> None:

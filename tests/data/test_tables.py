@@ -21,7 +21,7 @@ from moretta.data.tables.files import Format, as_columns, read_columns
 from moretta.data.tables.inference import Guess, as_toml, infer, lines_of, propose
 from moretta.data.tables.preparation import Preparation
 from moretta.data.tables.rows import TableRows, encode, expansion_of, read_table, rules_of
-from moretta.data.tables.schema import Category, Date, Drop, Id, Number, Schema, Target
+from moretta.data.tables.schema import Category, Date, Drop, Grouping, Id, Number, Schema, Target
 from moretta.errors import ParameterError
 
 PLAIN = "age,job,score\n31,cook,0\n45,nurse,1\n28,cook,1\n"
@@ -131,6 +131,24 @@ def test_the_same_rows_as_csv_parquet_and_arrow_are_the_same_bytes(tmp_path: Pat
     found = [read_table(tmp_path / name, schema) for name in ("t.csv", "t.parquet", "t.arrow")]
     assert len({rows.x.tobytes() for rows in found}) == 1
     assert len({rows.y.tobytes() for rows in found}) == 1
+
+
+def test_keywords_say_how_a_file_is_written_and_rows_are_taken_by_number(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("patient;crp;ill\nA;1,5;ja\nB;kein Wert;n\u00f6\nA;3,5;ja\n", encoding="latin-1")
+    columns = {"patient": Grouping(), "crp": Number(blanks="mean"), "ill": Target(classes=("n\u00f6", "ja"))}
+    schema = Schema(columns=columns)
+    rows = read_table(path, schema, separator=";", decimal=",", encoding="latin-1", absent="kein Wert")
+    same = read_table(path, schema, Format(";", ",", "latin-1", ("kein Wert",)))
+    np.testing.assert_array_equal(rows.x[:, 0], np.array([1.5, np.nan, 3.5], np.float32))
+    np.testing.assert_array_equal(rows.x, same.x)
+    for places in ([2, 0], np.array([True, False, True])):
+        some = rows[places]
+        assert sorted(some.x[:, 0].tolist()) == [1.5, 3.5]
+        assert some.y.tolist() == [1, 1]
+        assert some.groups is not None
+        assert some.groups.tolist() == ["A", "A"]
+        assert some.ids is None
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,18 @@ def test_mlp(arguments: dict[str, Any], sizes: list[int], bias: bool) -> None:
     assert model(torch.zeros(4, 30)).shape == (4, 2)
 
 
+def test_embeddings_look_up_a_vector_a_word() -> None:
+    model = build("embeddings", inputs=(6,), outputs=2, categories=[[1, 3]], hidden=[4])
+    embedded = model[0]
+    (table,) = (part for part in embedded.parts if isinstance(part, torch.nn.Linear))
+    assert table.weight.shape == (2, 3)
+    x = torch.tensor([[0.5, 0.0, 1.0, 0.0, 7.0, 8.0], [0.1, 0.0, 0.0, 1.0, 9.0, 3.0]])
+    assert torch.equal(embedded(x), torch.cat([x[:, :1], table.weight.T[[1, 2]], x[:, 4:]], dim=1))
+    assert model(x).shape == (2, 2)
+    many = build("embeddings", inputs=(60,), outputs=2, categories=[[0, 50], [50, 10]], most=8)
+    assert many[0].joined == 8 + 6
+
+
 def test_mlp_flattens_images_only() -> None:
     model = build("mlp", inputs=(1, 4, 4), outputs=3)
     assert isinstance(model[0], torch.nn.Flatten)

@@ -113,7 +113,7 @@ def test_rows_that_silos_train_on_are_not_scored_by_it() -> None:
     one = [Silo(held[0].name, held[0].x, np.zeros_like(held[0].y)), *held[1:]]
     result = federation(silos=one, metrics=[of_two_classes]).train(1, progress=False)
     assert result.test["metrics"]["of_two_classes"] == 1.0
-    assert "of_two_classes" not in result.test["per_silo"][held[0].name]["metrics"]
+    assert "of_two_classes" not in result.training[held[0].name]["metrics"]
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:

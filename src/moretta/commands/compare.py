@@ -222,10 +222,11 @@ def reproduce(
             "this in a checkout, or name its folder by --experiments"
         )
     with needs_torch():
-        listing, choose = (resolve(f"reproduction:{what}", experiments, OWN_CODE) for what in ("listing", "choose"))
+        choose = resolve("reproduction:choose", experiments, OWN_CODE)
         if name is None:
+            listing, lines = (resolve(f"play:{what}", experiments, OWN_CODE) for what in ("listing", "lines"))
             found = listing(experiments)
-            say({"experiments": found}, lambda: _print_experiments(found))
+            say({"experiments": found}, lambda: print(*lines(found), sep="\n"))
             return
         chosen = choose(name, experiments, data, quick, epochs, overrides, only)
         columns = (
@@ -251,13 +252,6 @@ def reproduce(
         results,
         lambda: _print_reproduction(results, chosen.path(out), resolve("reproduction:table", experiments, OWN_CODE)),
     )
-
-
-def _print_experiments(found: Sequence[Mapping[str, Any]]) -> None:
-    width = max(len(one["name"]) for one in found)
-    for one in found:
-        print(f"{one['name']:{width}}  {one['title']} ({one['paper']})")
-    print("moretta reproduce NAME --data DIR runs one, with --quick in minutes")
 
 
 def _print_reproduction(results: Mapping[str, Any], kept: Path, table: Callable[..., Any]) -> None:

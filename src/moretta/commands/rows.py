@@ -36,12 +36,8 @@ def form_of(separator: str | None, decimal: str | None, file_encoding: str | Non
 def given_of(
     separator: str | None, decimal: str | None, file_encoding: str | None, absent: list[str]
 ) -> dict[str, Any]:
-    """Return the fields of `Format` that are said. Raises `moretta.errors.ParameterError` for another sign."""
+    """Return the fields of `Format` that are said."""
     separator = "\t" if separator in ("tab", "\\t") else separator
-    if separator not in (None, ",", ";", "\t", "|", " "):
-        raise ParameterError('--separator: expected , ; | tab or " "')
-    if decimal not in (None, ".", ","):
-        raise ParameterError("--decimal: expected . or ,")
     said = {"separator": separator, "decimal": decimal, "encoding": file_encoding, "absent": tuple(absent) or None}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -62,7 +58,7 @@ def init(
     file_encoding: FileEncoding = "utf-8",
     absent: Absent = [],  # noqa: B006  # typer reads the default, nothing writes to it
 ) -> None:
-    """Propose a schema for a table: read it, decide what it asks to decide, and name it in [data] schema."""
+    """Propose a schema for a table: read it, decide what it asks to decide, and name it in \\[data] schema."""
     from moretta.data.tables.doubts import Hints
     from moretta.data.tables.files import read_columns
     from moretta.data.tables.inference import as_toml, lines_of, propose

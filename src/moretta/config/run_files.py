@@ -250,7 +250,7 @@ def _run_file(tables: Mapping[str, Any], path: Path, agreed: Container[str]) -> 
     return RunFile(
         run=section("run", Run, run),
         data=section("data", Data, data),
-        model=section("model", Model, _model(tables["model"])),
+        model=section("model", Model, _model(tables["model"], table)),
         protocol=section("protocol", PROTOCOLS[protocol], tables["protocol"], protocol),
         secure_aggregation=section("secure-aggregation", SecureAggregation, tables.get("secure-aggregation", {})),
         engine=section("engine", Engine, tables.get("engine", {})),
@@ -311,8 +311,8 @@ def check_table(name: str, table: object) -> None:
             raise ParameterError(f"[{name}] {key}: expected {expected}, got {shown(entry)}")
 
 
-def _model(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section [model] with its further keys gathered under `arguments`."""
+def _model(table: Mapping[str, Any], columns: Schema | None) -> dict[str, Any]:
+    """Return the section [model] with its further keys gathered under `arguments`. columns: the rows' schema."""
     arguments: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
@@ -320,6 +320,7 @@ def _model(table: Mapping[str, Any]) -> dict[str, Any]:
             raise ParameterError(f"[model] {kebab(key)} is given twice, with a dash and with an underscore; remove one")
         if key != "source":
             arguments[name] = value
+    arguments = catalogue.of_schema(str(table.get("source")), arguments, columns)
     return {"arguments": arguments} | {key: value for key, value in table.items() if key == "source"}
 
 

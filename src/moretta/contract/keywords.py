@@ -32,8 +32,11 @@ def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Call
         def refusing(*args: Any, **given: Any) -> Any:
             for name in given:
                 if name not in known:
-                    told = (elsewhere or {}).get(name)
-                    raise ParameterError(f"{owner}: {f'{name} is {told}' if told else unknown_word(name, known)}")
+                    others = elsewhere or {}
+                    words = (one for one in others if name in (one, "".join(part[0] for part in one.split("_"))))
+                    meant = next(words, None)
+                    said = unknown_word(name, known) if meant is None else f"{meant} is {others[meant]}"
+                    raise ParameterError(f"{owner}: {said}")
             return function(*args, **given)
 
         if not isinstance(called, type):

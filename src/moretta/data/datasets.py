@@ -46,6 +46,10 @@ from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.errors import MissingExtra, ParameterError
 
+ORIGINS = {name: origin for name, (_, _, origin) in SETS.items()}
+ORIGINS["bank-marketing"] = "https://archive.ics.uci.edu/dataset/222/bank+marketing"
+"""Where to get the sets that do not come along."""
+
 BUILT_IN = ("wdbc", "digits", "bank-marketing", *SETS, "office-home", FOLDER)
 _BANK = ("bank-additional-full.csv", "bank-additional-full.csv.gz", "bank-full.csv", "bank-full.csv.gz")
 MEASURES = "radius texture perimeter area smoothness compactness concavity concave_points symmetry fractal_dimension"
@@ -216,7 +220,7 @@ def _bank(place: Path | None, target: str | None, encoding: Encoding, wish: _Wis
         got = "no path" if place is None else f"no such file in {place}" if place.is_dir() else f"no file {place}"
         raise ParameterError(
             f'source = "bank-marketing" needs path, bank-additional-full.csv (or .csv.gz) or its folder, got {got}; '
-            "get it at https://archive.ics.uci.edu/dataset/222/bank+marketing"
+            f"get it at {ORIGINS['bank-marketing']}"
         )
     # the answer and its duration are known together, after the call
     drop = ("duration",) if encoding == "one-hot" else ()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.keywords import names_keywords
 from moretta.data.rows import class_of
 from moretta.errors import ParameterError, RowsError
 
@@ -110,6 +111,26 @@ def split(
     if labels is not None and any(sizes):
         _warn_of_single(units, labels, left, where, "row" if groups is None else "group")
     return tuple(parts)
+
+
+@names_keywords()
+def split_rows(
+    y: Any, fractions: float | Sequence[float] = 0.2, *, groups: Any = None, seed: int = 0
+) -> tuple[RowNumbers, ...]:
+    """Return the numbers of rows to train on, and of a part for each fraction: `train, test = split_rows(y, 0.2)`.
+
+    Every class is in each part in proportion. Take rows by them: `x[train]`, `frame.iloc[test]`. y: the targets, classes
+    as numbers or words, or numbers. fractions: of further parts, such as (0.1, 0.2). groups: whom each row is about,
+    such as its patient; all rows of a group are in one part. seed: by which rows are chosen.
+    Raises `moretta.errors.ParameterError` where fractions leave no rows to train on, or a part has none.
+    """
+    targets = np.asarray(y)
+    if targets.dtype.kind not in "iufb":
+        targets = np.unique(targets.astype(str), return_inverse=True)[1]
+    wanted = (fractions,) if isinstance(fractions, int | float) else tuple(fractions)
+    whom = None if groups is None else np.asarray(groups).astype(str)
+    *parts, rest = split(targets, wanted, seed, "split_rows", whom)
+    return rest, *parts
 
 
 def cut(

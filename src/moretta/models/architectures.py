@@ -8,11 +8,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import index
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from moretta.contract.wording import shown
 from moretta.errors import ParameterError
 from moretta.models.layers import (
     ACTIVATIONS,
@@ -68,6 +70,58 @@ def mlp(
         parts += [nn.Linear(size, following, bias=flag(bias, "bias")), nn.ReLU()]
     last = flag(bias if output_bias is None else output_bias, "output_bias")
     return nn.Sequential(*parts, nn.Linear(sizes[-1], outputs, bias=last))
+
+
+class Embedded(nn.Module):
+    """float[n, inputs] -> float[n, joined]: each category by a linear map of its columns, what is between as it is.
+
+    A category's columns are zeros and ones, so the map looks up a vector for each word: an embedding. As a linear layer
+    it has free scales under PBPFL, and it takes columns that are standardised.
+    """
+
+    def __init__(self, stretches: Sequence[tuple[int, bool]], most: int) -> None:
+        """Take how many columns each stretch has, and whether they are of a category."""
+        super().__init__()
+        self.sizes, self.parts, self.joined = [size for size, _ in stretches], nn.ModuleList(), 0
+        for size, is_category in stretches:
+            width = min(most, size // 2 + 1) if is_category else size
+            self.parts.append(nn.Linear(size, width, bias=False) if is_category else nn.Identity())
+            self.joined += width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Join the numbers and the embeddings."""
+        pieces = x.split(self.sizes, dim=1)
+        return torch.cat([part(piece) for part, piece in zip(self.parts, pieces, strict=True)], dim=1)
+
+
+def embeddings(
+    inputs: tuple[int, ...],
+    outputs: int,
+    *,
+    categories: Sequence[Sequence[int]] = (),
+    most: int = 16,
+    hidden: Sequence[int] | None = None,
+) -> nn.Sequential:
+    """An `mlp` behind an embedding for each category of a table: float32[n, columns] -> float32[n, outputs].
+
+    `categories` has the first column of each and how many it has; of a run with a schema they follow from that. k
+    columns become k // 2 + 1 numbers, `most` at most. `hidden` are the widths of the mlp's hidden layers.
+    """
+    try:
+        pairs = [(index(first), index(count)) for first, count in categories]
+        ends = [0, *(first + count for first, count in pairs)]
+        fits = all(first >= end and count > 0 for (first, count), end in zip(pairs, ends, strict=False))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits or len(inputs) != 1 or ends[-1] > inputs[0]:
+        raise ParameterError(
+            f"model: categories = {shown(categories)}: expected pairs, the first column of each and how many it has, "
+            f"one behind the other within a sample of shape {list(inputs)}"
+        )
+    following = zip([*pairs, (inputs[0], 0)], ends, strict=True)
+    stretches = [one for (first, count), end in following for one in ((first - end, False), (count, True)) if one[0]]
+    embedded = Embedded(stretches, positive(most, "most"))
+    return nn.Sequential(embedded, *mlp((embedded.joined,), outputs, hidden=hidden))
 
 
 def _blocks(depth: object, besides: int, model: str, examples: str) -> int:

@@ -18,12 +18,14 @@ from moretta.contract.settings import Section, Words, kebab
 from moretta.contract.wording import did_you_mean, shown, unfit
 from moretta.data.layout import SampleLayout
 from moretta.data.references import beside, is_reference, resolve, said
+from moretta.data.tables.rows import expansion_of
+from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
 
 if TYPE_CHECKING:
     from torch import nn
 
-BUILT_IN = ("mlp", "resnet", "densenet", "lenet", "wrn", "mobilenet")
+BUILT_IN = ("mlp", "embeddings", "resnet", "densenet", "lenet", "wrn", "mobilenet")
 
 TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")  # by `build` itself
 
@@ -48,6 +50,22 @@ class Model(Section):
             if expected:
                 raise ParameterError(f"[model] {kebab(name)}: expected {expected}, got {shown(value)}")
         return arguments
+
+
+def of_schema(source: str, arguments: Mapping[str, Any], table: Schema | None) -> dict[str, Any]:
+    """Return a model's arguments with what follows from a schema: which columns of the inputs are of one category.
+
+    Raises `moretta.errors.ParameterError` for embeddings of rows without a schema.
+    """
+    if source != "embeddings" or "categories" in arguments:
+        return dict(arguments)
+    if table is None:
+        raise ParameterError(
+            'model "embeddings" needs a schema: [data] schema, or from Python table=Schema.load(FILE); or categories, '
+            "each one's first column and how many it has"
+        )
+    origins, worded = expansion_of(table).origins, (n for n, one in table.features.items() if one.kind == "category")
+    return {**arguments, "categories": [[origins.index(name), origins.count(name)] for name in worded]}
 
 
 def _has_table(value: object) -> bool:

@@ -177,7 +177,7 @@ class Federation:
             check_choice("task", task, ("classification", "regression"))
         elif task is None and silos:
             task = python_arguments.task_of(silos, getattr(protocol, "loss", ""))
-        model, made = python_arguments.built(model, silos, protocol, task or "", class_names)
+        model, made = python_arguments.built(model, silos, protocol, task or "", class_names, table)
         spec = Specification(
             run,
             data,

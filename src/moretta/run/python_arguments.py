@@ -248,7 +248,7 @@ def rows_of(part: str, rows: Any, names: Sequence[str]) -> Any:
 
 
 def built(
-    model: object, silos: Sequence[Silo], protocol: object, task: str, class_names: Sequence[str]
+    model: object, silos: Sequence[Silo], protocol: object, task: str, class_names: Sequence[str], table: Schema | None
 ) -> tuple[nn.Module, Made]:
     """Return a model, and how it is built where that is known.
 
@@ -265,7 +265,9 @@ def built(
     made = Made()
     if not isinstance(model, nn.Module):
         arguments: dict[str, Any] = {"source": model} if isinstance(model, str) else dict(model)
-        made = Made(str(arguments.pop("source", "")), arguments)
+        source = str(arguments.pop("source", ""))
+        arguments = catalogue.of_schema(source, arguments, table)
+        made = Made(source, arguments)
         _check_plain(arguments)
         model = catalogue.build(
             made.source,

@@ -19,6 +19,7 @@ from moretta.contract.messages import Array, Tensors
 from moretta.data.layout import Samples, packed_as
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
+from moretta.protocols.registry import ENTRIES
 from moretta.run.raw_rows import Prepared
 
 if TYPE_CHECKING:
@@ -76,12 +77,45 @@ class Result:
 
     def _repr_html_(self) -> str:
         cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._lines())
-        return f"<table>{cells}</table>"
+        return f"<table>{cells}</table>{self._curves()}"
+
+    def _curves(self) -> str:
+        """Return the losses over the rounds as a small figure; empty where no round has one."""
+        from moretta.report.plots import drawn
+
+        names = ("loss", "scaled_loss", "validation_loss", "test_loss")
+        found = {key: [(one["round"], one[key]) for one in self.history if key in one] for key in names}
+        curves = {key: points for key, points in found.items() if len(points) > 1}
+
+        def draw(figure: Any) -> None:
+            axes = figure.add_subplot(title="Loss by round")
+            for key, points in curves.items():
+                axes.plot(*zip(*points, strict=True), label=key.replace("_", " "))
+            axes.legend()
+
+        if not curves:
+            return ""
+        svg = drawn(f"run-{self.record['run']}", "Loss by round", ", ".join(curves), draw, 2.4)
+        colours = "--ink: currentColor; --faint: #888; --paper: transparent; --figures: sans-serif"
+        return f'<div style="max-width: 32em; {colours}">{svg}</div>'
 
     @property
     def test(self) -> Mapping[str, Any]:
-        """Loss, accuracy or mse, and metrics on the test rows."""
-        return self.record["test"]  # type: ignore[no-any-return]
+        """Loss, accuracy or mse, and metrics on the test rows; `per_silo` where each silo has a model of its own."""
+        return {key: value for key, value in self.record["test"].items() if key != "per_silo" or self._is_by_model}
+
+    @property
+    def training(self) -> Mapping[str, Mapping[str, Any]]:
+        """How well the common model fits the rows that each silo trained it on, by silo; not how it does on new ones.
+
+        Empty where each silo has a model of its own, or its rows are on another machine.
+        """
+        return {} if self._is_by_model else self.record["test"].get("per_silo", {})
+
+    @property
+    def _is_by_model(self) -> bool:
+        """Whether `per_silo` of the record is of models of the silos' own, on test rows."""
+        return self.model is None or not ENTRIES[self.record["protocol"]].common_model
 
     @property
     def bytes(self) -> Mapping[str, float]:

@@ -17,7 +17,7 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array, Tensors
-from moretta.contract.wording import kind_of
+from moretta.contract.wording import either, kind_of, shown
 from moretta.data import python_rows
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
@@ -125,15 +125,15 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def predict(self, x: Any) -> NDArray[np.generic]:
-        """Return what is predicted of each row: int64[rows], the class's number, or numbers as the targets were.
+        """Return what is predicted of each row: the class's name, or its number where the run knew no names.
 
-        `classes` has the names of the numbers, where the run knew them. Each row of numbers is computed by itself, as
-        by `moretta predict`, so that no prediction depends on the others.
+        Of a regression it is numbers, as the targets were. `predict_proba(x).argmax(1)` has the classes' numbers. Each
+        row of numbers is computed by itself, as by `moretta predict`, so that no prediction depends on the others.
         Raises `moretta.errors.ParameterError` for rows that are not as the run's.
         """
         outputs = self.outputs(self._rows(x), "x")
         if self.task == "classification":
-            return predicted(outputs)
+            return np.array(self.classes)[predicted(outputs)] if self.classes else predicted(outputs)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
     @names_keywords()
@@ -147,11 +147,17 @@ class TrainedModel(nn.Module):
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
         """Return how good the model is on labelled rows: `moretta.run.intervals.judged`.
 
-        x: as `predict` takes it. y: the classes' numbers, or numbers as the targets were. groups: whom each row is
-        about, where several rows are about one. Raises as `predict` does, and for targets that do not fit.
+        x: as `predict` takes it. y: the classes' names or numbers, or numbers as the targets were. groups: whom each
+        row is about, where several rows are about one. Raises as `predict` does, and for targets that do not fit.
         """
-        outputs = self.outputs(self._rows(x), "x")
-        targets = as_targets(np.asarray(y), "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
+        outputs, given = self.outputs(self._rows(x), "x"), np.asarray(y)
+        if self.classes and given.dtype.kind in "OU":
+            if wrong := sum(str(one) not in self.classes for one in given):
+                raise ParameterError(
+                    f"y: {wrong} of {len(given)} words are no class; expected {either(map(shown, self.classes))}"
+                )
+            given = np.array([self.classes.index(str(one)) for one in given])
+        targets = as_targets(given, "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
         whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")

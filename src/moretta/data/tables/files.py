@@ -30,7 +30,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,12 @@ class Format:
     decimal: Literal[".", ","] = "."
     encoding: str = "utf-8"
     absent: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.separator not in (None, *get_args(Separator)):
+            raise ParameterError(f"separator = {self.separator!r}: expected a comma, ;, |, a tab or a blank")
+        if self.decimal not in (".", ","):
+            raise ParameterError(f"decimal = {self.decimal!r}: expected . or ,")
 
 
 def is_table(source: str) -> bool:

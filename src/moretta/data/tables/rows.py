@@ -13,14 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moretta.contract.keywords import names_keywords
 from moretta.contract.messages import Array
 from moretta.contract.wording import kind_of, nearest
-from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_columns, as_numbers, read_columns
+from moretta.data.tables.files import (
+    Column,
+    Columns,
+    Format,
+    Separator,
+    are_numbers,
+    as_columns,
+    as_numbers,
+    read_columns,
+)
 from moretta.data.tables.preparation import MARK, ONE_OF, PLAIN, ColumnRules, Expansion
 from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema, Target
 from moretta.errors import ParameterError
@@ -46,13 +56,36 @@ class TableRows:
     groups: NDArray[np.str_] | None
     left_out: Mapping[int, str] = field(default_factory=dict)
 
+    def __getitem__(self, places: Any) -> TableRows:
+        """Return some of the rows, by their numbers or by true and false: `rows[train]`."""
+        ids, groups = (None if one is None else one[places] for one in (self.ids, self.groups))
+        return TableRows(self.coded[places], self.x[places], self.y[places] if len(self.y) else self.y, ids, groups)
 
-def read_table(table: Any, schema: Schema, form: Format | None = None, *, labelled: bool = True) -> TableRows:
+
+@names_keywords()
+def read_table(
+    table: Any,
+    schema: Schema,
+    form: Format | None = None,
+    *,
+    labelled: bool = True,
+    separator: Separator | None = None,
+    decimal: Literal[".", ","] = ".",
+    encoding: str = "utf-8",
+    absent: Sequence[str] = (),
+) -> TableRows:
     """Read a table by its schema, for example for `Silo(name, rows.x, rows.y, groups=rows.groups)`.
 
-    table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. form: how a .csv file is
-    written. labelled: whether it has targets. Raises `moretta.errors.ParameterError` as `encode` does.
+    table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. labelled: whether it has
+    targets. separator: what stands between the cells of a .csv file, one of , ; | tab and blank; None finds out among
+    the first two and a tab. decimal: what stands before a number's fraction. encoding: of the text, such as "latin-1".
+    absent: words that stand for no value. form: the last four in one, a `Format`.
+    Raises `moretta.errors.ParameterError` as `encode` does.
     """
+    said = Format(separator, decimal, encoding, (absent,) if isinstance(absent, str) else tuple(absent))
+    if form is not None and said != Format():
+        raise ParameterError("read_table: form says how a file is written, and so do other keywords; give one of both")
+    form = form or said
     if not isinstance(schema, Schema):
         raise ParameterError(
             'read_table: schema: expected a Schema, such as Schema(columns={"age": Number()}), or one read by '
