@@ -51,10 +51,10 @@ lint: .venv/dev.stamp
 types-of-tests: .venv/dev.stamp
 	$(BIN)/mypy --config-file tests/mypy.ini
 
-# The pages of docs/, with references made from the code and notebooks that are run, into site/. Any warning fails.
+# The pages of docs/, with notebooks that are run, into site/. Any warning fails.
 docs: .venv/dev.stamp
 	@rm -rf site
-	$(BIN)/python -m sphinx -E -W --keep-going -q -d build/doctrees docs site
+	$(BIN)/python -m sphinx -j auto -E -W --keep-going -q -d build/doctrees docs site
 	@echo "site/index.html"
 
 # atheris has wheels for Linux on x86-64 alone, so it is in no other target.

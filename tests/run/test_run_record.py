@@ -152,10 +152,11 @@ def test_a_result_is_printed_in_few_lines_that_quote_nothing_of_a_page() -> None
     assert name not in result._repr_html_()
     assert "<td>1</td>" in result._repr_html_()
     assert "<svg" not in result._repr_html_()
-    lines = [{"round": number, "loss": 1 / number, "validation_loss": 2 / number} for number in (1, 2, 3)]
+    lines = [round_line(number, loss=1 / number, validation_loss=2 / number) for number in (1, 2, 3)]
     page = replace(result, history=lines)._repr_html_()
-    assert page.count("<svg") == 1
-    assert all(said in page for said in ("loss", "validation loss", "Loss by round"))
-    assert "test loss" not in page
+    assert page.count("<svg") == 2
+    assert "Loss on validation rows" in page
+    assert "Test accuracy" not in page
+    assert name not in page
     assert "var(--ink)" in page
     assert "--ink:" in page

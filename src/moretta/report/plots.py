@@ -78,14 +78,25 @@ def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     They are training loss, test accuracy (or mse) and loss on validation rows over rounds, the curves of `RANKED`,
     seconds by phase, stacked, and bytes of one silo in one round.
     """
-    scaled = ", of scaled targets" if any(one.setting("data", "standardise-targets") for one in records) else ""
     return {
-        "losses": _curves(records, "losses", "loss", f"Training loss{scaled}", least=1, window=smoothing(records)),
-        "scores": _curves(records, "scores", *score_of(records), least=2),
-        "validated": _curves(records, "validated", "validation_loss", "Loss on validation rows", least=2),
+        **curves(records),
         "ranked": _ranked(records),
         "seconds": _svg(records, "seconds", "Seconds by phase", partial(_draw_seconds, records=records), bars=1),
         "bytes": _svg(records, "bytes", "Bytes per silo and round", partial(_draw_bytes, records=records), bars=2),
+    }
+
+
+def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | None]:
+    """Draw what runs come to over their rounds, by their places on the page; None where no run has what one shows.
+
+    last: the end of the SVGs' ids, where a page has several.
+    """
+    losses, window = f"losses{last}", smoothing(records)
+    scaled = ", of scaled targets" if any(one.setting("data", "standardise-targets") for one in records) else ""
+    return {
+        "losses": _curves(records, losses, "loss", f"Training loss{scaled}", least=1, window=window),
+        "scores": _curves(records, f"scores{last}", *score_of(records), least=2),
+        "validated": _curves(records, f"validated{last}", "validation_loss", "Loss on validation rows", least=2),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -80,24 +81,13 @@ class Result:
         return f"<table>{cells}</table>{self._curves()}"
 
     def _curves(self) -> str:
-        """Return the losses over the rounds as a small figure; empty where no round has one."""
-        from moretta.report.plots import drawn
+        """Return the report's curves over rounds, of losses and scores; empty where no round has any."""
+        from moretta.report import folder, plots
 
-        names = ("loss", "scaled_loss", "validation_loss", "test_loss")
-        found = {key: [(one["round"], one[key]) for one in self.history if key in one] for key in names}
-        curves = {key: points for key, points in found.items() if len(points) > 1}
-
-        def draw(figure: Any) -> None:
-            axes = figure.add_subplot(title="Loss by round")
-            for key, points in curves.items():
-                axes.plot(*zip(*points, strict=True), label=key.replace("_", " "))
-            axes.legend()
-
-        if not curves:
-            return ""
-        svg = drawn(f"run-{self.record['run']}", "Loss by round", ", ".join(curves), draw, 2.4)
+        run = folder.RunRecord.model_validate_json(json.dumps({**self.record, "history": list(self.history)}))
+        drawn = plots.curves([run], f"-{run.run}").values()
         colours = "--ink: currentColor; --faint: #888; --paper: transparent; --figures: sans-serif"
-        return f'<div style="max-width: 32em; {colours}">{svg}</div>'
+        return "".join(f'<div style="max-width: 32em; {colours}">{one}</div>' for one in drawn if one)
 
     @property
     def test(self) -> Mapping[str, Any]:
