@@ -21,7 +21,7 @@ from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
 from moretta.protocols.cgd.claims import ALIGNMENT
 from moretta.protocols.common.claims import NAMES, SHARED, Claim, Role
-from moretta.protocols.common.severity import SAID, SEVERITIES
+from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ def bullet(text: str, indent: str) -> str:
     )
 
 
-# -- the table of choose.md ---------------------------------------------------------------------------------------------
+# -- the table of choose.md --------------------------------------------------------------------------------------------
 
 
 def prices() -> str:
@@ -182,15 +182,21 @@ def worst(record: Mapping[str, Any], role: Role) -> str:
 
     Claims about single rows stand there too, whatever their attacks' severity.
     """
-    severities = {one.name: SEVERITIES.index(one.severity) for one in all_attacks() if record["protocol"] in one.protocols}
+    severities = {
+        one.name: SEVERITIES.index(one.severity) for one in all_attacks() if record["protocol"] in one.protocols
+    }
     found = list[tuple[int, Claim]]()
     for claim in claims_of(record["protocol"]):
         tried = [severities[name] for name in claim.attacks if name in severities]
-        if claim.role == role and tried and claim.kind != "not given" and claim.holds(record):
+        is_a_leak = claim.kind != "not given" and not claim.rests_on  # what rests on tests is a promise
+        if claim.role == role and tried and is_a_leak and claim.holds(record):
             found.append((min(tried), claim))
     found.sort(key=lambda one: one[0])
     shown = [one for at, one in enumerate(found) if at == 0 or one[1].about == "rows"]
-    return "; ".join(f"**{SAID[SEVERITIES[rank]]}**: {claim.phrase}" for rank, claim in shown) or "no attack tests any"
+    return (
+        "; ".join(f"attacks try **{TRIES[SEVERITIES[rank]]}**: {claim.phrase}" for rank, claim in shown)
+        or "no attack tests any"
+    )
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

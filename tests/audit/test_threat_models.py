@@ -38,7 +38,7 @@ def test_tables_and_lists_of_claims_are_those_of_the_protocols(pages, capsys):
     marks = {
         mark for page in pages.PAGES for mark in re.findall(r"<!-- claims:begin (\S+) -->", (ROOT / page).read_text())
     }
-    assert marks == {"shared", *pages.TABLES, "front", "brief", "alignment"}
+    assert marks == {"shared", *pages.TABLES, "front", "brief", "prices", "alignment"}
 
 
 def test_an_edited_block_is_noticed_and_mended(pages, monkeypatch, tmp_path, capsys):

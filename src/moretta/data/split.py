@@ -119,9 +119,9 @@ def split_rows(
 ) -> tuple[RowNumbers, ...]:
     """Return the numbers of rows to train on, and of a part for each fraction: `train, test = split_rows(y, 0.2)`.
 
-    Every class is in each part in proportion. Take rows by them: `x[train]`, `frame.iloc[test]`. y: the targets, classes
-    as numbers or words, or numbers. fractions: of further parts, such as (0.1, 0.2). groups: whom each row is about,
-    such as its patient; all rows of a group are in one part. seed: by which rows are chosen.
+    Every class is in each part in proportion. Take rows by them: `x[train]`, `frame.iloc[test]`. y: the targets,
+    classes as numbers or words, or numbers. fractions: of further parts, such as (0.1, 0.2). groups: whom each row is
+    about, such as its patient; all rows of a group are in one part. seed: by which rows are chosen.
     Raises `moretta.errors.ParameterError` where fractions leave no rows to train on, or a part has none.
     """
     targets = np.asarray(y)
