@@ -152,8 +152,8 @@ def test_a_result_is_printed_in_few_lines_that_quote_nothing_of_a_page() -> None
     assert name not in result._repr_html_()
     assert "<td>1</td>" in result._repr_html_()
     assert "<svg" not in result._repr_html_()
-    lines = [round_line(number, loss=1 / number, validation_loss=2 / number) for number in (1, 2, 3)]
-    page = replace(result, history=lines)._repr_html_()
+    rounds = [round_line(number, loss=1 / number, validation_loss=2 / number) for number in (1, 2, 3)]
+    page = replace(result, history=rounds)._repr_html_()
     assert page.count("<svg") == 2
     assert "Loss on validation rows" in page
     assert "Test accuracy" not in page

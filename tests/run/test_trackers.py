@@ -99,7 +99,7 @@ def broken(where: str, failure: BaseException) -> Tracker:
 @pytest.mark.parametrize("where", ["begin", "round", "end"])
 def test_a_tracker_that_fails_costs_a_warning(where: str, failure: BaseException, tmp_path: Path, quiet: None) -> None:
     other = Notes()
-    trackers = [broken(where, failure), other]
+    trackers: Any = [broken(where, failure), other]
     result = federation_of("fedsgd", tmp_path / "run").train(3, 7, trackers=trackers, progress=False)
     assert (len(other.lines), other.ends, result.record["rounds"]) == (3, ["whole"], 3)
     (warning,) = [one for one in result.record["warnings"] if "tracker" in one]
@@ -197,7 +197,7 @@ def test_what_is_not_installed_is_named_before_training(
 
 def test_tensorboard_goes_on_where_a_run_is_resumed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     for rounds in (2, 4):
         federation_of("fedsgd", tmp_path / "run").train(
@@ -272,7 +272,7 @@ def test_mlflow_has_settings_and_figures_and_a_resumed_run_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Client.server = {}
-    of = {"mlflow.entities": {"Metric": Metric}, "mlflow.tracking": {"MlflowClient": Client}}
+    of: dict[str, dict[str, Any]] = {"mlflow.entities": {"Metric": Metric}, "mlflow.tracking": {"MlflowClient": Client}}
     for name, content in of.items():
         module = types.ModuleType(name)
         vars(module).update(content)

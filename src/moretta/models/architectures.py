@@ -90,7 +90,7 @@ class Embedded(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Join the numbers and the embeddings."""
-        pieces = x.split(self.sizes, dim=1)
+        pieces = torch.split(x, self.sizes, dim=1)
         return torch.cat([part(piece) for part, piece in zip(self.parts, pieces, strict=True)], dim=1)
 
 
