@@ -33,7 +33,7 @@ def main(folder: Path) -> bool:
     without = [line["round"] for line in history if not any("east" in one["silos"] for one in line["sums"])]
     best = json.loads((folder / "server/run/result.json").read_text())["facts"]["best_round"]
     is_back = bool(without) and without[-1] < len(history)
-    print(f"{len(history)} rounds, of which round {best} is released; {len(without)} of them without east")
+    print(f"{len(history)} rounds, of which round {best:g} is released; {len(without)} of them without east")
 
     run_file = run_files.load(folder / "server/run.toml")
     assert run_file.table is not None
