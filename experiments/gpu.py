@@ -41,14 +41,17 @@ from torch import nn  # noqa: E402
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, FedSGD, Silo  # noqa: E402
 from moretta.contract.codec import Codec  # noqa: E402
 from moretta.contract.messages import Tensors  # noqa: E402
+from moretta.data.settings import Data  # noqa: E402
 from moretta.data.tables.preparation import ColumnRules  # noqa: E402
 from moretta.engines.driver import Driver  # noqa: E402
 from moretta.engines.files import write_atomically  # noqa: E402
 from moretta.engines.in_process import InProcess  # noqa: E402
+from moretta.engines.settings import Run  # noqa: E402
 from moretta.models import catalogue  # noqa: E402
 from moretta.protocols.baffle import torch_forward  # noqa: E402
 from moretta.protocols.baffle.silo.directions import Directions, keys_of  # noqa: E402
 from moretta.protocols.common.setting import Setting  # noqa: E402
+from moretta.protocols.common.specification import Specification  # noqa: E402
 from moretta.protocols.common.training import Training  # noqa: E402
 from moretta.protocols.registry import build  # noqa: E402
 from moretta.secure_aggregation.settings import SecureAggregation  # noqa: E402
@@ -78,9 +81,9 @@ def played(protocol: Training, device: str, silos: int, rounds: int, depth: int)
     random = np.random.default_rng(0)
     x, y = random.normal(size=(silos, BATCH, *SHAPE)).astype("f4"), random.integers(0, OUTPUTS, (silos, BATCH))
     given = [Silo(f"silo-{number}", x[number], y[number]) for number in range(silos)]
-    secure, rules = SecureAggregation(scheme="pairwise"), ColumnRules.alike(0)
-    setting = Setting(resnet(depth), OUTPUTS, given, secure, BATCH, rules, torch.float32, device, 0, rounds, insecure=1)
-    players = build(protocol, setting)
+    run, data = Run(rounds=rounds, device=device, insecure_secret_seed=1), Data(source="python", batch_size=BATCH)
+    spec = Specification(run, data, protocol, SecureAggregation(scheme="pairwise"))
+    players = build(Setting(spec, resnet(depth), OUTPUTS, given, ColumnRules.alike(0)))
     engine = InProcess(players.clients, Codec(players.messages))
     driver = Driver(players.server, list(players.clients), "gpu", engine, 2)
     seconds, began = list[float](), time.perf_counter()
