@@ -169,7 +169,7 @@ def test_compare_folders_in_a_table_and_a_page(runs: Path, tmp_path: Path) -> No
     done = call("compare", runs / "fedsgd", runs / "pbpfl", "--out", tmp_path / "both")
     assert done.code == 0
     assert done.err == ""
-    for words in ("FedSGD", "PBPFL", "Largest relative difference from FedSGD", str(tmp_path / "both")):
+    for words in ("FedSGD", "PBPFL", "Largest relative difference from", str(tmp_path / "both")):
         assert words in done.out
     assert (tmp_path / "both" / "report.html").read_text().startswith("<!")
 
@@ -213,7 +213,7 @@ def test_compare_runs_each_protocol_with_its_own_settings_and_the_shared_ones(he
 def test_compare_a_run_file_without_json(here: Path) -> None:
     done = call("compare", "run.toml", "--protocols", "fedsgd, pbpfl")
     assert done.code == 0
-    assert "Largest relative difference from FedSGD" in done.out
+    assert "Largest relative difference from" in done.out
     assert "report: runs/run/report.html" in done.out
     assert done.err.count("round 3 of 3") == 2
     assert sorted(path.name for path in (here / "runs" / "run").iterdir()) == ["fedsgd", "pbpfl", "report.html"]
@@ -226,7 +226,7 @@ def test_report_goes_into_the_first_folder_or_where_it_is_told(runs: Path, tmp_p
     page = tmp_path / "new" / "page.html"
     told = call("report", runs / "pbpfl", runs / "fedsgd", "--out", page, "--json").told
     assert told == {"report": str(page)}
-    assert "Largest relative difference from FedSGD" in page.read_text()
+    assert "Largest relative difference from" in page.read_text()
 
 
 def test_predict_says_how_many_rows(runs: Path, tmp_path: Path) -> None:

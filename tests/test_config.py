@@ -283,7 +283,7 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
         (["local-epochs=2", "optimizer=sgd"], {"local_epochs": 2, "optimizer": "sgd"}),
         (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6"], {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6}),
     ]  # fmt: skip
-    used = {"perturb", "linear"}  # which do not go with most of the others
+    used = {"perturb", "linear", "checkpoint-minutes"}  # which do not go with most of the others
     words = ["perturb=blocks", "linear=activations", "k={'*' = 4}"]
     run_file = run_files.load(write(SMALL), [*BAFFLE_RUN, *(f"protocol.{word}" for word in words)])
     assert run_file.protocol == BAFFLE(perturb="blocks", linear="activations", k={"*": 4})

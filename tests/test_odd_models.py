@@ -222,9 +222,9 @@ def test_what_failed_says_whose_fault_it_is() -> None:
     assert "each silo says the same, so it is the model or a setting" in str(caught.value)
     assert "nothing of the run is kept, as it has no `out`" in str(caught.value)
     assert "checkpoint" not in str(caught.value)
-    faults = {"drop": [{"round": 2, "silo": "a"}]}
+    faults = {"drop": [{"round": 1, "silo": "a"}]}
     with pytest.raises(RunFailed, match="bring the others back; nothing of the run is kept"):
-        federation(nn.Linear(4, 2), KINDS["FedSGD"], engine=Engine(faults=faults)).train(3, progress=False)
+        federation(nn.Linear(4, 2), KINDS["FedSGD"], engine=Engine(faults=faults)).train(1, progress=False)
 
 
 def test_a_model_of_a_run_goes_on_from_where_it_was() -> None:

@@ -41,7 +41,7 @@ def clipped_sum(self: PrivateGradient, model: nn.Module, rows: NDArray[np.int64]
         return {name: np.zeros(tuple(parameter.shape)) for name, parameter in model.named_parameters()}
     deltas = torch.autograd.grad(self._loss(value, y) * len(rows), list(sums.values()))
     squares = [_square(delta, inputs[name], layers[name]) for name, delta in zip(sums, deltas, strict=True)]
-    factors = 1.0 / (torch.stack(squares).sum(0).sqrt() / self.noise.clip).clamp(min=1.0)
+    factors = 1.0 / (torch.stack(squares).sum(0).sqrt() / self.noise.privacy.clip).clamp(min=1.0)
     if not torch.isfinite(factors).all():
         return general(self, model, rows)
     total: Sums = {}

@@ -78,7 +78,7 @@ def test_a_key_that_one_class_has_is_everywhere(section: str, declared: type[Sec
     assert getattr(spec, name).stride == 5
 
     (entry,) = reference._keys_of(declared, ["stride"], section)
-    assert entry.startswith("[`stride`]")
+    assert entry.startswith(f'- <a id="{section}-stride"></a>`stride`')
     assert "whole number, 1 or more · default: `3`" in entry
 
     rows = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])

@@ -237,7 +237,7 @@ def test_a_patch_takes_back_what_else_of_ours_jobs_could_name(own: kits.Kits, wi
     resources = json.loads((kit / "local" / "resources.json").read_text())
     resources["class_allow_list"] = ["theirs.", wide, provisioning.EXECUTOR, "morettas.own"]
     (kit / "local" / "resources.json").write_text(json.dumps(resources))
-    assert "1 changes are missing" in str(checks.patched(kit, None))
+    assert "join make 1 changes when they start" in str(checks.patched(kit, None))
     assert len(provisioning.patch(kit)) == 1
     resources = json.loads((kit / "local" / "resources.json").read_text())
     assert resources["class_allow_list"] == ["theirs.", provisioning.EXECUTOR, "morettas.own"]

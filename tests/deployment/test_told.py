@@ -319,7 +319,7 @@ def test_a_site_with_a_roster_masks_or_takes_no_part(tmp_path: Path) -> None:
     open_ = told.shared_text(load(tmp_path, more='[secure-aggregation]\nscheme = "none"'))
     with pytest.raises(PolicyError, match="this site has a roster, so it does not trust the server"):
         made(keyed, open_)
-    assert len(made(keyed, told.shared_text(load(tmp_path))).fingerprint) == 16
+    assert len(made(keyed, told.shared_text(load(tmp_path))).fingerprint) == 39
     stolen = site(tmp_path, 'roster = "roster.toml"\nidentity = "keys/silo-2"')
     with pytest.raises(ParameterError, match="identity of silo `silo-1` is not the one that the roster lists"):
         enter(made(stolen, told.shared_text(load(tmp_path))), load(tmp_path))

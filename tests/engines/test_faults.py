@@ -148,7 +148,7 @@ def test_a_protocol_that_needs_everybody_repeats_the_round_without(clients: dict
 def test_too_few_who_are_left_end_the_run_and_say_that_it_was_on_purpose(clients: dict[str, ToyClient]) -> None:
     faults = Faults(drop=[{"round": 1, "silo": "a"}, {"round": 1, "silo": "b"}])  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match=r"a: fault injection: unreachable .*; b: fault injection: unreachable"):
-        play(ToyServer(), clients, faults)
+        play(ToyServer(), clients, faults, last=1)
 
 
 def test_the_dropped_saw_nothing_of_what_the_server_sent(clients: dict[str, ToyClient], tmp_path: Path) -> None:

@@ -161,10 +161,12 @@ def test_every_kind_of_silo_answers(protocol: Training, engine: Engine) -> None:
     x, y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.array([0, 1] * 3)
     silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
     made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
-    tested = Federation.of(made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people("south1"))))
+    tested = Federation.of(
+        made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people(*["south1"] * 6)))
+    )
     with pytest.raises(ParameterError, match="south: some of its training rows are about groups that the server's"):
         tested.train(1)
-    others = Federation.of(made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people("west"))))
+    others = Federation.of(made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people(*["west"] * 6))))
     assert not others.train(1).history[-1]["dropped"]
 
 
@@ -184,7 +186,7 @@ def test_every_kind_of_silo_refuses_a_second_list(
     x, y = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.array([0, 1] * 3)
     silos = [Silo(name, x, y, groups=people(*[f"{name}{n // 2}" for n in range(6)])) for name in ("north", "south")]
     made = Federation(nn.Linear(3, 2), silos, protocol, engine=engine, batch_size=2)
-    others = Federation.of(made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people("west"))))
+    others = Federation.of(made.spec, made.model, RunRows(silos, (x, y), tested=Subjects(groups=people(*["west"] * 6))))
     with pytest.raises((ParameterError, MisuseError, RunFailed), match="one list of test rows, was asked"):
         others.train(1)
 

@@ -44,7 +44,7 @@ def test_it_is_told_what_the_history_has(name: str) -> None:
 def test_it_holds_no_silo_s_own_values(name: str) -> None:
     told, _ = told_of(name)
     fields = {field.name for field in dataclasses.fields(told[0])}
-    assert fields == {"number", "rounds", "loss", "metrics", "missing", "bytes", "seconds", "epsilon"}
+    assert fields == {"number", "rounds", "loss", "metrics", "missing", "bytes", "seconds", "epsilon", "lost"}
     plain = json.dumps(dataclasses.asdict(dataclasses.replace(told[0], metrics=dict(told[0].metrics), bytes={})))
     assert len(plain) < 1000  # numbers and names: no array, no key
 

@@ -140,7 +140,7 @@ class Federation:
     ) -> None:
         python_arguments.check_protocol(protocol)
         python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
-        if protocol.own_code:
+        if isinstance(protocol, Training) and protocol.own_code:
             protocol = protocol.with_own_code(agreed=OWN_CODE)
         run = python_arguments.section(
             Run,

@@ -32,7 +32,7 @@ from torch import nn
 
 from moretta import CGD, SecureAggregation, Silo
 from moretta.contract.messages import Tensors
-from moretta.protocols.cgd import client as client_module
+from moretta.protocols.cgd import local as local_module
 from moretta.protocols.cgd import simulation
 from moretta.protocols.cgd.messages import Deltas, Join, Partial
 from moretta.protocols.common.batches import Batches
@@ -260,7 +260,7 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
     """z, Delta, G_U and G1 of DESIGN.md, section 5, steps 2 to 8, against one product over all rows."""
     heads: list[tuple[Any, Any, Any]] = []
     sums: list[tuple[str, str, int, Any]] = []
-    head_pass = client_module.head_pass
+    head_pass = local_module.head_pass
 
     def noted(layers: Any, weights: Any, z: Any, targets: Any, loss: Any, phase: Any) -> Any:
         before = torch.as_tensor(z).clone().numpy()
@@ -268,7 +268,7 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
         heads.append((before, delta.numpy().copy(), local))
         return delta, local
 
-    monkeypatch.setattr(client_module, "head_pass", noted)
+    monkeypatch.setattr(local_module, "head_pass", noted)
     seen = Seen()
 
     def wrap(players: Roles) -> None:

@@ -287,7 +287,7 @@ def test_what_was_shown_never_goes_back_and_a_restored_participant_aligns_again(
     head, other = clients["silo-0-0"], clients["silo-0-1"]
     lasting = {name: value for name, value in other.state().items() if isinstance(value, bytes)}
     assert "alignment/root" in lasting
-    recorded = other._takes._answers.names("")
+    recorded = other._setup.answers.names("")
     assert {f"alignment, {one}, silo-0-0" for one in ("own", "theirs", "again")} <= set(recorded), recorded
     used = other._order._used
     early = {name: value for name, value in other.state().items() if not name.startswith("alignment/")}
