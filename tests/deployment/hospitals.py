@@ -306,7 +306,7 @@ class Hospitals:
         after = max(self.missed(name), default=0)
 
         def is_back() -> bool:
-            return self.round() > max(after, *self.missed(name))
+            return self.round() > max({after, *self.missed(name)})
 
         wait_for(is_back, f"a round with {name} again", self.said)
         return time.monotonic() - since
