@@ -408,6 +408,24 @@ def test_whole_rows_of_which_a_sum_may_be_open_are_not_asked_for_in_another_roun
         list(rounds)
 
 
+def test_a_round_of_which_silos_opened_a_sum_in_an_earlier_session_is_not_lost() -> None:
+    """Nobody is asked to open one now: a, b and c were, d and e play without them; the next round would be of all."""
+    says = {(2, 0): (0, "abc", True)}
+    clients = spenders("abcde", a=says, b=says, c=says)
+
+    class Leaving(InProcess):
+        def deliver(self, ask: Ask) -> Replies:
+            (stamp, *_) = (one.stamp for one in ask.messages.values())
+            left = {"c": 1, "a": 2, "b": 2, "e": 3} if stamp.round == 2 else {}  # from which attempt on
+            gone = [silo for silo in ask.messages if left.get(silo, 99) <= stamp.attempt]
+            replies = super().deliver(replace(ask, messages={k: v for k, v in ask.messages.items() if k not in gone}))
+            return replace(replies, missing={**replies.missing, **dict.fromkeys(gone, Missing(Reason.LATE, "gone"))})
+
+    driver = Driver(ToyServer(), list(clients), "run", Leaving(clients, Codec(SCHEMA)), 2)
+    with pytest.raises(RunFailed, match="round 2 "):
+        list(driver.rounds(1, 3))
+
+
 def test_a_round_that_others_will_not_mend_is_not_lost() -> None:
     """Who refuses would refuse the next round too."""
     clients = spenders()

@@ -73,8 +73,8 @@ class RoundEnd:
 class RoundLost(RunFailed):
     """Too few silos are left for a round, and the next one may follow it. end: the round as it was given up."""
 
-    def __init__(self, sentence: str, end: RoundEnd) -> None:
-        super().__init__(sentence)
+    def __init__(self, end: RoundEnd) -> None:
+        super().__init__(end.lost)
         self.end = end
 
 
@@ -172,7 +172,7 @@ class Driver:
                     if raised is not shortage or named or not self._may_be_lost(takes, lost):
                         raise
                     end = RoundEnd(number, attempt, present, Report({}), _dropped(number, gone), now.take)
-                    raise RoundLost(str(raised), replace(end, lost=str(raised))) from None
+                    raise RoundLost(replace(end, lost=str(raised))) from None
             attempt += 1
 
     def _tried(
@@ -256,7 +256,7 @@ class Driver:
 
     def _left_out(self, number: int, present: Sequence[str]) -> dict[str, Missing]:
         """Return the silos that sit this round out for the takes that they have cost, unless too few would be left."""
-        out = [silo for silo in present if self._out.get(silo, 0) >= number]
+        out = [silo for silo in present if self._out.get(silo, -1) >= number]
         if len(present) - len(out) < self._least:
             return {}
         return {
@@ -280,7 +280,10 @@ class Driver:
                     used = not isinstance(end.value, Aborted)
                     return end.value  # type: ignore[no-any-return]
                 self._opens |= not set_up and opens(ask)
-                replies = self._believed(self._engine.deliver(ask))
+                heard = self._engine.deliver(ask)
+                # Also in an earlier session: whoever says so has helped to open a sum of this round.
+                self._opens |= not set_up and any(why.spent is not None for why in heard.missing.values())
+                replies = self._believed(heard)
                 _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
         finally:
