@@ -6,9 +6,7 @@ python docs/claims.py --check    exits 1, and names the files, where a block is 
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +14,8 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import made_blocks
 
 from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
@@ -215,26 +215,13 @@ def block(name: str) -> str:
 
 
 def filled(page: str) -> str:
-    """Return a page with each block as the claims have it, with straight apostrophes as pages do."""
-
-    def fill(mark: re.Match[str]) -> str:
-        text = block(mark[1]).replace("’", "'")
-        return f"<!-- claims:begin {mark[1]} -->\n\n{text}\n\n<!-- claims:end -->"
-
-    return re.sub(r"<!-- claims:begin (\S+) -->.*?<!-- claims:end -->", fill, page, flags=re.DOTALL)
+    """Return a page with each block as the claims have it."""
+    return made_blocks.filled(page, "claims", block)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write the blocks, or check them."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block differs")
-    check = parser.parse_args(words).check
-    stale = [page for page in PAGES if filled((ROOT / page).read_text()) != (ROOT / page).read_text()]
-    for page in stale:
-        if not check:
-            (ROOT / page).write_text(filled((ROOT / page).read_text()))
-        print(f"{page}: {'its blocks differ from the claims; run python docs/claims.py' if check else 'written'}")
-    return int(check and bool(stale))
+    return made_blocks.write(ROOT, PAGES, "claims", filled, words)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python docs/reference.py --check    exits 1, and names the files, where a block 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -17,6 +16,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import made_blocks
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -37,7 +37,6 @@ from moretta.secure_aggregation.settings import SecureAggregation
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/run-file.md", "docs/silo-file.md", "docs/commands.md", "docs/api.md")
-BLOCK = re.compile(r"<!-- reference:begin (\S+) -->.*?<!-- reference:end -->", re.DOTALL)
 ITEM = re.compile(r'^- <a id="([\w-]+)"></a>(`[^`\n]+`): ', re.MULTILINE)
 """How an item begins, so that a checkout reads well too; `docs/conf.py` makes entries of definition lists of them."""
 
@@ -370,27 +369,13 @@ def part(name: str) -> str:
 
 
 def filled(page: str) -> str:
-    """Return a page with each block as the code has it, with straight apostrophes as pages do."""
-
-    def fill(mark: re.Match[str]) -> str:
-        text = re.sub(r"\n{3,}", "\n\n", part(mark[1])).strip().replace("’", "'")
-        return f"<!-- reference:begin {mark[1]} -->\n\n{text}\n\n<!-- reference:end -->"
-
-    return BLOCK.sub(fill, page)
+    """Return a page with each block as the code has it."""
+    return made_blocks.filled(page, "reference", lambda name: re.sub(r"\n{3,}", "\n\n", part(name)).strip())
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write the blocks, or check them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block differs")
-    check = parser.parse_args(words).check
-    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-    stale = {page: text for page, text in ((page, filled(text)) for page, text in pages.items()) if text != pages[page]}
-    for page, text in stale.items():
-        if not check:
-            (ROOT / page).write_text(text, encoding="utf-8")
-        print(f"{page}: {'its blocks differ from the code; run python docs/reference.py' if check else 'written'}")
-    return int(check and bool(stale))
+    return made_blocks.write(ROOT, PAGES, "reference", filled, words)
 
 
 if __name__ == "__main__":

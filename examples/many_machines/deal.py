@@ -7,12 +7,14 @@ South's table has semicolons and decimal commas; west's has other names, words a
 patient. In earnest every site has its own rows, writes its own silo.toml, and nobody deals anything.
 """
 
-import csv
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "hospitals"))
+
+from make import Columns, write_csv
 
 SITES = {"north": 300, "south": 240, "west": 180}
 SEED = 7
@@ -116,46 +118,34 @@ WORDS = {"female": "w", "male": "m", "medicine": "Innere", "surgery": "Chirurgie
 WORDS |= {"yes": "ja", "no": "nein"}
 
 
-def visits(random: np.random.Generator, count: int, letter: str) -> dict[str, list[str]]:
-    """Return the columns of a hospital's visits as words; some patients have several."""
+def visits(random: np.random.Generator, count: int, letter: str) -> Columns:
+    """Return the columns of a hospital's visits, None where there is no value; some patients have several."""
     ward, smoker = random.integers(0, 3, count), random.random(count) < 0.3
     age, creatinine = random.integers(18, 95, count), random.gamma(6, 0.18, count).round(2)
     risk = 0.06 * (age - 56) + 1.5 * (creatinine - 1.1) + 0.9 * (ward == 2) + 0.8 * smoker
     risk += random.logistic(0, 0.6, count)
-    known = random.random((2, count)) > 0.06
+    known, answers = random.random((2, count)) > 0.06, np.array(["no", "yes"], object)
+    who = np.sort(random.integers(1000, 1000 + count, count))
     return {
-        "patient": [f"{letter}{number}" for number in np.sort(random.integers(1000, 1000 + count, count))],
-        "age": [str(one) for one in age],
-        "sex": [str(one) for one in random.choice(["female", "male"], count)],
-        "ward": [WARDS[one] for one in ward],
-        "creatinine": [f"{one:g}" if there else "" for one, there in zip(creatinine, known[0], strict=True)],
-        "smoker": [
-            ("no", "yes")[one] if there else "" for one, there in zip(smoker.astype(int), known[1], strict=True)
-        ],
-        "readmitted": [("no", "yes")[one] for one in (risk > 0.5).astype(int)],
+        "patient": np.array([f"{letter}{number}" for number in who], object),
+        "age": age.astype(object),
+        "sex": random.choice(np.array(["female", "male"], object), count),
+        "ward": np.array(WARDS, object)[ward],
+        "creatinine": np.where(known[0], creatinine.astype(object), None),
+        "smoker": np.where(known[1], answers[smoker.astype(int)], None),
+        "readmitted": answers[(risk > 0.5).astype(int)],
     }
 
 
-def write(path: Path, columns: dict[str, list[str]], names: Sequence[str], separator: str = ",") -> None:
-    """Write columns as a .csv file."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, delimiter=separator)
-        writer.writerow(names)
-        writer.writerows(zip(*(columns[name] for name in names), strict=True))
-
-
-def as_south(columns: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return columns with decimal commas, and n/a where there is no value."""
-    return {name: [cell.replace(".", ",") or "n/a" for cell in cells] for name, cells in columns.items()}
-
-
-def as_west(columns: dict[str, list[str]]) -> dict[str, list[str]]:
+def as_west(columns: Columns) -> Columns:
     """Return columns with German names and words, creatinine in umol/l, and a column that nobody needs."""
-    amounts = [f"{float(one) * 88.4:.0f} umol/l" if one else "" for one in columns["creatinine"]]
-    columns = columns | {"creatinine": amounts}
-    names = dict(zip(NAMES, GERMAN, strict=True))
-    found = {names[name]: [WORDS.get(cell, cell) for cell in cells] for name, cells in columns.items()}
-    return found | {"Telefon": [f"0{number}" for number in range(len(columns["age"]))]}
+    amounts = [None if one is None else f"{one * 88.4:.0f} umol/l" for one in columns["creatinine"]]
+    columns = columns | {"creatinine": np.array(amounts, object)}
+    found = {
+        german: np.array([WORDS.get(cell, cell) for cell in columns[name]], object)
+        for name, german in zip(NAMES, GERMAN, strict=True)
+    }
+    return found | {"Telefon": np.array([f"0{number}" for number in range(len(columns["age"]))], object)}
 
 
 def main(out: Path) -> None:
@@ -164,19 +154,19 @@ def main(out: Path) -> None:
     server.mkdir(parents=True)
     (server / "run.toml").write_text(RUN)
     (server / "schema.toml").write_text(SCHEMA)
-    write(server / "test.csv", visits(random, 200, "T"), NAMES)
+    write_csv(server / "test.csv", visits(random, 200, "T"), NAMES)
     for name, count in SITES.items():
         (out / name).mkdir()
         columns, written = visits(random, count, name[0].upper()), SILO.format(name=name)
         if name == "south":
-            write(out / name / "patients.csv", as_south(columns), NAMES[::-1], ";")
+            write_csv(out / name / "patients.csv", columns, NAMES[::-1], separator=";", decimal=",", absent="n/a")
             written += SOUTH
         elif name == "west":
             columns = as_west(columns)
-            write(out / name / "patients.csv", columns, list(columns))
+            write_csv(out / name / "patients.csv", columns, list(columns))
             written += WEST
         else:
-            write(out / name / "patients.csv", columns, NAMES)
+            write_csv(out / name / "patients.csv", columns, NAMES)
         (out / name / "silo.toml").write_text(written)
     print(f"made {server} and {', '.join(str(out / name) for name in SITES)}")
 

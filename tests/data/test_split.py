@@ -177,6 +177,8 @@ def test_rows_are_split_for_python_by_class_and_whole_patients() -> None:
     again = split_rows(words.tolist(), (0.2, 0.3), groups=[f"P{one}" for one in patients], seed=3)
     assert all((one == other).all() for one, other in zip(parts, again, strict=True))
     assert len(x[split_rows(x[:, 0])[1]]) == 40  # a fifth, of numbers too
+    rare = np.arange(100) < 5
+    assert [rare[split_rows(rare, seed=seed)[1]].sum() for seed in range(8)] == [1] * 8  # truths are classes too
 
 
 def test_a_patient_of_two_hospitals_is_dealt_with_the_one_of_most_visits(caplog: pytest.LogCaptureFixture) -> None:

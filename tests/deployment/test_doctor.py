@@ -21,6 +21,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 from one_site import RUN, aim, answering, edit, free_port, make
 from test_cli import call
 
+from moretta.config import silo_file
 from moretta.deployment import checks, doctor, kits, provisioning, server_connection, server_key
 from moretta.deployment.checks import CheckResult, Warned
 from moretta.errors import ParameterError, RunFailed
@@ -303,3 +304,15 @@ def test_a_kernel_that_cannot_confine_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(checks.confinement(), str)
     monkeypatch.setattr(checks, "landlock", lambda: 0)
     assert isinstance(checks.confinement(), Warned)
+
+
+def test_of_a_folder_of_images_the_table_that_names_them_is_opened(tmp_path: Path) -> None:
+    """`join` checks it before it starts, and an image folder is no module:function."""
+    (tmp_path / "silo.toml").write_text(
+        '[silo]\nname = "north"\nout = "k"\n[data]\nsource = "image-folder"\npath = "images"\nlabels = "labels.csv"\n'
+    )
+    file = silo_file.load(tmp_path / "silo.toml")
+    with pytest.raises(ParameterError, match=r"labels\.csv cannot be read"):
+        checks.openable(file)
+    (tmp_path / "labels.csv").write_text("file,kind\na.png,x\n")
+    assert "labels.csv can be read" in str(checks.openable(file))

@@ -326,6 +326,7 @@ def test_rounds_are_said_once_a_minute_and_what_goes_wrong_again_once(monkeypatc
     voice = joining.Voice(said.append)
     at = "2026-11-26 06:41:02,123"
     wrong = f"{at} ERROR cannot take part (ticket {{}}): silo `north`: rows.csv has no rows"
+    wrong += "; it takes no part in such runs until moretta accept"
     for number in range(1, 401):
         voice.hear(f"{at} INFO round {number} of 400, {number} s; on its own rows held back: loss 0.5")
         voice.speak()
@@ -333,8 +334,13 @@ def test_rounds_are_said_once_a_minute_and_what_goes_wrong_again_once(monkeypatc
     assert [int(line.partition("round ")[2].partition(" of")[0]) for line in said] == [*range(1, 401, 60)]
     assert said[0].endswith("loss 0.5")
     said.clear()
+    voice.hear(f"{at} WARNING an envelope was not taken: it was replayed")
     voice.hear(f"{at} ERROR cannot take part (ticket 01): {CLOSED}, last at 06:41 (its log says why)")
-    assert said.pop().endswith("(its log says why)")
+    assert said.pop().endswith("(its log says why)"), "of its own rows it has said nothing"
+    assert [line.partition(" ")[2].partition(": ")[0].split()[1:3] for line in said] == [
+        ["INFO", "round"], ["WARNING", "an"],
+    ], "the last round comes before what followed it"  # fmt: skip
+    said.clear()
     voice = joining.Voice(said.append)
     for ticket in ("3f9a2c1d", "00aa11bb"):
         voice.hear(wrong.format(ticket))

@@ -182,10 +182,15 @@ def test_a_loop_that_fails_at_one_silo_costs_it_the_round_and_names_it(name: str
     assert said in str(result.history[1])
 
 
-@pytest.mark.parametrize("key", ["learning_rate", "momentum", "weight_decay", "clip_norm", "local_epochs"])
+OF_STEPS: dict[str, Any] = dict.fromkeys(("learning_rate", "momentum", "weight_decay", "clip_norm"), 0.5) | {
+    "local_epochs": 2, "lr_schedule": "cosine", "first_rate": 0.5, "epoch_rounds": 2, "checkpoint_minutes": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OF_STEPS)
 def test_settings_of_our_own_steps_are_refused(key: str) -> None:
     with pytest.raises(ParameterError, match=f"fit trains by a loop of its own, and {key.replace('_', '-')} is for"):
-        FedAvg(fit=epochs, **{key: 2 if key == "local_epochs" else 0.5})
+        FedAvg(fit=epochs, **{key: OF_STEPS[key]})
 
 
 MODULE = """

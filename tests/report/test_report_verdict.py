@@ -140,6 +140,14 @@ def test_where_classes_are_uneven_the_verdict_leads_with_what_the_commonest_does
     ]
 
 
+def test_a_classifier_s_squared_error_is_not_beside_an_accuracy(make_run):
+    """Two classes under the squared error have both, and what always naming the commonest gets is an accuracy."""
+    record = surely(make_run, True)
+    both = record.test.model_copy(update={"mse": 0.2, "classes": None})
+    assert (both.guessed("accuracy"), both.guessed("mse")) == (0.8, None)
+    assert both.model_copy(update={"accuracy": None}).guessed("mse") == 0.8
+
+
 def test_the_verdict_is_over_all_seeds(make_run):
     records = tuple(surely(make_run, False, f"seed-{n}", one) for n, one in enumerate((0.9, 0.7)))
     (verdict,) = verdicts(records[:1], spreads=[OverSeeds("FedSGD", (0, 1), records)])

@@ -114,6 +114,8 @@ def test_what_is_kept_is_of_one_work_alone_and_due_after_its_interval(
     path.write_bytes(b"nonsense")
     assert begun("run", 1) == {}
     assert "is damaged" in caplog.text
+    path.write_bytes(b"\x02\0\0\0\0\0\0\0[]")  # a list where names of tensors belong
+    assert begun("run", 1) == {}
     assert not HalfDone(None, 2.0).keeps
     assert not HalfDone(path, None).keeps
     clock[0] += 1000.0

@@ -97,7 +97,7 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
     left = [cell for cell in cells if not (resume and cell.has_ended)]
     begun = {cell.folder for cell in left if resume and cell.has_begun}
     comparison.refuse_existing([cell.folder for cell in left if cell.folder not in begun])
-    comparison.rehearse(left)
+    comparison.rehearse(cells if left else ())  # also those that have ended: all are judged on the same rows
     for number, cell in enumerate(cells, start=1):
         of = f"run {number} of {len(cells)}: {cell.name}, seed {cell.seed}"
         if cell not in left:
@@ -122,7 +122,8 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     sweep = Sweep({name: OverSeeds(name, seeds, records) for name, records in of.items()})
     among = None if len(names) == 1 else sweep  # of one run nothing is chosen
     chosen = sweep.runs[cells[0].name if among is None else sweep.chosen]
-    page = write_report([chosen.records[0].folder], home / "report.html", spreads=[chosen], sweep=among)
+    several = [chosen] if len(seeds) > 1 else []
+    page = write_report([chosen.records[0].folder], home / "report.html", spreads=several, sweep=among)
     told = {
         "format": 1,
         "seeds": seeds,

@@ -157,6 +157,10 @@ class Section(BaseModel):
         __init__.__pydantic_base_init__ = True
         __init__.__signature__ = signature(lambda self, **given: None)  # help() and the site show keywords alone
 
+    def changed(self, *names: str) -> list[str]:
+        """Return which of these settings have another value than their default."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
     @model_validator(mode="after")
     def _obeys(self, info: ValidationInfo) -> Self:
         home = (info.context or {}).get(HOME, "")

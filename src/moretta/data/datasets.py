@@ -35,7 +35,7 @@ from moretta.data.rows import (
     check_about,
     check_apart,
 )
-from moretta.data.settings import Data
+from moretta.data.settings import Data, label_holders, shape_of_grid
 from moretta.data.silo import Silo, aligned
 from moretta.data.split import cut, split
 from moretta.data.tables.doubts import Encoding, Hints, Missing, Task
@@ -422,12 +422,11 @@ def load_columns(data: Data, table: Schema, *, joint: bool, base: Path) -> tuple
     the label holder of each row of the grid alone has the labels. Raises `moretta.errors.ParameterError`, as for files
     that cannot work, where a test row has an id or a group that a silo's training rows have too.
     """
-    count = data.grid[1] if data.grid is not None else len(data.columns or ()) or 1
+    (_, count), holders = shape_of_grid(data), label_holders(data)
     parts, silos = table_parts(table, data.columns, count), list[Silo]()
     for number, (name, file) in enumerate(data.of_silos.items()):
         row, part = divmod(number, count)
-        holder = data.label_holder[row] if isinstance(data.label_holder, tuple) else data.label_holder or 1
-        labelled = not joint or holder == part + 1
+        labelled = not joint or holders[row] == part + 1
         own = table_of_part(table, parts[part], labelled=labelled)
         source = Source(file.source, file.form, base=base)
         rows = read(source, ExpectedRows.of_table(own, labelled=labelled), f"silo `{name}`")

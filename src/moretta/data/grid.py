@@ -19,7 +19,7 @@ import numpy as np
 from moretta.contract.lazy_rows import loaded
 from moretta.contract.wording import did_you_mean, first_of
 from moretta.data.rows import Split, check_owned
-from moretta.data.settings import Data, shape_of_grid
+from moretta.data.settings import Data, label_holders, shape_of_grid
 from moretta.data.silo import Silo
 from moretta.data.split import RowNumbers, cut, generator, units_of
 from moretta.errors import ParameterError
@@ -43,9 +43,8 @@ def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
 
     Raises ParameterError for columns or sizes that do not fit the source.
     """
-    (m_h, m_v), given = shape_of_grid(data), data.label_holder
+    (m_h, m_v), holders = shape_of_grid(data), label_holders(data)
     dealt, parts = _row_parts(source, m_h, data.sizes, seed), _column_parts(source, m_v, data.columns)
-    holders = given if isinstance(given, tuple) else (given or 1,) * m_h
     participants: list[Silo] = []
     for i, (mine, holder) in enumerate(zip(dealt, holders, strict=True), 1):
         rows, row = source.train.of(mine), f"row-{i}"

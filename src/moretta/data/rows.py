@@ -325,6 +325,11 @@ class Subjects:
     ids: NDArray[np.str_] | None = field(default=None, repr=False)
     groups: NDArray[np.str_] | None = field(default=None, repr=False)
 
+    @property
+    def whom(self) -> NDArray[np.str_] | None:
+        """Whose rows stay together: groups, or without groups ids."""
+        return self.ids if self.groups is None else self.groups
+
     def named(self) -> Mapping[str, NDArray[np.str_] | None]:
         """Return both by what sentences call them."""
         return {"ids": self.ids, "groups": self.groups}

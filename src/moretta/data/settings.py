@@ -333,7 +333,7 @@ class Data(Section):
     def _check_place(self) -> None:
         """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
         given = [name for name in type(self).model_fields if name in self.model_fields_set]
-        changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        changed = self.changed(*given)
         if self.in_files or self.files:
             self._check_files(changed)
             return
@@ -352,7 +352,7 @@ class Data(Section):
                     f'[data] {kebab(name)} is about rows, and with source = "sites" each site\'s own silo.toml says '
                     "where its rows are and how to read them; remove it here"
                 )
-        if self.partition not in ("iid", "grid", "by-feature"):
+        if self.partition not in ("iid", *GRIDS):
             raise ParameterError(
                 f'[data] partition = "{self.partition}" deals rows out, and sites have theirs already; remove it'
             )
@@ -396,7 +396,7 @@ class Data(Section):
                 f"[data] files names {len(self.files)} silos and silos is {self.silos}; remove silos, or the grid that "
                 "says so"
             )
-        in_grid = self.partition in ("grid", "by-feature")
+        in_grid = self.partition in GRIDS
         wrong = dict.fromkeys(NOT_OF_FILES, "is not for rows that are in a file for each silo, read by a schema")
         if in_grid:
             held = "would hold back rows that other holders of columns train on; give test, a table of whole rows"
@@ -471,6 +471,12 @@ def shape_of_grid(data: Data) -> tuple[int, int]:
             f"column part, so give a multiple of {len(columns)}"
         )
     return silos // len(columns), len(columns)
+
+
+def label_holders(data: Data) -> tuple[int, ...]:
+    """Return, for each row part of a grid, the column part from 1 that holds its labels."""
+    given = data.label_holder
+    return given if isinstance(given, tuple) else (given or 1,) * shape_of_grid(data)[0]
 
 
 def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> None:

@@ -255,7 +255,7 @@ def holding_back(silo: Silo, fraction: float, key: str, seed: int = 0, part: str
             f"silo `{silo.name}`: [data] {key} would hold back other rows than the other holders of its row of the "
             "grid do; remove it"
         )
-    together = silo.ids if silo.groups is None else silo.groups
+    together = Subjects(silo.ids, silo.groups).whom
     held, kept = split(silo.y, (fraction,), seed, f"silo `{silo.name}`: [data] {key}", together)
     rows: dict[str, Any] = {part: (taken(silo.x, held), silo.y[held])}
     return replace(in_order(silo, kept), **rows)

@@ -125,7 +125,7 @@ def split_rows(
     Raises `moretta.errors.ParameterError` where fractions leave no rows to train on, or a part has none.
     """
     targets = np.asarray(y)
-    if targets.dtype.kind not in "iufb":
+    if targets.dtype.kind not in "iuf":  # truths are classes too
         targets = np.unique(targets.astype(str), return_inverse=True)[1]
     wanted = (fractions,) if isinstance(fractions, int | float) else tuple(fractions)
     whom = None if groups is None else np.asarray(groups).astype(str)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.config.silo_file import SiloFile
+from moretta.config.silo_file import RowsSection, SiloFile
 from moretta.contract.memory import free_memory
 from moretta.data.images.folder import FOLDER
-from moretta.data.tables.files import ENDINGS, is_table, read_columns
+from moretta.data.tables.files import ENDINGS, is_table
 from moretta.deployment import job, kits, provisioning, server_connection, server_key, shared_settings, site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, differences, pinned_settings
 from moretta.deployment.server_key import identity_of, load_json, server_keys
@@ -344,9 +344,14 @@ def pinned(kit: Path, file: SiloFile) -> str:
     return said
 
 
+def _file_of(data: RowsSection) -> str:
+    """Return what rows are read from: of a folder of images the table that names them."""
+    return data.source if data.source != FOLDER or data.labels is None else str(data.labels)
+
+
 def openable(file: SiloFile) -> str:
     """Check that the file of a site's rows can be opened. Raises `moretta.errors.ParameterError`."""
-    source = file.data.source
+    source = _file_of(file.data)
     if not source.endswith((*ENDINGS, ".npz")):
         from moretta.data.references import OWN_CODE, resolve
 
@@ -365,14 +370,12 @@ def openable(file: SiloFile) -> str:
 
 def mapped(file: SiloFile) -> str:
     """Check that [mapping] fits the site's tables, and count what it does. Raises `moretta.errors.ParameterError`."""
-    data, said = file.data, list[str]()
-    source = str(data.labels) if data.source == FOLDER else data.source
+    data, mapping = file.data, file.mapping
+    source = _file_of(data)
     if not is_table(source):
         raise ParameterError(f"[mapping] is for tables, and [data] source = {source!r} is none; remove it")
-    for name in (source, *([] if data.test is None else [data.test])):
-        columns = read_columns(file.base / name, data.form, file.mapping.drop)
-        said.append(f"{name}: {file.mapping.applied(columns, name, data.form)[1].said()}")
-    return "; ".join(said)
+    names = [source, *([] if data.test is None else [data.test])]
+    return "; ".join(f"{name}: {mapping.read(file.base / name, data.form, name)[1].said()}" for name in names)
 
 
 def for_many_machines(run_file: RunFile) -> str:

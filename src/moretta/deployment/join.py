@@ -236,13 +236,19 @@ class Voice:
             return
         if level:  # else it goes on with the line before
             known, wrong = TICKET.sub("", what), level in ("WARNING", "ERROR")
-            self._again = wrong and (known in self._wrong or (bool(self._wrong) and CLOSED in known))
+            closed = CLOSED in known and any("takes no part" in one for one in self._wrong)  # it said so by itself
+            self._again = wrong and (known in self._wrong or closed)
             self._wrong |= {known} if wrong else set()
         if not self._again:
+            self._say_round()  # else it would come behind what followed it
             self._say(line)
 
     def speak(self) -> None:
         """Say which round it is, if that was not said in the last minute."""
-        if self._round and time.monotonic() - self._spoke >= MINUTE:
+        if time.monotonic() - self._spoke >= MINUTE:
+            self._say_round()
+
+    def _say_round(self) -> None:
+        if self._round:
             self._say(self._round)
             self._round, self._spoke = "", time.monotonic()

@@ -176,7 +176,7 @@ class Site:
             self._folder.write_json("inputs.json", inputs)
             self._folder.write_model("released.safetensors", tensors)
         self._role.leave(client, self._folder)
-        Path(self._file.helped.path).with_suffix(".half-done").unlink(missing_ok=True)
+        self._file.helped.half_done.unlink(missing_ok=True)
         log.info("the run has ended; what is this site's is in %s", self._folder.path)
 
     def _restore(self, client: Client, hello: Hello) -> None:

@@ -13,6 +13,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -191,9 +192,10 @@ class HalfDone:
                 return found
         except FileNotFoundError:
             return {}
-        except (ParameterError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (ParameterError, OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             log.warning("%s is damaged (%s), so the round's work begins anew", self._path, error)
-        self._path.unlink()
+        with suppress(OSError):
+            self._path.unlink()
         return {}
 
     def keep(self, state: Callable[[], State]) -> None:

@@ -153,6 +153,11 @@ class HelpedFile:
         return replace(self, begun=True)
 
     @property
+    def half_done(self) -> Path:
+        """Where the silo keeps its work within a round, beside this file."""
+        return Path(self.path).with_suffix(".half-done")
+
+    @property
     def _journal(self) -> Journal:
         return Journal(
             Path(self.path),

@@ -129,10 +129,6 @@ EngineName = Literal["in-process", "flare", "fused", "exact-ring"]
 Precision = Literal["float32", "float16", "int8-activations"]
 
 
-def _is_set(engine: Engine, *keys: str) -> bool:
-    return any(getattr(engine, key) != type(engine).model_fields[key].default for key in keys)
-
-
 def _unfit_site(engine: Engine) -> object:
     """Return the first name that no site can have, as the field that the sentence has for it."""
     fit = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -175,7 +171,7 @@ class Engine(Section):
         ),
         *(
             SettingRule(
-                partial(lambda key, e: e.name != "flare" and _is_set(e, key), key),
+                partial(lambda key, e: e.name != "flare" and bool(e.changed(key)), key),
                 f'{{{key}}} is for {{name:="flare"}}, not "{{name:v}}"; remove it',
             )
             for key in ("sites", "torch_versions", "message_mib")
@@ -204,7 +200,7 @@ class Engine(Section):
         ),
         *(
             SettingRule(
-                partial(lambda key, e: not e.edge and _is_set(e, key), key),
+                partial(lambda key, e: not e.edge and bool(e.changed(key)), key),
                 f"{{{key}}} is for edge clients, and there are none; name some, for example "
                 '{edge:=["silo-1"]}, or remove it',
             )

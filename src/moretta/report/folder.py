@@ -147,7 +147,7 @@ class TestScores(PlainScores):
         """Return what naming the commonest class always scores, or of numbers their mean; None where not known."""
         shares = self.shares
         if key == "mse" or not shares:
-            return self.baseline if key in ("accuracy", "mse") else None
+            return self.baseline if key == ("mse" if self.accuracy is None else "accuracy") else None
         even = 1 / sum(share > 0 for share in shares)
         positive = shares[1] if len(shares) == 2 else 1 / len(shares)
         chances = {"accuracy": max(shares), "auc": 0.5, "balanced_accuracy": even, "average_precision": positive}

@@ -185,7 +185,8 @@ def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
     found = [] if mean is None else [f"{what}{_short(mean)} as the mean of the silos’ models"]
     for way_of, words in (("alone", "where silos train alone"), ("pooled", "where all rows are in one place")):
         others = [one for one in records if _trains(one) == way_of and one is not record and _alike(one, record)]
-        found += [f"{_written(key, one.test.figure(key))} {words}" for one in others[:1]]
+        known = [value for one in others if (value := one.test.figure(key)) is not None]
+        found += [f"{_written(key, value)} {words}" for value in known[:1]]
     return f", beside {enumerated(found)}" if found else ""
 
 

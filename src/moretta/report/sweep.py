@@ -16,7 +16,17 @@ from typing import Any
 from moretta.contract.wording import enumerated
 from moretta.errors import RunFailed
 from moretta.report.folder import RunRecord
-from moretta.report.table import MISSING, OverSeeds, Row, Table, mean_to_digits, scored_keys, spread_of, to_digits
+from moretta.report.table import (
+    MISSING,
+    OverSeeds,
+    Row,
+    Table,
+    mean_to_digits,
+    scored_keys,
+    spread_of,
+    summary_of,
+    to_digits,
+)
 
 NAMES = {"loss": "loss", "accuracy": "accuracy", "mse": "mean squared error"}
 
@@ -66,9 +76,10 @@ class Sweep:
         rows = []
         for name, run in self.runs.items():
             mean, half = self.difference(name)
-            apart = MISSING if name == self.chosen or mean is None else to_digits(mean, half, "+")
-            if apart != MISSING and mean is not None and half is not None:
-                apart += f" [{to_digits(mean - half, half, '+')}, {to_digits(mean + half, half, '+')}]"
+            apart = MISSING
+            if name != self.chosen and mean is not None:
+                sides = [] if half is None else [to_digits(mean + side, half, "+") for side in (-half, half)]
+                apart = to_digits(mean, half, "+") + (f" [{', '.join(sides)}]" if sides else "")
             further = [_mean(self.scores(name, "accuracy")).partition(" ")[0]] if accuracy else []
             cells = (_mean(self.scores(name, self.key)), apart, *further)
             rows.append(Row("", f"{'* ' * (name == self.chosen)}{run.label}", "", cells))
@@ -79,7 +90,8 @@ class Sweep:
         """Return what a reader of the table should know."""
         best, seeds = "highest" if self.key == "accuracy" else "lowest", self.runs[self.chosen].seeds
         apart = {name: self.difference(name) for name in self.runs if name != self.chosen}
-        near = [self.runs[name].label for name, (mean, half) in apart.items() if mean and half and abs(mean) <= half]
+        known = [(name, mean, half) for name, (mean, half) in apart.items() if mean is not None and half is not None]
+        near = [self.runs[name].label for name, mean, half in known if abs(mean) <= half]
         found = [f"* is chosen: the {best} mean {NAMES[self.key]} on validation rows; test rows had no part in it."]
         if len(seeds) == 1:
             found.append("One seed does not say whether a difference is more than chance; give --seeds 5.")
@@ -94,9 +106,7 @@ class Sweep:
             for key in NAMES:
                 values = self.scores(name, key)
                 if any(value is not None for value in values):
-                    mean, deviation = spread_of(values)
-                    told = {"mean": mean, "deviation": deviation, "values": list(values)}
-                    found[name][f"validation_{key}"] = told
+                    found[name][f"validation_{key}"] = summary_of(values)
             found[name]["from_chosen"] = dict(zip(("mean", "half_interval"), self.difference(name), strict=True))
         return {"chosen": self.chosen, "judged_by": f"validation_{self.key}", "spread": found}
 

@@ -277,12 +277,17 @@ class OverSeeds:
         for measure in (*_measures(self.records), ROUNDS):
             values = self.values(measure) if measure.key else ()
             if any(value is not None for value in values):
-                mean, deviation = spread_of(values)
-                found[measure.key] = {"mean": mean, "deviation": deviation, "values": list(values)}
+                found[measure.key] = summary_of(values)
         return found
 
 
 ROUNDS = _Measure("", "Rounds", "rounds", _at("rounds"))
+
+
+def summary_of(values: Sequence[float | None]) -> dict[str, Any]:
+    """Return the mean, the deviation and the values, as JSON has them."""
+    mean, deviation = spread_of(values)
+    return {"mean": mean, "deviation": deviation, "values": list(values)}
 
 
 def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:

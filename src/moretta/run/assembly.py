@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moretta.config import specification
 from moretta.config.run_files import RunFile
+from moretta.data.rows import Subjects
 from moretta.data.silo import row_shape
 from moretta.models import catalogue
 from moretta.run.federation import Federation
@@ -42,7 +43,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
     spec = specification.of_run_file(
         run_file, run_file.run, task=task, standardise=found.standardise, table=found.table
     )
-    groups = None if found.test is None else found.test.groups
+    groups = None if found.test is None else Subjects(found.test.ids, found.test.groups).whom
     names, rules = (found.feature_names, found.class_names), found.column_rules
     rows = RunRows(silos, test, validation, *names, rules, test_groups=groups)
     return Federation.of(spec, model, rows, out)

@@ -96,10 +96,9 @@ def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunF
         if key in OF_THE_SWEEP:
             raise ParameterError(f"{key} is what {OF_THE_SWEEP[key]} says; remove it here")
         sets.append(word if "." in key else f"protocol.{word}")
-    if "protocol.partitions=all" in sets:
-        place = sets.index("protocol.partitions=all")
-        sets[place] = "protocol.partitions=1"
-        sets[place] = f"protocol.partitions={federation_of(_changed(path, overrides, sets), None).outputs}"
+    if "protocol.partitions=all" in sets:  # of one key the last counts
+        one = _changed(path, overrides, [*sets, "protocol.partitions=1"])
+        sets.append(f"protocol.partitions={federation_of(one, None).outputs}")
     short = (re.sub(r"^[^=]*\.(?=[^=.]*=)", "", word) for word in words)
     label = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in short)
     return label, _changed(path, overrides, sets)

@@ -142,7 +142,7 @@ class Evaluator:
         raw = outputs_of(self._module, self._prepared(rows[0])).cpu().numpy()
         outputs, classified = self._preparation().unscaled(raw), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
-        found = judged(outputs, y, self._task, self._loss, together=whom, where="test")
+        found = judged(outputs, y, self._task, self._loss, None, whom, "test")
         sure = {name: [one["low"], one["high"]] for name, one in found["figures"].items() if name in figures}
         said = {"units": found["units"], "baseline": found["baseline"], "intervals": sure}
         return said | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})

@@ -221,9 +221,7 @@ class Federation:
         if not data.batch_size:  # every round uses all of a silo's rows
             silos = [replace(silo, x=loaded(silo.x)) if isinstance(silo.x, LazyRows) else silo for silo in silos]
         self.spec, self.out, self.made, self._tested = spec, out, made, rows.tested
-        self.test_groups = rows.test_groups
-        if rows.tested is not None:
-            self.test_groups = rows.tested.ids if rows.tested.groups is None else rows.tested.groups
+        self.test_groups = rows.test_groups if rows.tested is None else rows.tested.whom
         self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = rows.class_names or (() if table is None else table.classes)
         if not silos:

@@ -34,20 +34,20 @@ def judged(
     y: Array,
     task: str,
     loss: str,
-    names: Sequence[str] = (),
+    names: Sequence[str] | None = (),
     together: NDArray[np.str_] | None = None,
     where: str = "rows",
 ) -> dict[str, Any]:
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and of classes their tables.
 
     outputs: [rows, outputs], as the model has them; y: int64[rows] of classes, or numbers [rows, outputs]. names: of
-    the classes. together: whom rows are about. baseline: the accuracy of the commonest class here, or the squared error
-    of the mean here.
+    the classes; None leaves their tables out. together: whom rows are about. baseline: the accuracy of the commonest
+    class here, or the squared error of the mean here.
     """
     check_fit(y, outputs.shape[1], where)
     outputs, classes = outputs.astype(np.float64), task == "classification"
     y = y if classes else y.reshape(outputs.shape)
-    tables = figures_of_classes(outputs, y, loss, names)["classes"] if classes else None
+    tables = None if names is None or not classes else figures_of_classes(outputs, y, loss, names)["classes"]
     measure = _of_classes(outputs, y, loss) if classes else _of_numbers(outputs, y)
     figures = {name: float(one[0]) for name, one in measure(np.ones((1, len(y)))).items() if not np.isnan(one[0])}
     units, random = units_of(len(y), together, where), generator(0)

@@ -199,7 +199,8 @@ class Session:
         scaled = self._of.spec.data.standardise_targets
         private = self._of.spec.protocol.privacy is not None  # how long a silo computes tells how many rows its lot had
         began = time.perf_counter()
-        counts = None if self._players.accountant is None else self._players.accountant.releases
+        noise = self._players.accountant
+        counts = None if noise is None else noise.releases
         released = 0 if counts is None else counts.count
         try:
             for end in driver.rounds(self._place.round + 1, self._rounds):
@@ -209,8 +210,7 @@ class Session:
                 traffic, phases = self._engine.take_traffic(), self._engine.clock.take()
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)
-                noise = self._players.accountant
-                spent = {} if noise is None else {"epsilon": noise.spent(noise.releases.count)}
+                spent = {} if noise is None else {"epsilon": noise.spent(released)}
                 yield {SCALED if scaled and key == "loss" else key: one for key, one in line.items()} | spent
                 began = time.perf_counter()
         except (RunFailed, ParameterError):

@@ -17,7 +17,7 @@ from moretta.data.images.folder import FILE, read_labelled, read_unlabelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.reading import ExpectedRows, Source, of_arrays, read
-from moretta.data.rows import Rows
+from moretta.data.rows import Rows, Subjects
 from moretta.data.tables.files import Format, is_predicted, is_table, read_columns, written
 from moretta.data.tables.rows import ABSENT_CATEGORY, expansion_of
 from moretta.data.tables.schema import Number, Schema
@@ -99,7 +99,7 @@ def evaluate(
     described = replace(found.form, **(form or {}))
     rows, _ = rows_of(data, found, described, labelled=True)
     of = found.task, found.loss, found.classes
-    together = rows.ids if rows.groups is None else rows.groups
+    together = Subjects(rows.ids, rows.groups).whom
     outputs = found.outputs(rows.x, str(data))
     result = judged(outputs, rows.y, *of, together, str(data))
     if by is None:

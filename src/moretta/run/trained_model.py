@@ -152,11 +152,13 @@ class TrainedModel(nn.Module):
         """
         outputs, given = self.outputs(self._rows(x), "x"), np.asarray(y)
         if self.classes and given.dtype.kind in "OU":
-            if wrong := sum(str(one) not in self.classes for one in given):
+            places = {name: place for place, name in enumerate(self.classes)}
+            numbers = [places.get(str(one), -1) for one in given]
+            if wrong := numbers.count(-1):
                 raise ParameterError(
                     f"y: {wrong} of {len(given)} words are no class; expected {either(map(shown, self.classes))}"
                 )
-            given = np.array([self.classes.index(str(one)) for one in given])
+            given = np.array(numbers)
         targets = as_targets(given, "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")

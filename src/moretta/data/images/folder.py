@@ -60,9 +60,8 @@ def read_labelled(
     Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
     not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
     """
-    columns, where = read_columns(labels, written), where or labels.name
-    if mapping is not None:
-        columns, _ = mapping.applied(columns, where, written)
+    where = where or labels.name
+    columns, _ = (mapping or ColumnMapping()).read(labels, written, where, schema.dropped)
     rows = encode(columns, schema, where, written, labelled=labelled)
     name = schema.name_of("file")
     if name is None:

@@ -193,11 +193,6 @@ def _guess(cells: Cells, is_target: bool) -> Guess:
     return Guess(cells.categories(words))
 
 
-def _refuses_blanks(guess: Guess) -> bool:
-    column = guess.column
-    return isinstance(column, Id) or getattr(column, "blanks", "") == "refuse"
-
-
 def _lacking(where: str, lacking: Mapping[str, int], rows: int, wanted: Hints) -> str:
     listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
     if wanted.id_column in lacking:

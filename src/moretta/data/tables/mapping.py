@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import model_validator
 
 from moretta.contract.settings import Positive, Section, Words
-from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers
-from moretta.data.tables.rows import CENSORED, bare, hint_of, plain_number, words_of
+from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers, read_columns
+from moretta.data.tables.rows import CENSORED, bare, hint_of, plain_number, refuse, words_of
 from moretta.data.tables.schema import Finite, Number
 from moretta.errors import ParameterError
 
@@ -69,6 +69,15 @@ class ColumnMapping(Section):
         """Return the file's columns whose cells need not be looked at. dropped: those of the schema that are not."""
         kept = {name for name in dropped if name not in self.rename}
         return {*self.drop, *kept, *(old for old, new in self.rename.items() if new in dropped)}
+
+    def read(
+        self, path: Path, form: Format | None, where: str, dropped: Collection[str] = ()
+    ) -> tuple[dict[str, Column], MappingEffect]:
+        """Return a file's columns as the schema reads them, and what was done. dropped: those that it does not read.
+
+        Raises as `applied` and `moretta.data.tables.files.read_columns`.
+        """
+        return self.applied(read_columns(path, form, self.unread(dropped)), where, form)
 
     def applied(self, columns: Columns, where: str, form: Format | None) -> tuple[dict[str, Column], MappingEffect]:
         """Return a file's columns as the schema reads them, and what was done, as counts.
@@ -126,7 +135,7 @@ def _recoded(column: Column, table: Mapping[str, str], where: str, name: str) ->
     known = {"": "", **{word: word for word in table.values()}, **table}
     words = [str(word) for word in distinct]
     became = [known.get(word, known.get(plain_number(word))) for word in words]
-    _refuse(
+    refuse(
         np.array([word is None for word in became])[which],
         f"{where} has a word that [mapping.recode.{name}] of silo.toml does not map",
         'add it there, as itself where it stays, or as "" where it is no value',
@@ -145,7 +154,7 @@ def _converted(column: Column, conversion: Conversion, where: str, form: Format)
     cells = bare(column, Number(unit=conversion.unit, thousands=conversion.thousands), decimal)
     signs = [sign[0] if (sign := CENSORED.match(str(cell))) else "" for cell in cells]
     words = np.array([str(cell)[len(before) :] for cell, before in zip(cells, signs, strict=True)], object)
-    _refuse(
+    refuse(
         ~are_numbers(words, decimal) & (words != ""),
         f"{where}, which has something else than a number",
         "remove it there if the column is of words; else give unit or thousands there, as the cells have them, or list "
@@ -160,11 +169,3 @@ def _converted(column: Column, conversion: Conversion, where: str, form: Format)
         return found, count
     written = ["" if np.isnan(one) else repr(float(one)).replace(".", decimal) for one in found]
     return np.array([before + word for before, word in zip(signs, written, strict=True)], object), count
-
-
-def _refuse(wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
-    if wrong.any():
-        raise ParameterError(
-            f"{what} in {int(wrong.sum())} of {len(wrong)} rows (the first is row {int(np.argmax(wrong)) + 1}); "
-            f"{remedy}"
-        )

@@ -214,6 +214,13 @@ class _WrongRows(ParameterError):
         self.wrong, self.what = wrong, what
 
 
+def refuse(wrong: NDArray[np.bool_], what: str, remedy: str, where: str = "") -> None:
+    """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are. where: begins the sentence."""
+    if wrong.any():
+        rows = f"{int(wrong.sum())} of {len(wrong)} rows (the first is row {int(np.argmax(wrong)) + 1})"
+        raise _WrongRows(f"{where}{what} in {rows}; {remedy}", wrong, what)
+
+
 class _Reader:
     """One column of one file. where, name: of the file and the column."""
 
@@ -251,14 +258,7 @@ class _Reader:
 
     def refuse(self, wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
         """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are."""
-        if wrong.any():
-            has = f"column {self._name!r} has {what}"
-            raise _WrongRows(
-                f"{self._where}: {has} in {int(wrong.sum())} of {len(wrong)} rows (the first is row "
-                f"{int(np.argmax(wrong)) + 1}); {remedy}",
-                wrong,
-                has,
-            )
+        refuse(wrong, f"column {self._name!r} has {what}", remedy, f"{self._where}: ")
 
     def _numbers(self, number: Number) -> NDArray[np.float64]:
         found = self._as_written(number)

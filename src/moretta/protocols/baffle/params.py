@@ -79,7 +79,7 @@ class BAFFLE(PrivateTraining):
         level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
         difference, as long as the model, is summed. Adam's moments stay at the silo.
     checkpoint_minutes: at the epoch level, after so many minutes each silo keeps what it has done of a round in a file
-        of its own, and after a restart goes on from there; None keeps nothing within a round.
+        of its own, and after a restart goes on from there; None keeps nothing within a round, and so do edge clients.
     batch_statistics: BatchNorm normalises by the statistics of a silo's batch, which are summed beside its losses, so
         that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
     dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.

@@ -45,7 +45,7 @@ from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
-from moretta.protocols.common.statistics import Statistics
+from moretta.protocols.common.statistics import TARGETS, Statistics
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
 from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, counts, histograms, median_of, moments
@@ -362,15 +362,14 @@ class Enrolment:
         )
         if isinstance(found, Aborted):
             return found
-        match what:
-            case "input columns":
-                return (yield from self._fit(now, found))
-            case "target columns":
-                self.preparation = self.preparation.scaling(found.mean, found.deviation)
-            case "inputs":
-                self.input_scale = (float(found.mean[0]), float(found.deviation[0]))
-            case _:
-                self.target_scale = float(np.hypot(found.mean[0], found.deviation[0])) or 1.0
+        if what == MAY_LACK:
+            return (yield from self._fit(now, found))
+        if what == TARGETS:
+            self.preparation = self.preparation.scaling(found.mean, found.deviation)
+        elif what == "inputs":
+            self.input_scale = (float(found.mean[0]), float(found.deviation[0]))
+        else:
+            self.target_scale = float(np.hypot(found.mean[0], found.deviation[0])) or 1.0
         return None
 
     def _fit(self, now: Stamp, found: Moments) -> Exchange[Aborted | None]:

@@ -98,7 +98,7 @@ class SiloSetup:
 
     def half_done(self, minutes: float | None) -> HalfDone:
         """Return what keeps its work within a round, beside its record of sums. minutes: as of `HalfDone`."""
-        return HalfDone(None if self.helped is None else Path(self.helped.path).with_suffix(".half-done"), minutes)
+        return HalfDone(None if self.helped is None else self.helped.half_done, minutes)
 
     def rows(self, batches: Batches | UnionBatches | None = None) -> TrainingRows:
         """Return its rows, which answer the set-up. batches: in the place of its own."""

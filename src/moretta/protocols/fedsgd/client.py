@@ -107,15 +107,15 @@ class Client:
         drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
         about = query_of(ask, *self.rows.agreed, whole=drawn.whole or epochs > 0)
         self._contributor.check(ask.stamp, about)
-        if epochs:
-            first, rows = (ask.stamp.round - 1) * epochs, drawn.rows  # an epoch counts by all of them
-            batches = [index for epoch in range(first, first + epochs) for index in drawn.of_epoch(epoch)]
-        else:
-            batches = [drawn.of_round(*ask.stamp.drawn)]
-            rows = len(batches[0])
         if self._fit is not None:
             upload, rows = self._by_own_loop(self._fit, ask)
         else:
+            if epochs:
+                first, rows = (ask.stamp.round - 1) * epochs, drawn.rows  # an epoch counts by all of them
+                batches = [index for epoch in range(first, first + epochs) for index in drawn.of_epoch(epoch)]
+            else:
+                batches = [drawn.of_round(*ask.stamp.drawn)]
+                rows = len(batches[0])
             upload = yield LocalWork(self, ask, batches)
         with self.phase("aggregation"):
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)

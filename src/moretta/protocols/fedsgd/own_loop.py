@@ -42,7 +42,7 @@ def fitted(
     silo. The loss is that of the model that the loop came to, over all rows of the silo, in evaluation.
     Raises `moretta.errors.RowsError` where the loop fails or returns what cannot be summed; the sentence stays here.
     """
-    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    before = model.state_dict()  # as it is until `load`, as the loop is given a copy
     trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"
     try:
         returned = fit(copy.deepcopy(model), x, y, number)
@@ -50,11 +50,11 @@ def fitted(
         raise RowsError(f"{where} failed in round {number} with {said(error)}; mend it") from error
     weights, rows = _checked(returned, len(y), where)
     after = {name: _tensor(weights, name, before[name], where) for name in (*trained, *buffers)}
-    modules.load(model, {**modules.on_host(before), **modules.on_host(after)})
-    with torch.no_grad():
-        reached = float(loss(modules.outputs_of(model, x), y))
     upload = {f"gradient/{name}": before[name] - after[name] for name in trained}
     upload |= {f"buffer/{name}": after[name] for name in buffers}
+    modules.load(model, modules.on_host({**before, **after}))
+    with torch.no_grad():
+        reached = float(loss(modules.outputs_of(model, x), y))
     return modules.on_host(upload) | {"loss": np.asarray(reached)}, rows
 
 

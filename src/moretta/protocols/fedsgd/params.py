@@ -46,6 +46,10 @@ class Epochs(Training):
         return 0.0
 
 
+WITH_FIT = ("name", "fit", "loss", "label_smoothing", "class_weights", "warm_start")
+"""What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
+
+
 class FedAvg(Epochs):
     """Federated averaging: McMahan et al. 2017, Algorithm 1.
 
@@ -60,22 +64,11 @@ class FedAvg(Epochs):
 
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:
-        ours = (
-            "own_loss",
-            "learning_rate",
-            "lr_schedule",
-            "momentum",
-            "weight_decay",
-            "clip_norm",
-            "local_epochs",
-            "checkpoint_minutes",
-        )
-        fields = type(self).model_fields
-        given = [kebab(name) for name in ours if getattr(self, name) != fields[name].default]
+        given = self.changed(*(name for name in type(self).model_fields if name not in WITH_FIT))
         if self.fit is not None and given:
             raise ParameterError(
-                f"fit trains by a loop of its own, and {given[0]} is for the built-in epochs; set it in that loop, and "
-                "remove it here"
+                f"fit trains by a loop of its own, and {kebab(given[0])} is for the built-in epochs; set it in that "
+                "loop, and remove it here"
             )
         return self
 

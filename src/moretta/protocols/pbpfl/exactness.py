@@ -31,7 +31,7 @@ from moretta.protocols.pbpfl.perturbation import Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.server import largest_rho
 from moretta.protocols.pbpfl.sizes import Sizes
-from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
+from moretta.protocols.pbpfl.terms import bounded_alpha
 from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot
 from moretta.secure_aggregation.plain import PlainUpload
@@ -247,7 +247,7 @@ def _offset_size(
     plan, scaled = perturbation.plan, copy.deepcopy(model)
     modules.load(scaled, perturbation.perturb(model.state_dict(), perturbation.draw_key(stream, offset_size=0.0)))
     h, outputs = Trunk(scaled, plan.head).forward(inputs)
-    alpha = max(alpha_size(h, bias=plan.head.bias is not None), least_alpha(h)) or 1.0
+    alpha = bounded_alpha(h, bias=plan.head.bias is not None)
     centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
     size = _rms(targets) if protocol.loss == "mse" else _rms(centred)
     rho, sizes = protocol.rho, Sizes(alpha, size)

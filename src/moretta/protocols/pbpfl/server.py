@@ -26,7 +26,7 @@ from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Key, Perturbation
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.protocols.pbpfl.sizes import Sizes, agreed, outliers, rms, sizes_of, within
-from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
+from moretta.protocols.pbpfl.terms import bounded_alpha
 from moretta.protocols.pbpfl.work import Trunk
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, digest_of
 from moretta.secure_aggregation.sums import query_of, spent_of
@@ -227,7 +227,7 @@ class Server:
             for start in range(0, SYNTHETIC_ROWS, rows):
                 found.append(trunk.forward(self._synthetic_inputs(stream, rows) if start else inputs))
         h, outputs = (torch.cat(parts) for parts in zip(*found, strict=True))
-        alpha = max(alpha_size(h, bias=head.bias is not None), least_alpha(h)) or 1.0
+        alpha = bounded_alpha(h, bias=head.bias is not None)
         if self._params.loss == "mse":
             return Sizes(alpha, self._enrolment.target_scale)
         centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)

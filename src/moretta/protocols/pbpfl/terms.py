@@ -45,6 +45,11 @@ def least_alpha(h: Tensor) -> float:
     return LEAST_ALPHA * math.sqrt(h.shape[1]) * float(h.double().square().mean().sqrt())
 
 
+def bounded_alpha(h: Tensor, *, bias: bool) -> float:
+    """Return the size of alpha on which an offset rests, from a head's inputs h, [B, H]; 1 where all are 0."""
+    return max(alpha_size(h, bias=bias), least_alpha(h)) or 1.0
+
+
 @dataclass(frozen=True)
 class Terms:
     """The terms of one batch of B rows.

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,7 +60,11 @@ class EdgeSilo:
         self._too_large: ParameterError | None = None
         insecure = SecretRoot(begin.insecure) if begin.insecure else None
         self._client = Client(
-            settings.setup, settings.recipe, insecure=insecure, load=self._load, runs=settings.precision
+            settings.setup,
+            replace(settings.recipe, checkpoint_minutes=None),  # it can make no file once it is confined
+            insecure=insecure,
+            load=self._load,
+            runs=settings.precision,
         )
         self._client.restore(begin.state)
         self.clock = Clock()

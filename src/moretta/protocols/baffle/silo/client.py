@@ -255,7 +255,7 @@ class Client:
         self._steps.begin(number)
         if kept := self._half_done.begin(*purpose, self._rows.digest, ask.k):
             at, total, counted, steps = kept["at"].copy(), kept["loss"], kept["counted"], kept["steps"]
-            self._steps.restore({key.removeprefix("steps/"): value for key, value in kept.items()})
+            self._steps.restore(under("steps/", kept))
         epochs = range((number - 1) * recipe.local_epochs, number * recipe.local_epochs)
         indices = [index for epoch in epochs for index in batches.of_epoch(epoch)]
         for index in indices[steps:]:
