@@ -117,7 +117,7 @@ def test_it_plays_from_raw_tables_to_a_judged_model_with_one_hospital_killed(tmp
     run = folder / "server" / "run"
     history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     best = json.loads((run / "result.json").read_text())["facts"]["best_round"]
-    assert best < len(history) < run_files.load(EXAMPLE / "run.toml").run.rounds
+    assert best < len(history) < run_files.load(folder / "server" / "run.toml").run.rounds
     assert all((run / page).exists() for page in ("report.html", "dossier.html"))
     assert "all rows: 3000 rows of" in done.stdout
     assert not [one for one in psutil.process_iter() if str(folder) in words_of(one)]

@@ -198,3 +198,23 @@ def test_new_images_are_predicted_as_those_to_train_on(here: Path) -> None:
     assert [line[:2] for line in some] == [lines[3][:2], lines[1][:2]]
     (here / "empty").mkdir()
     assert "holds no images" in call("predict", "mine", "--data", "empty", "--out", "none.csv").sentence
+
+
+def test_a_site_s_own_table_of_images_is_read_as_its_silo_toml_says(here: Path) -> None:
+    assert call("train", "run.toml", "--out", "mine").code == 0
+    table = (here / "labels.csv").read_text()
+    (here / "scans" / "plain.csv").write_text(table)
+    own = table.replace("file,", "Datei,").replace("finding", "Befund").replace("clear", "frei").replace(",", ";")
+    (here / "scans" / "eigene.csv").write_text(own)
+    mapping = 'rename = { Datei = "file", Befund = "finding" }\nrecode = { Befund = { frei = "clear", nodule = "nodule" } }'
+    (here / "silo.toml").write_text(f'{SILO}separator = ";"\n[mapping]\n{mapping}')
+    told = []
+    for name, more in (("plain", ()), ("eigene", ("--silo-file", "silo.toml"))):
+        words = ("mine", "--data", f"scans/{name}.csv", *more)
+        done = call("predict", *words, "--out", f"{name}.csv")
+        assert done.code == 0, done.err
+        told.append(call("evaluate", *words, "--json").told)
+    assert (here / "plain.csv").read_text() == (here / "eigene.csv").read_text()
+    assert told[0] == told[1]
+    folder = call("predict", "mine", "--data", "scans", "--out", "all.csv", "--silo-file", "silo.toml")
+    assert folder.sentence == "scans: [mapping] of silo.toml is for tables, and this is none; leave out --silo-file"

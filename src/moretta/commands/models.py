@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moretta.commands.rows import Absent, Decimal, FileEncoding, Separator, given_of
 from moretta.commands.terminal import AllowCode, allows_code, needs_torch, say
 from moretta.errors import ParameterError
+
+if TYPE_CHECKING:
+    from moretta.data.tables.mapping import ColumnMapping
 
 Architecture = Annotated[
     str | None,
@@ -19,6 +23,13 @@ Architecture = Annotated[
 LEFT_OUT = 3  # the exit code where some rows are not predicted
 TrueModel = Annotated[bool, typer.Option("--true-model", help="Use the server's true model, not the released one.")]
 OfSilo = Annotated[str | None, typer.Option("--silo", help="Use this silo's own model, where each has one.")]
+SiloFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="silo.toml",
+        help="Read a table as this site reads its own: by \\[data] and \\[mapping] of its silo.toml.",
+    ),
+]
 
 
 def predict(
@@ -31,6 +42,7 @@ def predict(
     true_model: TrueModel = False,
     silo: OfSilo = None,
     model: Architecture = None,
+    silo_file: SiloFile = None,
     separator: Separator = None,
     decimal: Decimal = None,
     file_encoding: FileEncoding = None,
@@ -44,12 +56,14 @@ def predict(
     with needs_torch():
         from moretta.run.prediction import predict as predict_rows
 
+        form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
         allowed = allows_code(folder, allow_code)
         rows, outputs, left_out = predict_rows(
             folder,
             data,
             out,
-            form=given_of(separator, decimal, file_encoding, absent),
+            form=form,
+            mapping=mapping,
             true_model=true_model,
             silo=silo,
             model=model,
@@ -70,6 +84,7 @@ def evaluate(
     true_model: TrueModel = False,
     silo: OfSilo = None,
     model: Architecture = None,
+    silo_file: SiloFile = None,
     separator: Separator = None,
     decimal: Decimal = None,
     file_encoding: FileEncoding = None,
@@ -83,11 +98,13 @@ def evaluate(
     with needs_torch():
         from moretta.run.prediction import evaluate as judge
 
+        form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
         told, left_out = judge(
             folder,
             data,
             by=by,
-            form=given_of(separator, decimal, file_encoding, absent),
+            form=form,
+            mapping=mapping,
             true_model=true_model,
             silo=silo,
             model=model,
@@ -105,6 +122,17 @@ def evaluate(
             print(f"{told['parts_withheld']} values of {by} have too few rows to be shown")
 
     _say_without(left_out, told, show)
+
+
+def _as_written(silo_file: Path | None, said: dict[str, Any]) -> tuple[dict[str, Any], ColumnMapping]:
+    """Return how a table is written, and what becomes of its columns. said: what options say, which come first."""
+    from moretta.config.silo_file import load
+    from moretta.data.tables.mapping import ColumnMapping
+
+    if silo_file is None:
+        return said, ColumnMapping()
+    site = load(silo_file)
+    return asdict(site.data.form) | said, site.mapping
 
 
 def _say_without(left_out: Mapping[int, str], told: Mapping[str, object], show: Callable[[], None]) -> None:

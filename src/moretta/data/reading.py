@@ -33,7 +33,7 @@ from moretta.data.rows import (
     check_pair,
     check_targets_finite,
 )
-from moretta.data.tables.files import ENDINGS, Format, is_table
+from moretta.data.tables.files import ENDINGS, Format, is_table, read_columns
 from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Schema
@@ -143,10 +143,18 @@ def _of_table(source: Source, expected: ExpectedRows, where: str) -> Rows:
         )
     labelled, training = expected.labelled, expected.training
     said = f"{where}: {path.name}"
-    columns, _ = mapping.read(path, form, said, table.dropped)
-    rows = encode(columns, table, said, form, labelled=labelled, training=training, leave_out=not training)
+    left_out: Mapping[int, str] = {}
+    if training:
+        columns, _ = mapping.read(path, form, said, table.dropped)
+        rows = encode(columns, table, said, form, labelled=labelled)
+    else:
+        target = table.name_of("target")
+        unread = [*table.dropped, target] if target is not None and not labelled else table.dropped
+        columns, unmapped, numbers = mapping.fitting(read_columns(path, form, mapping.unread(unread)), said, form)
+        rows = encode(columns, table, said, form, labelled=labelled, training=False, leave_out=True)
+        left_out = {**unmapped, **{int(numbers[row - 1]): why for row, why in rows.left_out.items()}}
     names, y = expansion_of(table).names, _numbers(rows.y, expected, where)
-    return Rows(rows.x, y, rows.ids, rows.groups, names=names, left_out=rows.left_out)
+    return Rows(rows.x, y, rows.ids, rows.groups, names=names, left_out=dict(sorted(left_out.items())))
 
 
 def _images_of_folder(source: Source, expected: ExpectedRows, where: str) -> Rows:

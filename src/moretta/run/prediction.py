@@ -18,7 +18,8 @@ from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS, read_npz, scaled
 from moretta.data.reading import ExpectedRows, Source, of_arrays, read
 from moretta.data.rows import Rows, Subjects
-from moretta.data.tables.files import Format, is_predicted, is_table, read_columns, written
+from moretta.data.tables.files import is_predicted, is_table, read_columns, written
+from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import ABSENT_CATEGORY, expansion_of
 from moretta.data.tables.schema import Number, Schema
 from moretta.engines.files import check_ending, check_replaced, write_atomically
@@ -47,6 +48,7 @@ def predict(
     out: Path,
     *,
     form: Mapping[str, Any] | None = None,
+    mapping: ColumnMapping = ColumnMapping(),  # noqa: B008  # frozen
     true_model: bool = False,
     silo: str | None = None,
     model: str | None = None,
@@ -61,8 +63,9 @@ def predict(
     ids or the numbers of the others, and a .npy NaN in their place.
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
-    fields of `Format` in which a .csv file is written otherwise than the run's own. model: of a run made from Python,
-    the "module:function" that builds its architecture. allow_code: as of `moretta.run.trained_model.read`.
+    fields of `Format` in which a .csv file is written otherwise than the run's own. mapping: what becomes of a table's
+    columns before the schema reads them; rows that do not fit it are left out too. model: of a run from Python, the
+    "module:function" that builds its architecture. allow_code: as of `moretta.run.trained_model.read`.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
     `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
@@ -72,7 +75,8 @@ def predict(
     found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
-    found_rows, named = rows_of(rows, found, replace(found.form, **(form or {})))
+    source = Source(rows.name, replace(found.form, **(form or {})), base=rows.parent, mapping=mapping)
+    found_rows, named = rows_of(source, found)
     outputs = found.outputs(found_rows.x, str(rows))
     _write(out, outputs, found_rows, named, found)
     return Predicted(outputs.shape[0], outputs.shape[1], found_rows.left_out)
@@ -84,6 +88,7 @@ def evaluate(
     *,
     by: str | None = None,
     form: Mapping[str, Any] | None = None,
+    mapping: ColumnMapping = ColumnMapping(),  # noqa: B008
     true_model: bool = False,
     silo: str | None = None,
     model: str | None = None,
@@ -92,12 +97,12 @@ def evaluate(
     """Return how good a run's model is on the rows of a table or an .npz file with targets, as `judged` has it.
 
     Beside it stand the rows that are left out, from 1, as they are not as the schema says, and why. by: a column of the
-    table, any, by whose values rows are judged apart too. The rest: as `predict`.
+    table, any, by whose values rows are judged apart too, by its own name or the mapping's. The rest: as `predict`.
     Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
     """
     found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
-    described = replace(found.form, **(form or {}))
-    rows, _ = rows_of(data, found, described, labelled=True)
+    source = Source(data.name, replace(found.form, **(form or {})), base=data.parent, mapping=mapping)
+    rows, _ = rows_of(source, found, labelled=True)
     of = found.task, found.loss, found.classes
     together = Subjects(rows.ids, rows.groups).whom
     outputs = found.outputs(rows.x, str(data))
@@ -106,11 +111,13 @@ def evaluate(
         return result, rows.left_out
     if not is_table(data.name):
         raise ParameterError(f"--by {by}: {data} has no columns with names; give a table")
-    columns = read_columns(data, described)
+    whole = read_columns(data, source.form)
+    kept = np.setdiff1d(np.arange(len(next(iter(whole.values())))), [row - 1 for row in rows.left_out])
+    own = {name: column[kept] for name, column in whole.items()}
+    columns = own | mapping.fitting(own, str(data), source.form)[0]  # by the schema's name or the file's own
     if by not in columns:
         raise ParameterError(f'{data} has no column "{by}" for --by; {did_you_mean(by, columns)}')
-    kept = np.setdiff1d(np.arange(len(columns[by])), [row - 1 for row in rows.left_out])
-    values, which = np.unique(columns[by][kept].astype(str), return_inverse=True)
+    values, which = np.unique(columns[by].astype(str), return_inverse=True)
     parts = dict[str, Any]()
     for number, value in enumerate(values):
         chosen = np.flatnonzero(which == number)
@@ -120,13 +127,16 @@ def evaluate(
     return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}, rows.left_out
 
 
-def rows_of(path: Path, model: TrainedModel, form: Format, *, labelled: bool = False) -> tuple[Rows, str]:
+def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> tuple[Rows, str]:
     """Return rows to predict as a silo's own are, with what names each as its id, and the name of that column.
 
     labelled: with their targets.
     """
+    path = source.base / source.source
+    if source.mapping != ColumnMapping() and (path.is_dir() or not is_table(path.name)):
+        raise ParameterError(f"{path}: [mapping] of silo.toml is for tables, and this is none; leave out --silo-file")
     if model.image is not None and (path.is_dir() or is_table(path.name)):
-        return _images(path, model, model.image, form, labelled)
+        return _images(source, path, model, model.image, labelled)
     schema = model.table or _of_arrays(model)
     classes = (len(model.classes) or MOST_CLASSES) if model.task == "classification" else None
     outputs = None if classes else 1
@@ -139,26 +149,25 @@ def rows_of(path: Path, model: TrainedModel, form: Format, *, labelled: bool = F
         raise ParameterError(f"{path}: the run's rows are arrays of shape {list(model.shape)}; give an .npz file")
     if labelled and schema.target is None:
         raise ParameterError(f"{path}: the run's rows were arrays; give an .npz file with x and y")
-    rows = read(Source(path.name, form, base=path.parent), replace(expected, table=schema), str(path.parent))
+    rows = read(source, replace(expected, table=schema), str(path.parent))
     if rows.ids is not None:
         return rows, schema.name_of("id") or ""
     return replace(rows, ids=rows.groups), schema.name_of("group") or ""
 
 
-def _images(
-    path: Path, model: TrainedModel, image: ImageForm, form: Format, labelled: bool = False
-) -> tuple[Rows, str]:
+def _images(source: Source, path: Path, model: TrainedModel, image: ImageForm, labelled: bool) -> tuple[Rows, str]:
     """Return the images of a folder, or those below its own folder that a table names; each is named by its path."""
     if labelled:
         if path.is_dir() or model.table is None:
             raise ParameterError(f"{path}: expected the table that names images and their classes, beside them")
-        found = read_labelled(path.parent, path, image, model.table, written=form)
+        found = read_labelled(path.parent, path, image, model.table, written=source.form, mapping=source.mapping)
         return Rows(found.x, found.y, found.ids, found.groups), FILE
     column = (model.table.name_of("file") if model.table else None) or FILE
     if path.is_dir():
         x, names = read_unlabelled(path, image)
     else:
-        x, names = read_unlabelled(path.parent, image, path, form, column)
+        own = next((old for old, new in source.mapping.rename.items() if new == column), column)
+        x, names = read_unlabelled(path.parent, image, path, source.form, own)
     return Rows(x, np.empty(0), np.array(names, np.str_)), column
 
 

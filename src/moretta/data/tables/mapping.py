@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from moretta.contract.settings import Positive, Section, Words
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers, read_columns
-from moretta.data.tables.rows import CENSORED, bare, hint_of, plain_number, refuse, words_of
+from moretta.data.tables.rows import CENSORED, WrongRows, bare, hint_of, plain_number, refuse, words_of
 from moretta.data.tables.schema import Finite, Number
 from moretta.errors import ParameterError
 
@@ -79,6 +80,30 @@ class ColumnMapping(Section):
         """
         return self.applied(read_columns(path, form, self.unread(dropped)), where, form)
 
+    def fitting(
+        self, columns: Columns, where: str, form: Format | None
+    ) -> tuple[dict[str, Column], Mapping[int, str], NDArray[np.intp]]:
+        """Return columns of rows to predict as `applied` does, those left out that do not fit and why, and the others.
+
+        Rows have their numbers in the file, from 1. Columns that are mapped need not be there, such as a target.
+        Raises as `applied` where no row fits.
+        """
+        there = {
+            key: {name: value for name, value in getattr(self, key).items() if name in columns}
+            for key in ("rename", "recode", "units")
+        }
+        mapping = self.model_copy(update={"drop": tuple(name for name in self.drop if name in columns), **there})
+        rows, left_out = np.arange(len(next(iter(columns.values())))), dict[int, str]()
+        while True:
+            try:
+                found, _ = mapping.applied({name: column[rows] for name, column in columns.items()}, where, form)
+                return found, left_out, rows + 1
+            except WrongRows as error:
+                left_out |= {int(row) + 1: error.what for row in rows[error.wrong]}
+                rows = rows[~error.wrong]
+                if not len(rows):
+                    raise
+
     def applied(self, columns: Columns, where: str, form: Format | None) -> tuple[dict[str, Column], MappingEffect]:
         """Return a file's columns as the schema reads them, and what was done, as counts.
 
@@ -95,10 +120,12 @@ class ColumnMapping(Section):
         found = {name: column for name, column in columns.items() if name not in self.drop}
         effect = MappingEffect(len(next(iter(columns.values()))), len(self.rename), len(self.drop))
         for name, words in self.recode.items():
-            found[name], effect.recoded[name] = _recoded(found[name], words, f"{where}: column {name!r}", name)
+            found[name], effect.recoded[name] = _recoded(found[name], words, f"{where}: ", name)
         for name, conversion in self.units.items():
-            said = f"{where}: [mapping.units] converts column {name!r}"
-            found[name], effect.converted[name] = _converted(found[name], conversion, said, form or Format())
+            said = f"[mapping.units] converts column {name!r}, which has "
+            found[name], effect.converted[name] = _converted(
+                found[name], conversion, f"{where}: ", said, form or Format()
+            )
         renamed = dict[str, Column]()
         for old, column in found.items():
             name = self.rename.get(old, old)
@@ -137,18 +164,19 @@ def _recoded(column: Column, table: Mapping[str, str], where: str, name: str) ->
     became = [known.get(word, known.get(plain_number(word))) for word in words]
     refuse(
         np.array([word is None for word in became])[which],
-        f"{where} has a word that [mapping.recode.{name}] of silo.toml does not map",
+        f"column {name!r} has a word that [mapping.recode.{name}] of silo.toml does not map",
         'add it there, as itself where it stays, or as "" where it is no value',
+        where,
     )
     changed = np.array([old != new for old, new in zip(words, became, strict=True)])
     return np.array(became, object)[which], int(changed[which].sum())
 
 
-def _converted(column: Column, conversion: Conversion, where: str, form: Format) -> tuple[Column, int]:
+def _converted(column: Column, conversion: Conversion, where: str, what: str, form: Format) -> tuple[Column, int]:
     """Return a column in another unit, and how many numbers it has; words only where some have < or > before them."""
     factor, offset, decimal = conversion.factor, conversion.offset, form.decimal
     if column.dtype.kind == "M":
-        raise ParameterError(f"{where}, which has dates; remove it there, as dates have no unit")
+        raise ParameterError(f"{where}{what}dates; remove it there, as dates have no unit")
     if column.dtype.kind == "f":
         return column * factor + offset, int(np.isfinite(column).sum())
     cells = bare(column, Number(unit=conversion.unit, thousands=conversion.thousands), decimal)
@@ -156,14 +184,13 @@ def _converted(column: Column, conversion: Conversion, where: str, form: Format)
     words = np.array([str(cell)[len(before) :] for cell, before in zip(cells, signs, strict=True)], object)
     refuse(
         ~are_numbers(words, decimal) & (words != ""),
-        f"{where}, which has something else than a number",
+        f"{what}something else than a number",
         "remove it there if the column is of words; else give unit or thousands there, as the cells have them, or list "
         "in [data] absent what stands for no value",
+        where,
     )
     if (numbers := as_numbers(words, decimal)) is None:
-        raise ParameterError(
-            f'{where}, which has numbers with a point, and [data] decimal = ","; write all numbers of the file alike'
-        )
+        raise ParameterError(f'{where}{what}numbers with a point, and [data] decimal = ","; write all of them alike')
     found, count = numbers * factor + offset, int((words != "").sum())
     if not any(signs):
         return found, count

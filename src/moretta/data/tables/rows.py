@@ -155,7 +155,7 @@ def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[i
                 else:
                     _names({name: columns[name][rows]}, name, where, form)
                 break
-            except _WrongRows as error:
+            except WrongRows as error:
                 found |= {int(row) + 1: error.what for row in rows[error.wrong] if int(row) + 1 not in found}
                 if len(found) == count:  # and so it is the file that is written otherwise
                     raise
@@ -206,7 +206,7 @@ def _number_word(number: float) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
 
 
-class _WrongRows(ParameterError):
+class WrongRows(ParameterError):
     """Some rows of a column are not as the schema says. wrong: bool[rows]. what: the column has in these."""
 
     def __init__(self, said: str, wrong: NDArray[np.bool_], what: str) -> None:
@@ -218,7 +218,7 @@ def refuse(wrong: NDArray[np.bool_], what: str, remedy: str, where: str = "") ->
     """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are. where: begins the sentence."""
     if wrong.any():
         rows = f"{int(wrong.sum())} of {len(wrong)} rows (the first is row {int(np.argmax(wrong)) + 1})"
-        raise _WrongRows(f"{where}{what} in {rows}; {remedy}", wrong, what)
+        raise WrongRows(f"{where}{what} in {rows}; {remedy}", wrong, what)
 
 
 class _Reader:
