@@ -206,7 +206,7 @@ def test_a_site_s_own_table_of_images_is_read_as_its_silo_toml_says(here: Path) 
     (here / "scans" / "plain.csv").write_text(table)
     own = table.replace("file,", "Datei,").replace("finding", "Befund").replace("clear", "frei").replace(",", ";")
     (here / "scans" / "eigene.csv").write_text(own)
-    mapping = 'rename = { Datei = "file", Befund = "finding" }\nrecode = { Befund = { frei = "clear", nodule = "nodule" } }'
+    mapping = 'rename = { Datei = "file", Befund = "finding" }\nrecode.Befund = { frei = "clear", nodule = "nodule" }'
     (here / "silo.toml").write_text(f'{SILO}separator = ";"\n[mapping]\n{mapping}')
     told = []
     for name, more in (("plain", ()), ("eigene", ("--silo-file", "silo.toml"))):
