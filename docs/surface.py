@@ -144,7 +144,8 @@ def _settings(name: str, kind: type[BaseModel]) -> str:
     takes = (f"{others}, with underscores" + (", and:" if own else ".")) if shared else "takes, by keyword:"
     lines = [f"### {name}", "", opening(kind), "", f"`moretta.{name}(...)` {takes}", ""]
     for field, known in own.items():
-        facts = f"{values(known.annotation, known.metadata)} · default: {default(known).replace('left out', '`None`')}"
+        taken = values(known.annotation, known.metadata).replace("](#", "](run-file.md#")  # sections are told there
+        facts = f"{taken} · default: {default(known).replace('left out', '`None`')}"
         text = said[field].replace("*", "\\*")
         lines.append(item(f"api-{name.lower()}-{field}", field, facts, text))
     return "\n".join(lines)

@@ -83,6 +83,22 @@ def test_links_lead_somewhere(docs: Path) -> None:
             assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_links_lead_to_headings_and_entries_that_are_there(docs: Path) -> None:
+    """As MyST names headings, which is as GitHub does; the entries of references have names of their own."""
+
+    def places(page: Path) -> set[str]:
+        text = re.sub(r"(?ms)^ *```.*?^ *```", "", page.read_text())
+        heads = [re.sub(r"\]\([^)]*\)", "", head).lower() for head in re.findall(r"(?m)^#+ (.*)$", text)]
+        return {re.sub(r"[^\w\- ]", "", head).strip().replace(" ", "-") for head in heads} | {
+            *re.findall('id="(.*?)"', text)
+        }
+
+    for page in docs.rglob("*.md"):
+        for link, place in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            there = page.parent / link if link else page
+            assert place in places(there), f"{page.name}: {link}#{place}"
+
+
 def test_the_security_page_is_one_page_and_each_statement_has_its_tests(docs: Path) -> None:
     text = (docs.parent / "SECURITY.md").read_text()
     assert len(text.splitlines()) <= 150

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from refused_rows import Row, refused
+from scipy.stats import binom
 from test_contract import LOSSY, MORE, dropping, federation_of, silos
 from test_scoring import holding_back
 
@@ -21,10 +22,12 @@ from moretta.config import run_files
 from moretta.config.silo_file import load
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import Client
+from moretta.data.tables import schema as schemas
 from moretta.deployment import shared_settings as told
 from moretta.engines.in_process import InProcess
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, PeerError, SumSpent
+from moretta.protocols.common import targets
 from moretta.protocols.common.scoring import (
     CONFUSION,
     RELIABILITY,
@@ -38,6 +41,7 @@ from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.run import federation as federations
 from moretta.run.evaluation import evaluate
+from moretta.run.intervals import judged, of_counts
 from moretta.run.result import Result
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.statistics import LIMBS, to_limbs
@@ -103,6 +107,46 @@ def test_a_report_shows_them(tmp_path: Path) -> None:
     assert "Classes and calibration" in page
     assert "how many of the rows held back at all silos together, exactly and however few, have which" in page
     assert read_run(tmp_path / "run").test.classes is not None
+
+
+INDEPENDENT = {f"x{number}": {"kind": "number"} for number in range(4)}
+GROUPS = {"whom": {"kind": "group"}}
+TARGET = {"y": {"kind": "target", "classes": ["0", "1", "2"]}}
+
+
+def test_figures_have_intervals_where_rows_are_independent_and_the_page_says_why_not_elsewhere(tmp_path: Path) -> None:
+    """Counts of rows drawn again are multinomial, so accuracy's interval is a binomial one, to a step of one row."""
+    independent, grouped = (schemas.of({"columns": {**INDEPENDENT, **more, **TARGET}}) for more in ({}, GROUPS))
+    plain = counting("fedsgd", table=independent, score_at_silos=True, out=tmp_path / "plain").train(1).test
+    tables = counting("fedsgd", table=independent).train(1).test
+    assert set(plain["intervals"]) == {"accuracy"}
+    assert set(tables["intervals"]) == {"accuracy", "balanced_accuracy", "f1_macro"}
+    rows, step = int(plain["rows"]), 1 / plain["rows"]
+    expected = binom.ppf([0.025, 0.975], rows, plain["accuracy"]) / rows
+    for found in (plain, tables):
+        np.testing.assert_allclose(found["intervals"]["accuracy"], expected, atol=step + 1e-9)
+        assert found["intervals"]["accuracy"][0] < found["accuracy"] < found["intervals"]["accuracy"][1]
+    low, high = tables["intervals"]["balanced_accuracy"]
+    assert low < tables["metrics"]["balanced_accuracy"] < high
+    assert "intervals" not in counting("fedsgd", table=grouped, out=tmp_path / "grouped").train(1).test
+    said = "there are no intervals, as sums over silos do not say how errors fall on people"
+    assert said in write_report([tmp_path / "grouped"], tmp_path / "report.html").read_text()
+    page = write_report([tmp_path / "plain"], tmp_path / "report.html").read_text()
+    assert said not in page
+    assert "intervals are in square brackets" in page
+
+
+def test_intervals_of_counts_are_those_of_the_rows() -> None:
+    random = np.random.default_rng(3)
+    y = random.choice(3, 400, p=(0.6, 0.3, 0.1))
+    outputs = np.eye(3)[np.where(random.random(400) < 0.7, y, random.integers(0, 3, 400))]
+    counts = targets.confusion(targets.predicted(outputs), y, 3)
+    of_rows = judged(outputs, y, "classification", "cross-entropy")["figures"]
+    for name, (low, high) in of_counts(counts).items():
+        # Both are percentiles of 1,000 draws of one distribution, whose ends differ by about 0.1 of its width.
+        width = of_rows[name]["high"] - of_rows[name]["low"]
+        assert abs(low - of_rows[name]["low"]) < 0.15 * width, name
+        assert abs(high - of_rows[name]["high"]) < 0.15 * width, name
 
 
 # -- attacks -----------------------------------------------------------------------------------------------------------

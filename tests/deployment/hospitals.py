@@ -51,8 +51,9 @@ PROTOCOLS = {
     "cgd": 'name = "cgd"\nloss = "cross-entropy"\nlearning-rate = 0.5',
     "fedsgd": 'name = "fedsgd"\nloss = "cross-entropy"\nlearning-rate = 0.1\nmomentum = 0.5',
     "baffle": 'name = "baffle"\nloss = "cross-entropy"\nk = 16',
+    "fedavg": 'name = "fedavg"\nloss = "cross-entropy"\nlocal-epochs = 2\ncheckpoint-minutes = 0.1',
 }
-PACED = '''"""A model whose forward pass takes as long as a file says, which may change while it waits."""
+PACED = '''"""A model whose forward pass takes as long as a file says, also while it waits; it is noted beside it."""
 
 import os
 import time
@@ -78,6 +79,9 @@ class Paced(nn.Module):
         began = time.monotonic()
         while (left := began + _pace() - time.monotonic()) > 0:
             time.sleep(min(left, 0.02))
+        if place := os.environ.get("MORETTA_PACE"):
+            with open(place + ".passes", "a") as passes:
+                passes.write(f"{len(x)}\\n")
         return self.layers(x)
 
 
@@ -192,12 +196,13 @@ class Hospitals:
         wait_for(lambda: (self.kit(self.sites[0])).is_dir() or process.poll() is not None, "kits are made")
         return process
 
-    def join(self, name: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Have a site take part."""
+    def join(
+        self, name: str, environment: Mapping[str, str] | None = None, *, once: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Have a site take part. once: in one run."""
         given = {PACE: str(self.pace_folder / name), **(environment or {})}
-        return self._start(
-            name, ["join", str(self.kit(name)), "--silo", str(self.site(name) / "silo.toml"), "--once"], given
-        )
+        words = ["join", str(self.kit(name)), "--silo", str(self.site(name) / "silo.toml"), *["--once"] * once]
+        return self._start(name, words, given)
 
     def join_all(self) -> None:
         """Have all sites take part."""
@@ -226,6 +231,11 @@ class Hospitals:
         fresh = self.pace_folder / f".{name}"
         fresh.write_text(str(seconds))
         fresh.rename(self.pace_folder / name)
+
+    def passes(self, name: str, rows: int) -> int:
+        """How many forward passes over so many rows there have been at a site."""
+        path = self.pace_folder / f"{name}.passes"
+        return path.read_text().splitlines().count(str(rows)) if path.exists() else 0
 
     def ends(self, who: str = "server") -> int:
         """Wait until a command ends, and return its exit code."""

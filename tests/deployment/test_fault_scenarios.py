@@ -3,6 +3,7 @@
     what happens                                        what is expected in the end
     nothing                                             the bytes of the same run in one process, message by message
     a site's job is killed, idle or at work             named for what it missed, back after a restart
+    and in the middle of local epochs                   goes on from what it kept, to the bytes of one process
     a site's FLARE client is killed                     named, and the run ends without it
     and its `join` is begun again                       named, awaited where a round needs it, and back in the same run
     a site hangs, never ends, or sends broken bytes     named: disconnected, late, malformed; back when it is mended
@@ -10,6 +11,7 @@
     sites are killed at random moments                  the same bytes as in one process with the same sites missing
     the server's job, or all of the server, is killed   goes on from the checkpoint to the bytes of one process
     the network is cut, and healed                      named while it is cut, back after
+    nothing, and then a second run                      joined by the sites as they are, without a command
     a site that does not fit, or does not come          one sentence with its name, and nobody's stack trace
 
 Orders of events are asserted, and no seconds: those are the machine's. How long each took, up to the end of the first
@@ -28,9 +30,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("nvflare")
@@ -40,6 +44,7 @@ from hospitals import Hospitals, asked, models_of, seen, state_of, wait_for
 from moretta.contract.codec import Codec
 from moretta.deployment import job, processes
 from moretta.deployment.server_key import identity_of
+from moretta.engines import checkpoint
 from moretta.engines.settings import Engine, Fault, Faults
 from moretta.errors import CodecError
 from moretta.secure_aggregation.identity import Identity, public_line
@@ -121,6 +126,31 @@ def test_a_run_is_the_same_bytes_as_in_one_process(
     assert not any(line["dropped"] for line in hospital.history())
     logged = (hospital.server / "run-serve" / "server.log").read_text().partition("Try to schedule job")[0]
     assert logged.count("Created user session") == 1  # a login takes FLARE a second of waiting
+
+
+def test_a_second_run_is_joined_without_a_command_at_the_sites(hospitals: Callable[..., Hospitals]) -> None:
+    hospital = hospitals(protocol="fedsgd", rounds=3)
+    for path in (hospital.server / "run.toml", *(hospital.site(name) / "silo.toml" for name in hospital.sites)):
+        path.write_text(re.sub("insecure-secret-seed.*", "", path.read_text()))
+    hospital.serve()
+    joined = [hospital.join(name, once=False) for name in hospital.sites]
+    assert hospital.ends() == 0, hospital.said()
+    first, hospital.out = hospital.out, hospital.server / "second"
+    hospital.serve("--kits", str(hospital.kit("north").parent))
+    assert hospital.ends() == 0, hospital.said()
+    assert [one.poll() for one in joined] == [None] * 3
+    released = [models_of(out)["released.safetensors"] for out in (first, hospital.out)]
+    assert released[0] != released[1]
+    for name, process in zip(hospital.sites, joined, strict=True):
+        said = partial(hospital.said, name)
+        wait_for(lambda said=said: said().count("waiting for its next one, until ctrl-c") == 2, name, said)
+        process.send_signal(signal.SIGINT)
+        assert hospital.ends(name) == 0, hospital.said(name)
+        last = hospital.said(name).strip().splitlines()[-1]
+        assert re.match(r"took part in 2 runs; the last one left \S+/released\.safetensors$", last), last
+        assert Path(last.rpartition(" ")[2]).read_bytes() == released[1]
+        assert sorted(models_of(hospital.site(name) / "moretta").values()) == sorted(released)
+    check_plain(hospital)
 
 
 # -- one site has a bad day, and the run goes on -----------------------------------------------------------------------
@@ -210,6 +240,31 @@ def test_a_site_whose_job_is_killed_at_work(bad_day: Hospitals, measure: Measure
     assert last_reason(bad_day) == "disconnected"
     measure("site job killed at work: noticed", noticed)
     measure("site job killed at work: back", back)
+
+
+def test_a_site_whose_job_is_killed_at_half_an_epoch_loses_an_interval_at_most(
+    hospitals: Callable[..., Hospitals], tmp_path: Path
+) -> None:
+    """West has 44 rows, so at a batch of 4 four epochs are 44 steps, of 0.5 s at least; they are kept every 6 s."""
+    hospital = hospitals(protocol="fedavg", rounds=2, every=1)
+    run, steps, half = hospital.server / "run.toml", 44, 22 + 11 // 2  # in the third epoch
+    text = run.read_text().replace("batch-size = 16", "batch-size = 4")
+    run.write_text(text.replace("local-epochs = 2", "local-epochs = 4"))
+    hospital.pace("west", 0.5)
+    hospital.serve()
+    hospital.join_all()
+    wait_for(lambda: hospital.passes("west", 4) >= half, "half an epoch", hospital.said)
+    hospital.kill(job := hospital.job("west"))
+    wait_for(lambda: not psutil.pid_exists(job), "west's job is gone")
+    done = hospital.passes("west", 4)
+    kept = int(checkpoint._unpack((hospital.site("west") / "moretta" / "helped.half-done").read_bytes())["steps"])
+    assert 11 < kept <= done <= kept + 13  # twelve in an interval, and the one on its way
+    hospital.pace("west", 0)
+    check_ended(hospital)
+    assert hospital.passes("west", 4) == done + (steps - kept) + steps
+    assert models_of(hospital.out) == models_of(hospital.in_process(tmp_path / "alone"))
+    rounds = [[one["silos"] for one in line["sums"] if one["of"] == "round"] for line in hospital.history()]
+    assert rounds == [[list(hospital.sites)]] * 2  # of each one sum is opened
 
 
 def test_a_site_whose_job_is_frozen(bad_day: Hospitals, measure: Measure) -> None:

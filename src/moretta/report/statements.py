@@ -215,6 +215,8 @@ def _scale(record: RunRecord) -> str:
     """Return what scores mean."""
     what = "the least and the most over seeds" if record.test.seeds else "95 % intervals"
     sure = f"; {what} are in square brackets" if record.test.intervals else ""
+    if record.test.by == "silos" and not sure:
+        sure = "; there are no intervals, as sums over silos do not say how errors fall on people"
     if record.test.accuracy is None:
         variance = f", {plain(record.test.baseline)}" if record.test.baseline is not None else ""
         return f"0 is perfect; to guess the mean of the targets always gets their variance{variance}{sure}"

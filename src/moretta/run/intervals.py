@@ -62,12 +62,28 @@ def judged(
             values.append(found[name][np.isfinite(found[name])])
     told = {}
     for name, value in figures.items():
-        finite = np.concatenate(drawn[name])
-        low, high = np.percentile(finite, INTERVAL) if len(finite) else (np.nan, np.nan)
-        told[name] = {"value": value, "low": float(low), "high": float(high)}
+        low, high = _interval(np.concatenate(drawn[name]))
+        told[name] = {"value": value, "low": low, "high": high}
     alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": told, "baseline": alone}
     return result | ({"classes": tables} if tables else {})
+
+
+def _interval(finite: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(finite, INTERVAL) if len(finite) else (np.nan, np.nan)
+    return float(low), float(high)
+
+
+def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
+    """Return intervals of the figures that follow from a confusion matrix, [classes, classes], where rows are unknown.
+
+    How often each cell comes up among rows drawn again is multinomial, so these are `judged`'s intervals over rows.
+    """
+    rows = int(counts.sum())
+    drawn = generator(0).multinomial(rows, counts.ravel() / rows, RESAMPLES).reshape(-1, *counts.shape)
+    right = np.diagonal(drawn, axis1=1, axis2=2)
+    found = {"accuracy": right.sum(axis=1) / rows, **by_counts(right, drawn.sum(axis=2), drawn.sum(axis=1), None)}
+    return {name: _interval(values[np.isfinite(values)]) for name, values in found.items()}
 
 
 def _of_classes(outputs: Array, y: Array, loss: str) -> Measure:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,6 +34,7 @@ from moretta.run.engine import Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
 from moretta.run.history import SCALED, Line, OnRound, StopTraining, line_of, round_of
 from moretta.run.inputs import Trainable
+from moretta.run.intervals import of_counts
 from moretta.run.metrics import metrics_of_counts, tables_of_counts
 from moretta.run.preview import told_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
@@ -322,9 +324,19 @@ class Session:
         here = [silo for silo in self._of.silos if not silo.remote]
         noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would be without noise
         training = [] if noised or any(silo.columns for silo in here) else here
-        said = {**by_silos, "by": "silos"} if by_silos else {}
+        said = {**by_silos, **self._sure(outcome, by_silos), "by": "silos"} if by_silos else {}
         whom = self._of.test_groups
         return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training, whom)
+
+    def _sure(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
+        """Return intervals of what silos score together; none where rows may be of one person, as sums do not say."""
+        table = self._of.spec.table
+        if self._of.test is not None or "accuracy" not in by_silos or table is None or table.name_of("group"):
+            return {}
+        rows, right = int(by_silos["rows"]), round(by_silos["accuracy"] * by_silos["rows"])
+        counts = outcome.tables[CONFUSION] if outcome.tables else np.array([[right, rows - right], [0, 0]])
+        known = {"accuracy", *by_silos.get("metrics", {})}
+        return {"intervals": {name: list(sure) for name, sure in of_counts(counts).items() if name in known}}
 
     def _module(self, tensors: Tensors) -> nn.Module:
         """Return a model that takes rows as the silos have them, several arrays by keyword."""

@@ -101,8 +101,8 @@ def losable_of(federation: Trainable) -> list[str]:
         return [f"{needs}; a lower threshold in [secure-aggregation] lets it do without some"]
     roster = "" if secure.roster is not None else "a roster (moretta keys new) and "
     return [
-        f"{needs}; {roster}threshold = 2 in [secure-aggregation] let it do without one, and then the server together "
-        "with one silo can read what another uploads"
+        f"{needs}; with {roster}threshold = 2 in [secure-aggregation] it can do without one, and then the server "
+        "together with one silo can read what another uploads"
     ]
 
 
