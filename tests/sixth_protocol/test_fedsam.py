@@ -92,7 +92,7 @@ def test_fedsam_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run("report", "alone")
     page = (tmp_path / "alone" / "report.html").read_text()
     assert "with FedSAM" in page
-    assert "the weight change of any one of them" in page
+    assert "not the weight change of any one silo" in page
     assert "no sentence about" not in page
 
     audit = run("audit", "alone", "--json").told  # its own attack, and one of Moretta's that it is exposed to
@@ -103,13 +103,23 @@ def test_fedsam_by_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("predict", "alone", "--data", "patients.csv", "--out", "outputs.csv", "--json").told["rows"] == 60
 
 
-def test_the_attack_knows_the_run_that_it_was_made_on(tmp_path: Path) -> None:
-    def truth(name: str, seed: int) -> Truth:
+def test_the_attack_knows_the_run_that_it_was_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def truth(name: str) -> Truth:
         made = federation_of("fedsam", tmp_path / name, record_views=True)
-        made.train(2, seed)
-        return Truth(tmp_path / name, made, 2, seed)
+        made.train(2)
+        return Truth(tmp_path / name, made, 2, 0)
 
-    one, other = truth("one", 5), truth("other", 6)
+    def mirrored() -> torch.nn.Module:
+        """Start elsewhere: two runs from one start are within a few percent of each other after a round."""
+        model = network()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.neg_()
+        return model
+
+    one = truth("one")
+    monkeypatch.setattr("test_contract.network", mirrored)
+    other = truth("other")
     assert attacked(ATTACK, one).figures["relative_error"] == 0.0
     assert not ATTACK.score(claimed(ATTACK, other), one).succeeded
 
