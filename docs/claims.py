@@ -25,7 +25,7 @@ from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/threat-models.md", "docs/alignment.md", "docs/choose.md", "README.md")
+PAGES = ("docs/threat-models.md", "docs/alignment.md", "docs/choose.md", "docs/privacy.md")
 DEFENCES = ROOT / "experiments" / "audit"
 
 TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"), "cgd": ("cgd",)}
@@ -82,7 +82,7 @@ def package(names: Sequence[str]) -> list[Claim]:
     return [claim for claim in dict.fromkeys(claims) if claim.role != "reader"]
 
 
-# -- lists of README.md ------------------------------------------------------------------------------------------------
+# -- lists of privacy.md -----------------------------------------------------------------------------------------------
 
 
 def phrase(claim: Claim, defaults: bool = True) -> str:
@@ -93,13 +93,13 @@ def phrase(claim: Claim, defaults: bool = True) -> str:
 
 
 def cell(claims: Iterable[Claim], role: str) -> str:
-    """Return what is claimed of one role, for README's first table."""
+    """Return what is claimed of one role, for the first table of privacy.md."""
     found = [claim for claim in claims if claim.role == role and claim.place == "front"]
     return "; ".join(phrase(claim, defaults=False) for claim in found)
 
 
 def front() -> str:
-    """Return README's first table, of runs with default settings."""
+    """Return the first table of privacy.md, of runs with default settings."""
     lines = ["| protocol | a silo | the server |", "|---|---|---|"]
     for names in TABLES.values():
         for name in names:
@@ -108,7 +108,7 @@ def front() -> str:
 
 
 def brief() -> str:
-    """Return README's list: what each role learns or is not given that the first table has not."""
+    """Return the list of privacy.md: what each role learns or is not given that the first table has not."""
     listed = [(f"Under {LABELS[name]}", claims_of(name)) for names in TABLES.values() for name in names]
     return "\n".join(
         line

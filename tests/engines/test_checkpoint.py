@@ -283,3 +283,12 @@ def test_a_process_killed_while_it_saves_leaves_a_checkpoint_that_loads(
         assert states["silo-a"]["round"] == states["server"]["round"] == place.round
         assert (np.asarray(states["server"]["model/w"]) == place.round).all()
         number = place.round + 1
+
+
+def test_arrays_come_back_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """Safetensors gives another order at each call, and what draws noise by array would differ between replays."""
+    names = [f"{number:02d}" for number in range(24)]
+    save(tmp_path, 1, states={"server": {name: np.zeros(2) for name in reversed(names)}})
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    assert list(found[1]["server"]) == names

@@ -156,7 +156,7 @@ def _content(path: Path) -> bytes:
 
 
 def _unpack(content: bytes) -> State:
-    arrays = load(content)
+    arrays = dict(sorted(load(content).items()))  # in another order at each call, otherwise
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     plain = json.loads(header["__metadata__"]["moretta"])
     restored = {name: bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for name, v in plain.items()}

@@ -258,7 +258,7 @@ def read_model(folder: Path, name: str) -> dict[str, Array]:
     path = folder / name
     content = read_present(folder, name, "a model of a finished run")
     try:
-        arrays: dict[str, Array] = load(content)
+        arrays: dict[str, Array] = dict(sorted(load(content).items()))  # in another order at each call, otherwise
     except SafetensorError as error:
         raise ParameterError(f"{path}: expected a model of a finished run; {error}") from None
     except KeyError as error:

@@ -2,7 +2,7 @@
 
 A claim says what one role learns, or is not given, under some conditions, and names the attacks that test it. It is
 worded once: the sentence in a run's report, the headline of its verdict and the row in docs/threat-models.md and
-README.md (`python docs/claims.py`) are that text. `protocols/<name>/claims.py` lists those of a protocol.
+docs/privacy.md (`python docs/claims.py`) are that text. `protocols/<name>/claims.py` lists those of a protocol.
 
 A condition is about a run's record, the contents of its `result.json`, and answers for a record that lacks what older
 or other runs do not state. What depends on who took part follows from the opened sums (`opened_sums`). Settings and the
@@ -38,7 +38,7 @@ rows. update: what one silo computed of its rows. sum: the same of several silos
 model: a model, or what hides it. traffic: who takes part when, with how many rows and how long messages."""
 
 Place = Literal["front", "brief", "full"]
-"""Where README shows a claim, beside the full lists: front: in its first table; brief: in its list; full: nowhere."""
+"""Where docs/privacy.md shows a claim: front: in its first table; brief: in its list; full: in neither."""
 
 PAST: Mapping[str, str] = {
     "can": "could", "gets": "got", "hands": "handed", "has": "had", "holds": "held", "is": "was", "knows": "knew",
