@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[1] / "src" / "moretta"
 # Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else.
 ROOMS = (
     *("errors", "contract", "secure_aggregation", "data", "models", "engines", "protocols"),
-    *("config", "report", "audit", "run", "deployment", "commands", "edge", "__main__"),
+    *("config", "report", "audit", "run", "deployment", "commands", "client", "edge", "__main__"),
 )
 MOST_ENTRIES = 15
+BY_NAME = ("client.py", "flare", "flower")
 ROLES = {"Server", "Client"}  # every protocol has them
 FAMILIES = {
     "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"),
@@ -167,10 +168,11 @@ def talking_packages() -> Iterator[str]:
 def crowded_top() -> Iterator[str]:
     """Yield the entries at the top of the package beyond those that one takes in at a glance.
 
-    Without `__main__.py`, which is three lines and which Python looks for nowhere else.
+    Without `__main__.py`, which is three lines and which Python looks for nowhere else, and what users of other
+    frameworks import by its name.
     """
     entries = sorted(path.name for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
-    yield from [name for name in entries if name != "__main__.py"][MOST_ENTRIES:]
+    yield from [name for name in entries if name not in ("__main__.py", *BY_NAME)][MOST_ENTRIES:]
 
 
 def protocols_named() -> Iterator[str]:

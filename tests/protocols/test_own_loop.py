@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sklearn.linear_model import SGDClassifier
 from test_contract import network, silos, weights
 from torch import Tensor, nn
 
-from moretta import FedAvg, Federation, SecureAggregation, Silo
+from moretta import FedAvg, Federation, FedProx, FedSGD, SecureAggregation, Silo
 from moretta.config import run_files
 from moretta.errors import ParameterError
 from moretta.run import consent
@@ -152,6 +153,10 @@ def _words(model: nn.Module, rows: int) -> Any:
     return dict.fromkeys(model.state_dict(), "many"), rows
 
 
+def _integers(model: nn.Module, rows: int) -> Any:
+    return {name: tensor.mul(127).to(torch.int8) for name, tensor in model.state_dict().items()}, rows
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "an error": (lambda model, rows: model.missing, "failed in round 2 with"),
     "nothing": (
@@ -167,6 +172,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a tensor less": (_without_one, "the weights lack `"),
     "other shapes": (_other_shapes, "of shape"),
     "words": (_words, "is no array of numbers"),
+    "integers": (_integers, "of float64, got int8; return the weights as they train"),
     "not finite": (_nan, "has NaN or infinity"),
 }
 
@@ -245,3 +251,118 @@ def test_an_audit_says_that_its_attacks_do_not_know_it(tmp_path: Path) -> None:
     assert not audit.attacks
     assert audit.record["not_run"]
     assert all("loop of their own (fit)" in one["because"] for one in audit.record["not_run"])
+
+
+def test_a_silos_own_loop_stands_before_the_protocols_and_beside_the_built_in_epochs() -> None:
+    held = silos({"north": 8, "south": 20, "west": 12})
+    settings: dict[str, Any] = {"batch_size": 0, "dtype": "float64"}
+    with_loops = [replace(held[0], fit=epochs), held[1], replace(held[2], fit=by_names)]
+    both: list[Any] = [
+        Federation(network(), one, FedAvg(loss="cross-entropy", local_epochs=EPOCHS), **settings).train(
+            3, 7, progress=False
+        )
+        for one in (with_loops, held)
+    ]
+    torch.testing.assert_close(*(result.model.state_dict() for result in both), rtol=0, atol=1e-9)
+    said = both[0].record["settings"]["protocol"]["fit"]
+    assert "test_own_loop:epochs" in said
+    assert "test_own_loop:by_names" in said
+    assert both[1].record["settings"]["protocol"]["fit"] is None
+
+    def zero(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        return {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}, len(x)
+
+    result = trained([replace(one, fit=zero) for one in held], rounds=1, fit=epochs)
+    assert max(float(parameter.detach().abs().max()) for parameter in result.model.parameters()) < 1e-9
+
+
+def test_a_silos_own_loop_is_refused_where_nothing_calls_it() -> None:
+    held = silos({"north": 8, "south": 20, "west": 12})
+    with pytest.raises(ParameterError, match="silo `north`: fit: expected a function of model, x, y and round; got"):
+        replace(held[0], fit=3)  # type: ignore[arg-type]
+    mine = [replace(held[0], fit=epochs), *held[1:]]
+    with pytest.raises(ParameterError, match="under fedavg or fedprox, and fedsgd has built-in steps alone; remove"):
+        Federation(network(), mine, FedSGD(loss="cross-entropy"))
+    with pytest.raises(ParameterError, match="and its rows are on another machine; remove fit"):
+        Federation(network(), [replace(mine[0], remote=True), *held[1:]], FedAvg(loss="cross-entropy"))
+
+
+MU = 0.7
+
+
+def accumulating(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+    """Take the same steps, each of two gradients of halves that are added up."""
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    for _ in range(EPOCHS):
+        optimizer.zero_grad(set_to_none=False)
+        for half in (slice(None, len(x) // 2), slice(len(x) // 2, None)):
+            loss = nn.functional.cross_entropy(model(x[half]), y[half], reduction="sum") / len(x)
+            loss.backward()
+        optimizer.step()
+    return model, len(x)
+
+
+@pytest.mark.parametrize("fit", [epochs, accumulating])
+def test_fedprox_pulls_a_loop_as_it_pulls_its_own_epochs(fit: Any) -> None:
+    held, settings = silos({"north": 8, "south": 20, "west": 12}), {"batch_size": 0, "dtype": "float64"}
+    protocols = (
+        FedProx(loss="cross-entropy", mu=MU, fit=fit),
+        FedProx(loss="cross-entropy", mu=MU, local_epochs=EPOCHS),
+        FedAvg(loss="cross-entropy", local_epochs=EPOCHS),
+    )
+    results: list[Any] = [
+        Federation(network(), held, one, **settings).train(3, 7, progress=False)  # type: ignore[arg-type]
+        for one in protocols
+    ]
+    pulled, theirs, free = (torch.cat([one.reshape(-1) for one in r.model.parameters()]) for r in results)
+    torch.testing.assert_close(pulled, theirs, rtol=0, atol=1e-9)
+    assert float((pulled - free).detach().abs().max()) > 1e-3
+
+
+def test_fedprox_refuses_a_loop_that_it_cannot_pull() -> None:
+    def other(model: nn.Module, x: Tensor, y: Tensor, number: int) -> Any:
+        return epochs(nn.Sequential(nn.Linear(4, 3)).double(), x, y, number)
+
+    with pytest.raises(ParameterError, match=r"computed no gradient of the model .* mu of fedprox pulled nothing"):
+        Federation(network(), silos(), FedProx(loss="cross-entropy", mu=MU, fit=other), dtype="float64").train(
+            2, progress=False
+        )
+
+
+class Words(nn.Module):
+    """A model of token ids and a table, by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.table, self.head = nn.Embedding(5, 3), nn.Linear(4, 3), nn.Linear(3, 3)
+
+    def forward(self, ids: Tensor, table: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.words(ids).mean(1) + self.table(table)))
+        return out
+
+
+def test_a_loop_is_given_several_arrays_by_name() -> None:
+    random = np.random.default_rng(0)
+
+    def rows(number: int) -> Any:
+        x = {"ids": random.integers(0, 5, (number, 6)), "table": random.normal(size=(number, 4)).astype(np.float32)}
+        return x, random.integers(0, 3, number)
+
+    def fit(model: nn.Module, x: Any, y: Tensor, number: int) -> Any:
+        assert {name: (one.dtype, tuple(one.shape[1:])) for name, one in x.items()} == {
+            "ids": (torch.int64, (6,)),
+            "table": (torch.float64, (4,)),
+        }
+        optimizer = torch.optim.SGD(model.parameters(), RATE)
+        for _ in range(EPOCHS):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(**x), y).backward()
+            optimizer.step()
+        return model, len(y)
+
+    held = [Silo("north", *rows(10)), Silo("south", *rows(14))]
+    torch.manual_seed(0)
+    model, settings = Words(), {"batch_size": 0, "dtype": "float64", "task": "classification"}
+    protocols = (FedAvg(loss="cross-entropy", fit=fit), FedAvg(loss="cross-entropy", local_epochs=EPOCHS))
+    both: list[Any] = [Federation(model, held, one, **settings).train(2, 7, progress=False) for one in protocols]  # type: ignore[arg-type]
+    torch.testing.assert_close(*(result.model.state_dict() for result in both), rtol=0, atol=1e-9)

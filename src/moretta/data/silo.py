@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import blocks, taken
+from moretta.contract.wording import kind_of
 from moretta.data import python_rows
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.rows import Subjects
@@ -40,7 +41,8 @@ class Silo:
     remote: its rows are on another machine; x and y have no rows here and only show shapes and dtypes, and `labelled`
     says whether it has labels.
     held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end. validation:
-    others, of which `holding_back` alone makes any; it scores each round's model on them.
+    others, of which `holding_back` alone makes any; it scores each round's model on them. fit: trains at this silo in
+    the place of its epochs, and of the protocol's `fit` (`moretta.protocols.fedsgd.own_loop`).
     groups: str[rows], whom a row is about where one may have several rows, such as a patient's visits; rows of a group
     are never split between training and test. aligned: where columns are split, its owner knows that its rows are in
     the order of the other holders' of its row of the grid, without ids to compare. raw_ids: ids as its owner writes
@@ -62,6 +64,7 @@ class Silo:
     raw_ids: NDArray[np.str_] | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
     validation: tuple[NDArray[np.generic], NDArray[np.generic]] | None = field(default=None, repr=False)
+    fit: Callable[..., Any] | None = field(default=None, repr=False)
 
     if TYPE_CHECKING:  # what the generated one takes: x may be a mapping too, and is an array ever after
 
@@ -82,10 +85,13 @@ class Silo:
             raw_ids: NDArray[np.str_] | None = None,
             names: tuple[str, ...] = (),
             validation: Any = None,
+            fit: Callable[..., Any] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         where = f"silo `{self.name}`"
+        if self.fit is not None and not callable(self.fit):
+            raise ParameterError(f"{where}: fit: expected a function of model, x, y and round; got {kind_of(self.fit)}")
         if python_rows.is_frame(self.x):
             object.__setattr__(self, "names", python_rows.names_of(self.x))
         x, y = python_rows.rows_and_targets(self.x, self.y, where)

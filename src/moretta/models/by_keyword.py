@@ -73,6 +73,16 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
     return model
 
 
+def arrays_of(model: nn.Module, packed: Tensor) -> Tensor | dict[str, Tensor]:
+    """Return rows as the module's own forward takes them: packed ones as arrays by name, others as they are."""
+    hook = _unpack(model)
+    return packed if hook is None else hook.arrays(packed)
+
+
+def _unpack(model: nn.Module) -> Unpack | None:
+    return next((one for one in model._forward_pre_hooks.values() if isinstance(one, Unpack)), None)
+
+
 def takes_arrays(model: nn.Module) -> nn.Module:
     """Let a module take its arrays by keyword again, as it did before `takes_packed`, and return it."""
     for key, hook in list(model._forward_pre_hooks.items()):
@@ -142,7 +152,7 @@ class _Unscale:
 
 def with_one_argument(model: nn.Module) -> nn.Module:
     """Let a module that takes packed rows have a forward of one argument, as torch.export reads it; return it."""
-    hook = next((one for one in model._forward_pre_hooks.values() if isinstance(one, Unpack)), None)
+    hook = _unpack(model)
     if hook is not None:
         takes_arrays(model)
         arrays, forward = hook.arrays, type(model).forward

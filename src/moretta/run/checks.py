@@ -50,6 +50,11 @@ def check_silos(silos: Sequence[Silo], protocol: Training, inputs: RowChecks) ->
             raise ParameterError(
                 f"silo `{silo.name}`: another silo's name differs from it by capitals alone; give each its own name"
             )
+        if silo.fit is not None and (silo.remote or "fit" not in protocol.OWN):
+            why = "its rows are on another machine" if silo.remote else f"{protocol.name} has built-in steps alone"
+            raise ParameterError(
+                f"silo `{silo.name}`: fit trains a silo that is here, under fedavg or fedprox, and {why}; remove fit"
+            )
         if silo.remote:
             continue
         unlabelled = bool(silo.columns) and not len(silo.y)

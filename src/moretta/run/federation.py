@@ -42,6 +42,7 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.models.by_keyword import takes_packed
 from moretta.models.checks import as_by_default, copied
 from moretta.protocols.common import modules
+from moretta.protocols.common.own_loss import named
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.setting import Setting, check_tables, prepared_rows
 from moretta.protocols.common.specification import Specification
@@ -192,6 +193,10 @@ class Federation:
             digest=run_file[1] if run_file else "",
             given=settings,
         )
+        if own := sorted({named(silo.fit) for silo in silos if silo.fit is not None}):  # so that the record says it
+            kept = spec.settings["protocol"]
+            fits = [*([kept["fit"]] if kept.get("fit") else []), *own]
+            spec = replace(spec, given={**spec.settings, "protocol": {**kept, "fit": ", ".join(fits)}})
         rules.check(spec, in_python)
         test, validation = (
             python_arguments.rows_of(part, rows, feature_names)

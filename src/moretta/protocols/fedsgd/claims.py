@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moretta.protocols.common import claims as shared
-from moretta.protocols.common.claims import Word, chooses_silos, is_standardised, server, silo, under
+from moretta.protocols.common.claims import Claim, Word, chooses_silos, is_on, is_standardised, server, silo, under
 
 FEDSGD, AVERAGED, LOCAL, CENTRALISED = ("fedsgd",), ("fedavg", "fedprox"), ("local",), ("centralised",)
 FEDERATED = FEDSGD + AVERAGED
@@ -33,6 +33,12 @@ POOLED = (
     server("rows", place="front").says("holds every row of every silo, with nothing hidden from it|, and the model"),
     silo(None, place="front").says("hands its rows over|: nothing of them is hidden from who trains on them"),
 )
+OWN_LOOP = Claim(
+    "reader", None, (is_on("protocol", "fit", "silos train by a loop of their own (`fit`)"),), kind="unclaimed"
+).says(
+    "silos trained by a loop of their own|, which sees their rows: no claim is made of what it leaves or sends by "
+    "itself, and no attack measured what its weight changes tell, as attacks know the built-in steps"
+)
 
 CLAIMS = (
     *under(shared.sums("gradient"), protocols=FEDSGD),
@@ -43,6 +49,7 @@ CLAIMS = (
     *under((shared.LABELS_OF_OTHERS, shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL_IN_A_ROUND), protocols=FEDSGD),
     *under((shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL), protocols=AVERAGED),
     *under((shared.WHO_TAKES_PART,), protocols=FEDERATED),
+    *under((OWN_LOOP,), protocols=AVERAGED),
     *under((shared.of_two("gradient"),), protocols=FEDSGD),
     *under((shared.of_two("weight change"),), protocols=AVERAGED),
     *under((shared.COLUMNS_OF_THE_OTHER,), protocols=FEDERATED),

@@ -23,14 +23,14 @@ from moretta.engines.checkpoint import HalfDone
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.modules import take_step
-from moretta.protocols.common.own_loss import Function, found
+from moretta.protocols.common.own_loss import Function
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
 from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.own_loop import fitted
-from moretta.protocols.fedsgd.params import Epochs, FedAvg
+from moretta.protocols.fedsgd.params import Epochs
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import digest_of
@@ -52,6 +52,7 @@ class Client:
     private: computes the gradient under differential privacy; the constructor then raises
     `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
     half_done: keeps epochs as far as they are done; it then steps by itself.
+    fit: trains in the place of its epochs (`moretta.protocols.fedsgd.own_loop`).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Client:
         private: PrivateGradient | None = None,
         stacked: Stacked | None = None,
         half_done: HalfDone | None = None,
+        fit: Function | None = None,
     ) -> None:
         self.phase: Phase = no_phase
         self.half_done = half_done or HalfDone()
@@ -71,7 +73,7 @@ class Client:
         self.stacked, self._given = stacked or Stacked(model, self.loss), model
         self._contributor, self._private = contributor, private
         self._pull = params.pull if isinstance(params, Epochs) else 0.0
-        self._fit = found(params.fit) if isinstance(params, FedAvg) and params.fit is not None else None
+        self._fit = fit
         if private is not None:
             private.check(self.model)
 
@@ -124,7 +126,7 @@ class Client:
         modules.load(self.model, ask.parameters)
         with self.rows.randomness(*ask.stamp.drawn), self.phase("local_backward"):
             x, y = self.rows.rows(np.arange(self.rows.batches.rows))
-            return fitted(fit, self.model, x, y, self.loss, ask.stamp.round)
+            return fitted(fit, self.model, x, y, self.loss, ask.stamp.round, self._pull)
 
     def _train_in_private(self, ask: TrainOn, private: PrivateGradient) -> Message:
         """Upload the noised sum alone: no loss, no number of rows, no buffers.

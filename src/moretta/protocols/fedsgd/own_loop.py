@@ -9,16 +9,23 @@
         return model, len(x)
 
 It is given the round's model, a module in train mode that is the silo's to change, the silo's prepared inputs and the
-targets as the loss wants them, both on the run's device, and the round's number from 1. It returns the weights that it
-came to, the module or a mapping of names to tensors or arrays, and how many rows they count as: what it trained on, at
-most what the silo has. What is summed, masked and kept is W - W_k and the running statistics, as after our own epochs.
-Random numbers of torch are the same in each attempt at a round; others follow from the loop.
+targets as the loss wants them, both on the run's device, and the round's number from 1. Inputs of several arrays are a
+dict of them, as the model takes them by keyword. It returns the weights that it came to, the module or a mapping of
+names to tensors or arrays, and how many rows they count as: what it trained on, at most what the silo has. What is
+summed, masked and kept is W - W_k and the running statistics, as after our own epochs. Random numbers of torch are the
+same in each attempt at a round; others follow from the loop.
+
+A function with a method `at(silo, rounds)` is asked, once a run, for each silo's own loop, which may keep what it likes
+between rounds (`moretta.client.Script`).
+
+Under FedProx mu (w - W) is added to the gradient of each parameter as `backward` computes it, once until it is zeroed:
+a loop that accumulates gradients of several batches is pulled once a step.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,27 +34,46 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Array
 from moretta.data.references import said
+from moretta.data.silo import Silo
 from moretta.errors import RangeError, RowsError
+from moretta.models.by_keyword import arrays_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.own_loss import named
+from moretta.protocols.common.own_loss import Function, named
+from moretta.protocols.common.own_loss import found as found_function
+from moretta.protocols.common.training import Training
+from moretta.protocols.fedsgd.params import Epochs
+
+
+def loops(protocol: Training, silos: Sequence[Silo], rounds: int) -> dict[str, Function]:
+    """Return the loops of the silos that have one: a silo's own (`Silo.fit`), else the protocol's."""
+    common = found_function(protocol.fit) if isinstance(protocol, Epochs) and protocol.fit is not None else None
+    fits = {silo.name: fit for silo in silos if not silo.remote and (fit := silo.fit or common) is not None}
+    return {silo: fit.at(silo, rounds) if hasattr(fit, "at") else fit for silo, fit in fits.items()}
 
 
 def fitted(
-    fit: Callable[..., Any], model: nn.Module, x: Tensor, y: Tensor, loss: Loss, number: int
+    fit: Function, model: nn.Module, x: Tensor, y: Tensor, loss: Loss, number: int, pull: float = 0.0
 ) -> tuple[dict[str, Array], int]:
     """Train by a loop of the user's own; return the upload, ``gradient/<name>``, ``loss``, ``buffer/<name>``, and rows.
 
     model: with the round's weights; the loop is given a copy, and afterwards it has the loop's. x, y: all rows of the
-    silo. The loss is that of the model that the loop came to, over all rows of the silo, in evaluation.
+    silo. pull: FedProx's mu. The loss is that of the model that the loop came to, over all rows, in evaluation.
     Raises `moretta.errors.RowsError` where the loop fails or returns what cannot be summed; the sentence stays here.
     """
     before = model.state_dict()  # as it is until `load`, as the loop is given a copy
     trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"
+    copied = copy.deepcopy(model)
+    pulls = [] if not pull else [_Pull(parameter, pull) for parameter in modules.trainable(copied).values()]
     try:
-        returned = fit(copy.deepcopy(model), x, y, number)
+        returned = fit(copied, arrays_of(model, x), y, number)
     except Exception as error:
         raise RowsError(f"{where} failed in round {number} with {said(error)}; mend it") from error
+    if pulls and not any(one.added for one in pulls):
+        raise RowsError(
+            f"{where} computed no gradient of the model that it was given, so mu of fedprox pulled nothing; train that "
+            "model, or use fedavg"
+        )
     weights, rows = _checked(returned, len(y), where)
     after = {name: _tensor(weights, name, before[name], where) for name in (*trained, *buffers)}
     upload = {f"gradient/{name}": before[name] - after[name] for name in trained}
@@ -56,6 +82,22 @@ def fitted(
     with torch.no_grad():
         reached = float(loss(modules.outputs_of(model, x), y))
     return modules.on_host(upload) | {"loss": np.asarray(reached)}, rows
+
+
+class _Pull:
+    """Adds mu (w - W) to each gradient of a parameter, unless that is added to one which has it already."""
+
+    def __init__(self, parameter: Tensor, mu: float) -> None:
+        self.added, self._parameter, self._start, self._mu = 0, parameter, parameter.detach().clone(), mu
+        parameter.register_hook(self)  # type: ignore[no-untyped-call]
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        """Return the gradient to accumulate; None for the same."""
+        self.added += 1
+        held = self._parameter.grad
+        if held is not None and bool(held.any()):
+            return None
+        return gradient + self._mu * (self._parameter.detach() - self._start)
 
 
 def _checked(returned: object, most: int, where: str) -> tuple[Mapping[str, Any], int]:
@@ -76,11 +118,15 @@ def _tensor(weights: Mapping[str, Any], name: str, like: Tensor, where: str) -> 
     if name not in weights:
         raise RowsError(f"{where}: the weights lack `{name}`, which the model has; return all of them")
     try:
-        found = torch.as_tensor(weights[name], device=like.device).detach().to(like.dtype)
+        given = torch.as_tensor(weights[name], device=like.device).detach()
+        found = given.to(like.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RowsError(f"{where}: `{name}` is no array of numbers: {said(error)}") from error
     if found.shape != like.shape:
         raise RowsError(f"{where}: expected `{name}` of shape {list(like.shape)}, got {list(found.shape)}")
+    if given.is_floating_point() != like.is_floating_point():
+        kinds = (str(one.dtype).removeprefix("torch.") for one in (like, given))
+        raise RowsError("{}: expected `{}` of {}, got {}; return the weights as they train".format(where, name, *kinds))
     if not bool(torch.isfinite(found).all()):
         raise RangeError(f"{where}: `{name}` has NaN or infinity; lower its learning rate, or look at its rows")
     return found.clone()

@@ -22,6 +22,10 @@ class FedSGD(PrivateTraining):
     name: Literal["fedsgd"] = "fedsgd"
 
 
+WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "warm_start")
+"""What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
+
+
 class Epochs(Training):
     """`local_epochs` epochs of SGD at each silo, differences averaged by rows.
 
@@ -29,11 +33,16 @@ class Epochs(Training):
     local_epochs: how many epochs a silo steps in a round.
     checkpoint_minutes: after so many minutes each silo keeps what it has done of a round in a file of its own, and
         after a restart goes on from there; None keeps nothing within a round. Silos then step one by one.
+    fit: a function, in a run file "module:function", that trains at a silo in the place of its epochs
+    (`moretta.protocols.fedsgd.own_loop`).
     """
+
+    OWN: ClassVar[tuple[str, ...]] = (*Training.OWN, "fit")
 
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
     checkpoint_minutes: Annotated[Minutes | None, Unit("minutes")] = None
+    fit: OwnFunction = None
 
     @property
     def steps_at_silos(self) -> bool:
@@ -44,23 +53,6 @@ class Epochs(Training):
     def pull(self) -> float:
         """How strongly a silo is held near the model that it was sent: mu, 0 for not at all."""
         return 0.0
-
-
-WITH_FIT = ("name", "fit", "loss", "label_smoothing", "class_weights", "warm_start")
-"""What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
-
-
-class FedAvg(Epochs):
-    """Federated averaging: McMahan et al. 2017, Algorithm 1.
-
-    fit: a function, in a run file "module:function", that trains at a silo in the place of its epochs
-    (`moretta.protocols.fedsgd.own_loop`).
-    """
-
-    OWN: ClassVar[tuple[str, ...]] = (*Epochs.OWN, "fit")
-
-    name: Literal["fedavg"] = "fedavg"
-    fit: OwnFunction = None
 
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:
@@ -73,6 +65,12 @@ class FedAvg(Epochs):
         return self
 
 
+class FedAvg(Epochs):
+    """Federated averaging: McMahan et al. 2017, Algorithm 1."""
+
+    name: Literal["fedavg"] = "fedavg"
+
+
 class FedProx(Epochs):
     """Federated averaging whose silos are held near the model that they were sent: Li et al. 2020, Algorithm 2.
 
@@ -81,7 +79,7 @@ class FedProx(Epochs):
     solves its problem.
 
     mu: how strongly a silo is held near what it was sent, W: its loss has the term mu / 2 |w - W|^2; 0 is federated
-    averaging.
+    averaging. A loop of your own (`fit`) has the term's gradient, mu (w - W), added to those that it computes.
     """
 
     name: Literal["fedprox"] = "fedprox"

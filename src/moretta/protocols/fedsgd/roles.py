@@ -14,6 +14,7 @@ from moretta.protocols.common.stacked import Stacked
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.client import Client, LoneClient
 from moretta.protocols.fedsgd.messages import MESSAGES
+from moretta.protocols.fedsgd.own_loop import loops
 from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.protocols.fedsgd.server import LoneServer, Server
 
@@ -45,7 +46,7 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
             private[name] = PrivateGradient(noise, own, loss)
     server = Server(protocol, setting, agreed, accountant)
     model, rounds = setting.silo_model().train(), setting.spec.run.rounds
-    stacked = Stacked(model, loss)
+    stacked, fits = Stacked(model, loss), loops(protocol, setting.silos, rounds)
     clients = {
         name: Client(
             protocol,
@@ -56,6 +57,7 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
             private.get(name),
             stacked,
             setup.half_done(getattr(protocol, "checkpoint_minutes", None)),
+            fits.get(name),
         )
         for name, (setup, own) in played.items()
     }
