@@ -47,6 +47,7 @@ LONG = (
     "docs/images.md",
     "docs/index.md",
     "docs/privacy.md",
+    "docs/differential-privacy.md",
     "docs/python.md",
     "docs/start.md",
     "docs/training.md",

@@ -98,9 +98,9 @@ def test_rounds_that_a_resumed_run_plays_over_other_silos_count_again(
     resumed = made(protocol, out=tmp_path / "run", engine=away(11, 18)).train(20, resume=True)
     assert len(set(seen.opened)) == 28
     facts = resumed.record["facts"]
-    assert facts["epsilon"] == epsilon(1.0, 1e-5, 0.1, 29) == pytest.approx(4.79, abs=0.005)
+    assert facts["epsilon"] == epsilon(1.0, 1e-5, 0.1, 29) == pytest.approx(4.12, abs=0.005)
     assert facts["releases"] == 29
-    assert epsilon(1.0, 1e-5, 0.1, 20) == pytest.approx(4.26, abs=0.005)  # what it said
+    assert epsilon(1.0, 1e-5, 0.1, 20) == pytest.approx(3.59, abs=0.005)  # what it said
 
 
 @pytest.mark.slow  # BAFFLE's own test of it is shorter

@@ -276,16 +276,16 @@ def test_ten_silos_add_little_more_noise_than_is_needed(secure: SecureAggregatio
 def test_a_silo_adds_no_noise_that_a_servers_encoding_would_round_away() -> None:
     model, one = network(), private(noise=1.0, sharers=4)  # a share of the deviation CLIP / 2 = 2^-2
     parameters = modules.arrays(model)
-    one.upload(model, parameters, NOW, dict.fromkeys(parameters, 4))
+    one.upload(model, parameters, NOW, dict.fromkeys(parameters, 11))  # 51 numbers: steps of 2^-11
     with pytest.raises(
-        ParameterError, match=r"deviation 0\.25, and sums are rounded to 0\.125; .*the noise is rounded away"
+        ParameterError, match=r"of steps of 0\.000488, and sums are rounded to 0\.000977, which would round it away"
     ):
-        one.upload(model, parameters, Stamp("run", 2, 0), dict.fromkeys(parameters, 4) | {"0.bias": 3})
+        one.upload(model, parameters, Stamp("run", 2, 0), dict.fromkeys(parameters, 11) | {"0.bias": 10})
 
 
 def test_a_run_whose_ring_rounds_the_noise_away_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ParameterError, match=r"rounded to .*; expected 4 such steps .*a lower \[secure-aggregation\] limit"
+        ParameterError, match=r"rounded to .*, which would round it away; .*a lower \[secure-aggregation\] limit"
     ):
         federation(aggregation=SecureAggregation(limit=1e18), out=tmp_path / "run").train(2)
     assert not (tmp_path / "run").exists()

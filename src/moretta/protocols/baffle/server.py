@@ -58,7 +58,7 @@ class Server:
         # The epoch level's silos have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if recipe.local_epochs else params
         self._stepper = SummedStep(self._model, stepping, rounds)
-        self._limit, self._rounds = setting.secure_aggregation.largest, rounds
+        self._secure, self._rounds = setting.secure_aggregation, rounds
         self._graph_of, self._accountant, self._combine = graph_of, accountant, combine
         self._seed = Seed(SERVER, setting.root("server"))
         self._statistics = batch_statistics.shapes(self._model) if params.batch_statistics else {}
@@ -86,7 +86,11 @@ class Server:
             )
         k = self._recipe.most if self._recipe.blocks else self._params.k_of(now.round, self._rounds)
         shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight)
+        most = self._enrolment.most_weight
+        if self._accountant is None:
+            wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
+        else:
+            wanted = self._accountant.want(aggregation, shapes, self._secure, most)
         ask = Estimate(
             stamp=now,
             parameters=at,
@@ -96,7 +100,6 @@ class Server:
         )
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
         if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
-            self._accountant.privacy.check_steps(wanted.fraction_bits)
             exchange = counted(exchange, self._accountant.releases, now, ask.parameter_hash, self._seed.seed, k)
         total = yield from exchange
         if isinstance(total, Aborted):
@@ -197,7 +200,7 @@ class Server:
             if self._recipe.blocks:
                 facts["moves"] = float(self._recipe.most * self._forwards)  # each runs what comes after its block
         if self._accountant is not None:
-            facts |= self._accountant.facts(self._accountant.releases.count)
+            facts |= self._accountant.facts(self._accountant.releases.count, self._shapes(self._recipe.most))
         parameters = self._averaged()
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         return (yield from self._enrolment.scored(now, outcome, self._trained(parameters)))

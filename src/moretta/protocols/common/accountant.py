@@ -1,14 +1,18 @@
-"""How much privacy DP-SGD's noise gives: epsilon from sigma and back, by Renyi differential privacy.
+"""How much privacy DP-SGD's noise gives: epsilon from sigma and back, by privacy-loss distributions.
 
 The mechanism, once a round: each example enters the lot with chance q, independently of the others (Poisson sampling);
-the lot's gradients, each of norm at most C, are summed; noise N(0, sigma^2 C^2) is added. Its Renyi divergences are
-those of the sampled Gaussian mechanism (Mironov, Talwar, Zhang 2019), they add up over releases, and the conversion to
-(epsilon, delta) is that of Canonne, Kamath, Steinke (NeurIPS 2020), as Google's dp-accounting has them. A release is a
-noised sum that may have been opened, so a round has one, or several where it was played again with other rows and
-other noise (`moretta.protocols.common.releases`).
+the lot's gradients, each of norm at most C, are summed and rounded; whole steps of noise are added
+(`moretta.protocols.common.lattice`). Up to 1e-40 that is worth what the Gaussian mechanism of multiplier sigma is
+(`moretta.secure_aggregation.discrete_gaussian` has the proof, which holds under any sampling). So its privacy-loss
+distribution is that of the Poisson-sampled Gaussian mechanism (Koskela, Jalko, Honkela, AISTATS 2020; Zhu, Dong, Wang,
+AISTATS 2022: of one number, whatever the dimension). Google's dp-accounting bounds it from above on a grid, by
+Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (PoPETs 2022), and composes it by convolution. Epsilons above 100 are Renyi
+bounds in whole orders (Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke, NeurIPS 2020): larger, and at no cost. A
+release is a noised sum that may have been opened, so a round has one, or several where it was played again with other
+rows and other noise (`moretta.protocols.common.releases`).
 
-Where S silos share the noise, each adds N(0, sigma^2 C^2 / S), and S of them or more are in every sum that is opened.
-An observer who does not know the noise of k of these faces N(0, sigma^2 C^2 k / S): k is S for the server by itself,
+Where S silos share the noise, each adds variance sigma^2 C^2 / S, and S of them or more are in every sum that is
+opened. An observer who does not know the noise of k of these faces sigma^2 C^2 k / S: k is S for the server by itself,
 S - 1 for a silo, which knows its own, and less for those who collude. `Accountant.facts` states epsilon for some k.
 
 Neighbouring data sets differ in one example that is added or removed, at one silo. q, the number of releases, sigma, C
@@ -18,27 +22,29 @@ and delta are public; by its q, so is the number of rows of the silo that has fe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import MissingExtra, ParameterError
+from moretta.protocols.common.lattice import Lattice
 from moretta.protocols.common.releases import Releases
-from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Orders of the divergences that are bounded: whole numbers, which have a closed form. Between them the library adds up
-# series that need not converge; they would lower an epsilon of 8 by some 3 %, and one of 1 not at all.
+    from moretta.secure_aggregation.keyed_sums import Aggregator
+    from moretta.secure_aggregation.settings import SecureAggregation
+    from moretta.secure_aggregation.sums import Shapes, Wanted
+
+# Orders of the divergences that are bounded: whole numbers, which have a closed form.
 ORDERS = (*range(2, 256), 512, 1024)
-# Sums of normals of deviation s, each rounded to whole numbers, differ from a normal sum by about exp(-pi^2 s^2)
-# (Kairouz, Liu, Steinke, ICML 2021, of discrete ones): with s = 4 by less than 1e-68.
-LEAST_STEPS = 4
+MOST_EPSILON = 100.0  # above which nothing is bounded that matters, and distributions get long
+TOLERANCE = 1e-6  # of a noise multiplier that is searched for
+MECHANISM = "discrete Gaussian, Poisson-sampled rows"
 WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
 
 
@@ -52,7 +58,10 @@ def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
     if not (math.isfinite(sigma) and sigma >= 0):
         raise ParameterError(f"sigma = {sigma}: expected a noise multiplier of 0 or more")
     library = _dp_accounting()
-    return float(_accountant(library).compose(_rounds_of(library, sigma, q, rounds)).get_epsilon(delta))
+    renyi, _ = library.rdp.compute_epsilon(ORDERS, rounds * _divergences(sigma, q), delta)
+    if renyi > MOST_EPSILON:
+        return float(renyi)
+    return float(_losses(sigma, q).self_compose(rounds).get_epsilon_for_delta(delta))
 
 
 def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
@@ -63,12 +72,47 @@ def noise_for(epsilon: float, delta: float, q: float, rounds: int) -> float:
     _check(delta, q, rounds)
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ParameterError(f"epsilon = {epsilon}: expected more than 0")
-    library = _dp_accounting()
-    return float(
-        library.calibrate_dp_mechanism(
-            lambda: _accountant(library), lambda sigma: _rounds_of(library, sigma, q, rounds), epsilon, delta
-        )
-    )
+    least, most = 0.0, 1.0
+    while _epsilon(most, delta, q, rounds) > epsilon:
+        least, most = most, 2 * most
+    while most - least > TOLERANCE:
+        middle = (least + most) / 2
+        least, most = (middle, most) if _epsilon(middle, delta, q, rounds) > epsilon else (least, middle)
+    return most
+
+
+_epsilon = epsilon  # `noise_for` has an argument of that name
+
+
+def interval(sigma: float, q: float) -> float:
+    """Return the grid's step: a tenth of a release's scale of loss, q / sigma, but 10,000 steps reach its largest."""
+    far = (1 + 20 * sigma) / (2 * sigma**2)  # the loss without sampling, ten deviations out
+    largest = far + math.log(q) if far > 30 else math.log1p(q * math.expm1(far))
+    return math.ldexp(0.5, math.frexp(min(max(q / (10 * sigma), largest / 10_000), 0.01))[1])
+
+
+@lru_cache(maxsize=64)
+def _losses(sigma: float, q: float) -> Any:
+    """Return the privacy-loss distribution of one release, for an example that is added or removed."""
+    of_gaussian = _dp_accounting().pld.privacy_loss_distribution.from_gaussian_mechanism
+    return of_gaussian(sigma, value_discretization_interval=interval(sigma, q), sampling_prob=q)
+
+
+@lru_cache(maxsize=64)
+def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
+    """Return what one release diverges by at each of `ORDERS` (Mironov, Talwar, Zhang 2019, section 3.3)."""
+    if not sigma:
+        return np.full(len(ORDERS), math.inf)
+    if q == 1:
+        return np.array(ORDERS) / (2 * sigma**2)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, ORDERS[-1] + 1)))])  # their logarithms
+    found = []
+    for order in ORDERS:
+        k = np.arange(order + 1)
+        ways = factorials[order] - factorials[k] - factorials[order - k]
+        terms = ways + k * math.log(q) + (order - k) * math.log1p(-q) + (k * k - k) / (2 * sigma**2)
+        found.append(np.logaddexp.reduce(terms) / (order - 1))
+    return np.array(found)
 
 
 @dataclass(frozen=True)
@@ -82,34 +126,6 @@ class Privacy:
     clip: float
     delta: float
     sharers: int = 1
-
-    @property
-    def share(self) -> float:
-        """The deviation of what each silo adds: sigma C / sqrt(S)."""
-        return self.noise * self.clip / math.sqrt(self.sharers)
-
-    def check_steps(self, encoding: Mapping[str, int]) -> None:
-        """Check that the ring is fine enough not to round a silo's share of the noise away.
-
-        encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is passed
-        over; empty where sums are in the clear. As all uploads are whole steps, round(a) + Z = round(a + Z): what is
-        opened follows from one silo's noised sum a and the others' rounded ones Z. From `LEAST_STEPS` on Z is as smooth
-        as noise that was never rounded; far below, it is nearly constant, and a silo has but its own share to hide in.
-        Raises `moretta.errors.ParameterError`, saying what to change; `moretta.errors.PeerError` for fraction bits that
-        no limit leads to.
-        """
-        share = self.share
-        bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
-        for name, bits in bits_of.items():
-            check_fraction_bits(name, bits)
-        step = max((math.ldexp(1.0, -bits) for bits in bits_of.values()), default=0.0)
-        if share and share < LEAST_STEPS * step:
-            raise ParameterError(
-                f"dp-noise: a silo's share of the noise has the deviation {share:.3g}, and sums are rounded to "
-                f"{step:.3g}; expected {LEAST_STEPS} such steps or more, as else the noise is rounded away: give "
-                "ring-bits = 64 if they are 32, a lower [secure-aggregation] limit, fewer rows a round, or more "
-                "dp-noise or dp-clip"
-            )
 
 
 @dataclass(frozen=True)
@@ -129,10 +145,11 @@ class Accountant:
     def __post_init__(self) -> None:
         _dp_accounting()
 
-    def facts(self, releases: int) -> dict[str, float | str]:
+    def facts(self, releases: int, shapes: Shapes | None = None) -> dict[str, float | str]:
         """Return epsilon after so many releases, and what it is about, for ``result.json``.
 
-        releases: noised sums that may have been opened (`moretta.protocols.common.releases`).
+        releases: noised sums that may have been opened (`moretta.protocols.common.releases`). shapes: of what an
+        upload has, from which its lattice follows; None leaves that out.
 
         epsilon: towards the server and whoever gets the model, to whom the noise of `noise_silos` silos in each sum is
         unknown. epsilon_to_silos: towards one other silo, which knows its own share. epsilon_with_noise_of_<k>: towards
@@ -141,6 +158,8 @@ class Accountant:
         """
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
+        if self.privacy.noise:
+            facts |= {"mechanism": MECHANISM} | (self._lattice(shapes).facts() if shapes else {})
         facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(sharers)}
         facts["epsilon"] = self._epsilon(sharers, releases)
         if sharers > 1:
@@ -150,30 +169,21 @@ class Accountant:
                 facts[f"{WITH_NOISE_OF}{left}"] = self._epsilon(left, releases)
         return facts | ({"epsilon_leaves_out": self.left_out} if self.left_out else {})
 
-    def spent(self, releases: int) -> float | str:
-        """Return the epsilon of `facts` alone, at little cost: what one release diverges by is worked out once."""
-        if not releases:
-            return 0.0
-        library = _dp_accounting()
-        found, _ = library.rdp.compute_epsilon(ORDERS, releases * self._divergences, self.privacy.delta)
-        return float(found) if math.isfinite(found) else "unbounded"
+    def want(self, aggregator: Aggregator, shapes: Shapes, secure: SecureAggregation, most_weight: int) -> Wanted:
+        """Plan a sum whose ring adds whole steps of noise exactly. Raises as `Lattice.check`."""
+        lattice, limit = self._lattice(shapes), secure.largest
+        if secure.ring_bits == 64:
+            limit = lattice.range(limit, most_weight)
+        wanted = aggregator.want(shapes, dict.fromkeys(shapes, limit), most_weight)
+        lattice.check(wanted.fraction_bits, most_weight)
+        return wanted
 
-    @cached_property
-    def _divergences(self) -> NDArray[np.float64]:
-        """What one release diverges by at each of `ORDERS` (Mironov, Talwar, Zhang 2019, section 3.3)."""
-        sigma, q = self.privacy.noise, self.rate
-        if not sigma:
-            return np.full(len(ORDERS), math.inf)
-        if q == 1:
-            return np.array(ORDERS) / (2 * sigma**2)
-        factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, ORDERS[-1] + 1)))])  # their logarithms
-        found = []
-        for order in ORDERS:
-            k = np.arange(order + 1)
-            ways = factorials[order] - factorials[k] - factorials[order - k]
-            terms = ways + k * math.log(q) + (order - k) * math.log1p(-q) + (k * k - k) / (2 * sigma**2)
-            found.append(np.logaddexp.reduce(terms) / (order - 1))
-        return np.array(found)
+    def _lattice(self, shapes: Shapes) -> Lattice:
+        return Lattice.of(self.privacy, sum(map(math.prod, shapes.values())))
+
+    def spent(self, releases: int) -> float | str:
+        """Return the epsilon of `facts` alone."""
+        return self._epsilon(self.privacy.sharers, releases)
 
     def _epsilon(self, silos: int, releases: int) -> float | str:
         """Return epsilon where the noise of so many silos is unknown: each has a variance of sigma^2 C^2 / S."""
@@ -182,15 +192,6 @@ class Accountant:
         sigma = self.privacy.noise * math.sqrt(silos / self.privacy.sharers)
         found = epsilon(sigma, self.privacy.delta, self.rate, releases)
         return found if math.isfinite(found) else "unbounded"
-
-
-def _accountant(library: ModuleType) -> Any:
-    return library.rdp.RdpAccountant(ORDERS, library.NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-
-def _rounds_of(library: ModuleType, sigma: float, q: float, rounds: int) -> Any:
-    one = library.PoissonSampledDpEvent(q, library.GaussianDpEvent(sigma))
-    return library.SelfComposedDpEvent(one, rounds)
 
 
 def _check(delta: float, q: float, rounds: int) -> None:

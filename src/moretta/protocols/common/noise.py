@@ -15,6 +15,7 @@ from moretta.contract.messages import Stamp
 from moretta.contract.roles import State
 from moretta.protocols.common.accountant import Accountant, Privacy
 from moretta.protocols.common.batches import Lots, Purpose, purpose_of
+from moretta.protocols.common.lattice import Lattice
 from moretta.protocols.common.releases import OwnReleases
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -47,14 +48,15 @@ class SiloNoise:
         return self._lots.draw(self.root, *purpose)
 
     def noised(
-        self, totals: Mapping[str, NDArray[np.float64]], *purpose: int | str | bytes
+        self, totals: Mapping[str, NDArray[np.float64]], encoding: Mapping[str, int], *purpose: int | str | bytes
     ) -> dict[str, NDArray[np.float64]]:
-        """Return what is uploaded of clipped sums over the lot: (sum + noise) / lot, by name."""
-        noise = self.root.stream("dp noise", *purpose)
-        return {
-            name: (total + self.privacy.share * noise.normal(total.size).reshape(total.shape)) / self.lot
-            for name, total in totals.items()
-        }
+        """Return what is uploaded of clipped sums over the lot: (sum + noise) / lot, by name.
+
+        encoding: how the sum over silos will be rounded. Raises as `Lattice.check`.
+        """
+        lattice = Lattice.of(self.privacy, sum(total.size for total in totals.values()))
+        noise, most = self.root.stream("discrete noise", *purpose), lattice.check(encoding, self.lot)
+        return {name: lattice.noised(total, most, noise) / self.lot for name, total in totals.items()}
 
     def facts(self, left_out: str = "") -> dict[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).

@@ -4,9 +4,10 @@ One round, silo k with n_k rows; L_k is the batch size, n_k where that is 0 or m
 
     lot        each row by itself with chance q_k = L_k / n_k, drawn in secret
     i in lot   g_i = gradient of the loss on row i alone;  g_i <- g_i / max(1, |g_i| / C)
-    upload     x_k = (sum_i g_i + N(0, sigma^2 C^2 / S)) / L_k, with the weight L_k
+    upload     x_k = (sum_i g_i + whole steps of noise, of variance sigma^2 C^2 / S) / L_k, with the weight L_k
 
-so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). S is the fewest
+so the mean that the server steps along is (sum of all lots' clipped gradients + noise) / (sum_k L_k). The sums are
+rounded to steps first (`moretta.protocols.common.lattice`). S is the fewest
 silos whose sum is ever opened (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). So the noise in
 a sum has at least the deviation sigma C, and sqrt(K / S) times that with all K silos. Under ``scheme = "none"`` each
 upload is seen, so S is 1 and each has all of the noise. An observer who knows the noise of some silos (its own, or a
@@ -21,9 +22,10 @@ Beside that sum the upload says nothing of the lot: not its size (the weight is 
 example goes through the model alone, so none affects another's gradient.
 
 Differs from the paper: the sum over silos is one mechanism with several lots. Neighbouring data sets differ in one
-silo's lot, so its own q_k counts. Differs from the paper: noise is drawn by Box and Muller's transform in float64, and
-gradients and uploads are rounded (model's dtype, ring), where the analysis has real numbers (Mironov, CCS 2012). A ring
-too coarse for a silo's share is refused by the silo itself (`moretta.protocols.common.accountant.Privacy.check_steps`).
+silo's lot, so its own q_k counts. Differs from the paper: noise is of whole steps, so that no bits of it tell of the
+sum that it hides, as those of floating-point noise do (Mironov, CCS 2012). A ring too coarse for these steps is refused
+by the silo itself. What rounding is left is that of a row's gradient in the model's dtype, which may differ by some
+units in the last place with the other rows that go through the model beside it.
 """
 
 from __future__ import annotations
@@ -64,18 +66,17 @@ class PrivateGradient:
     ) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, float64.
 
-        encoding: how the sum will be rounded, which must leave the noise (`Privacy.check_steps`). model: holds
+        encoding: how the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`). model: holds
         `parameters`, as the server sent them. A take that is asked for again, in another attempt or after a
         resume, has the same upload, which says nothing new. Where the parameters differ, or anything else that
         the gradient depends on, the noise differs too: the same noise on two gradients would show their
         difference.
         """
-        self.noise.privacy.check_steps(encoding)
         purpose = self.purpose(parameters, now)
         self.noise.releases.uploaded(now, purpose[-1])
         with _seeded(model, self.noise.root, *purpose):
             total = self.clipped_sum(model, self.noise.rows_of_lot(*purpose))
-        return {f"gradient/{name}": value for name, value in self.noise.noised(total, *purpose).items()}
+        return {f"gradient/{name}": value for name, value in self.noise.noised(total, encoding, *purpose).items()}
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
         """Return the purpose for which one upload's lot and noise are drawn."""

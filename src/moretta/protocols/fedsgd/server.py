@@ -37,7 +37,7 @@ class Server:
         # Silos with epochs of their own have taken their steps: the server moves by the mean difference itself.
         stepping = Training(learning_rate=1.0) if isinstance(params, Epochs) else params
         self._stepper = SummedStep(self._model, stepping, setting.spec.run.rounds)
-        self._enrolment, self._limit = enrolment, setting.secure_aggregation.largest
+        self._enrolment, self._secure = enrolment, setting.secure_aggregation
         self._params, self._accountant, self.setup = params, accountant, enrolment.setup
         self._trained = modules.trainable(self._model)
         self._buffers = {} if accountant else modules.running_buffers(self._model)
@@ -50,11 +50,14 @@ class Server:
     def round(self, now: Stamp) -> Exchange[Report | Aborted]:
         """Move the model along the mean of the silos' gradients."""
         aggregation, shapes = self._enrolment.aggregation, self._shapes
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), self._enrolment.most_weight)
+        most = self._enrolment.most_weight
+        if self._accountant is None:
+            wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
+        else:
+            wanted = self._accountant.want(aggregation, shapes, self._secure, most)
         ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
-            self._accountant.privacy.check_steps(wanted.fraction_bits)
             exchange = counted(exchange, self._accountant.releases, now, digest_of(ask.parameters))
         total = yield from exchange
         if isinstance(total, Aborted):
@@ -74,7 +77,9 @@ class Server:
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
         """Release the model as it is: every silo has seen it anyway."""
         parameters = modules.arrays(self._model)
-        facts = {} if self._accountant is None else self._accountant.facts(self._accountant.releases.count)
+        facts = (
+            {} if self._accountant is None else self._accountant.facts(self._accountant.releases.count, self._shapes)
+        )
         outcome = Outcome(parameters=parameters, released=parameters, facts=facts)
         return (yield from self._enrolment.scored(now, outcome, parameters))
 

@@ -223,7 +223,6 @@ class Client:
         self, ask: Estimate, private: SiloNoise, forward: Forward, purpose: tuple[int | str | bytes, ...]
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
-        private.privacy.check_steps(ask.encoding)
         # Another cohort has another seed, and so other directions: a draw is for one upload.
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
@@ -233,7 +232,7 @@ class Client:
             derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
         else:
             derivatives = np.zeros((self._recipe.scalars or directions_of(self._recipe.form, ask.k), 0))
-        scalars = noised_mean(private, derivatives, *drawn)
+        scalars = noised_mean(private, derivatives, ask.encoding, *drawn)
         with self.phase("aggregation"):  # never out of range (`BAFFLE.BETWEEN`)
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
 

@@ -1,0 +1,119 @@
+"""Noise in whole steps: where a silo's sums are rounded to, how far one row moves them, and what that is worth.
+
+What a silo sums up of its rows is rounded to a lattice, and gets whole steps of noise before it is masked:
+
+    s          the lattice's step, a power of two: d numbers of one upload have s sqrt(d) <= 0.01 C
+    n          each number of sum_i g_i, to the nearest whole number of steps
+    upload     s (n + z) / L,   z from N_Z(sigma_k^2) for each number (`moretta.secure_aggregation.discrete_gaussian`)
+
+One row more moves the sum by at most C, and each rounded number by at most s beside that. So the sensitivity is
+
+    Delta = C + s sqrt(d),   in steps D = Delta / s,   and sigma_k^2 = sigma^2 D^2 / S + 8
+
+where S silos or more are in a sum. The sum over k of them is that of whole numbers with the noise of N_Z(k sigma_k^2).
+That hides a row as the Gaussian mechanism does whose variance is k sigma_k^2 - 8 >= (sigma D)^2 k / S, which is proved
+where the draws are. So sigma sqrt(k / S) is the noise multiplier, exactly, and epsilon is the sampled Gaussian's.
+
+The ring adds whole steps exactly: its own step is a part of s, and no magnitude passes 2^50 of them, so that the
+products of float64 on the way are rounded to the right one. What is further out than that is brought in before the
+noise is added, which moves no two sums apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.errors import ParameterError
+from moretta.secure_aggregation.discrete_gaussian import SMOOTH, DiscreteGaussian, discrete_gaussian
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
+from moretta.secure_aggregation.keystream import Keystream
+
+if TYPE_CHECKING:
+    from moretta.protocols.common.accountant import Privacy
+
+COARSEST = 0.01  # s sqrt(d) / C
+LEAST_STEPS = 64  # of the lattice, that a silo's share of the noise has as its deviation
+EXACT_BITS = 50  # of the ring's steps, up to which a product and a quotient of float64 are rounded to the right one
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The lattice of one upload, and the noise on it.
+
+    step: s. sensitivity: Delta. deviation: sigma_k, in steps; 0 for no noise, which needs no lattice.
+    """
+
+    step: float
+    sensitivity: float
+    deviation: float
+
+    @classmethod
+    def of(cls, privacy: Privacy, entries: int) -> Self:
+        """Return the lattice for uploads of so many numbers, d."""
+        share, root = privacy.noise * privacy.clip / math.sqrt(privacy.sharers), math.sqrt(entries)
+        coarsest = min(COARSEST * privacy.clip / root, share / LEAST_STEPS or math.inf)
+        step = math.ldexp(0.5, math.frexp(coarsest)[1])  # the largest power of two that is no larger
+        sensitivity = privacy.clip + step * root
+        units = privacy.noise * sensitivity / step
+        return cls(step, sensitivity, math.sqrt(units**2 / privacy.sharers + SMOOTH) if units else 0.0)
+
+    def check(self, encoding: Mapping[str, int], lot: int) -> float:
+        """Check that a ring adds whole steps of the lattice exactly; return the most steps that it does.
+
+        encoding: the fraction bits f by tensor, whose sum is rounded to 2^-f, and the most weight, which is passed
+        over; empty where sums are in the clear. lot: how many rows are expected to be summed up.
+        Raises `moretta.errors.ParameterError`, saying what to change; `moretta.errors.PeerError` for fraction bits that
+        no limit leads to.
+        """
+        bits_of = {name: bits for name, bits in encoding.items() if name != MOST_WEIGHT}
+        for name, bits in bits_of.items():
+            check_fraction_bits(name, bits)
+        if not self.deviation or not bits_of:
+            return 2.0**EXACT_BITS
+        coarse, fine = math.ldexp(1.0, -min(bits_of.values())), math.ldexp(1.0, -max(bits_of.values()))
+        if coarse > self.step:
+            raise ParameterError(
+                f"dp-noise: the noise is of steps of {self.step:.3g}, and sums are rounded to {coarse:.3g}, which "
+                "would round it away; give ring-bits = 64 if they are 32, a lower [secure-aggregation] limit, fewer "
+                "rows a round, or a larger dp-clip"
+            )
+        most = math.ldexp(fine, EXACT_BITS) / self.step
+        if most < 2 * lot * self.sensitivity / self.step + self.noise.most:
+            raise ParameterError(
+                f"dp-noise: sums are rounded to {fine:.3g}, and {lot} rows with noise come to more of such steps than "
+                "are added exactly; give a higher [secure-aggregation] limit, or a smaller dp-clip"
+            )
+        return most - self.noise.most
+
+    @property
+    def noise(self) -> DiscreteGaussian:
+        """A silo's share of the noise."""
+        return discrete_gaussian(self.deviation)
+
+    def noised(self, total: NDArray[np.float64], most: float, stream: Keystream) -> NDArray[np.float64]:
+        """Return a sum on the lattice with noise, as real numbers. most: what `check` returned."""
+        if not self.deviation:
+            return total
+        steps = np.clip(np.rint(total.reshape(-1) / self.step), -most, most).astype(np.int64)
+        noised: NDArray[np.float64] = np.multiply(steps + self.noise.draw(stream, steps.size), self.step)
+        return noised.reshape(total.shape)
+
+    def range(self, limit: float, most_weight: int) -> float:
+        """Return the limit of the 64-bit ring's entries under which `check` passes: at least `limit`.
+
+        most_weight: of all silos' lots. A ring of 32 bits has no steps too many, and keeps its limit.
+        """
+        if not self.deviation:
+            return limit
+        noise = self.noise.most * self.step / most_weight
+        return max(limit, math.ldexp(2 * self.sensitivity + noise, 64 - EXACT_BITS))
+
+    def facts(self) -> dict[str, float | str]:
+        """Return where sums are rounded to, and what one row moves them by, for ``result.json``."""
+        return {"lattice_step": self.step, "sensitivity": self.sensitivity}
