@@ -267,7 +267,7 @@ def test_each_silo_counts_what_it_helped_to_open_and_states_its_own_epsilon() ->
 
 def test_a_refusal_by_range_tells_of_noised_values_and_counts() -> None:
     """It was free: asked 2000 times for models that differ by 1e-12, a silo's refusals gave its sum without noise."""
-    federation = made(aggregation=SecureAggregation(threshold=3, limit=1e-9))
+    federation = made(aggregation=SecureAggregation(threshold=3, limit=1e-3, ring_bits=32))
     players = federation.players(4, 0)
     from moretta.engines.driver import Driver
 
