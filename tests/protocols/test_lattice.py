@@ -45,7 +45,7 @@ def test_one_row_more_moves_a_rounded_sum_by_no_more_than_the_sensitivity(seed: 
     # As bad as can be: each number of the row's just passes the middle between two steps.
     total = (np.rint(total / found.step) + 0.5 - 1e-9) * found.step
     for moved in (row, np.full(entries, 1e-8 * found.step), found.step * drawn.integers(-1, 2, entries)):
-        moved = moved * min(1.0, PRIVACY.clip / np.linalg.norm(moved)) if moved.any() else moved
+        moved = moved / max(1.0, float(np.linalg.norm(moved)) / PRIVACY.clip)
         before, after = (np.rint(each / found.step) * found.step for each in (total, total + moved))
         assert np.linalg.norm(after - before) <= found.sensitivity * (1 + 1e-9)
 
@@ -114,6 +114,12 @@ def noises_of(*roots: int) -> list[NDArray[np.float64]]:
     return [silo(root).noised({"x": np.zeros(ENTRIES)}, {}, "run", 1)["x"] * LOT for root in roots]
 
 
+def correlations(noises: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Between every two."""
+    table = np.asarray(np.corrcoef(noises))
+    return table[np.triu_indices(len(noises), 1)]
+
+
 def test_the_noise_of_a_sum_has_the_accountants_variance() -> None:
     assert chance_of(noises_of(0, 1, 2, 3)) > 1e-3
 
@@ -128,7 +134,7 @@ def test_half_the_deviation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_seed_for_several_silos_is_found(roots: tuple[int, ...]) -> None:
     noises = noises_of(*roots)
     assert chance_of(noises) < 1e-6
-    each = np.corrcoef(noises)[np.triu_indices(SILOS, 1)]
+    each = correlations(noises)
     assert each.max() > 6 / math.sqrt(ENTRIES)  # five deviations of what independent noises have, and one
 
 
@@ -139,8 +145,7 @@ def test_a_silo_without_noise_is_found() -> None:
 def test_noises_of_silos_rounds_and_tensors_are_independent() -> None:
     noises = [*noises_of(0, 1, 2, 3), silo().noised({"x": np.zeros(ENTRIES)}, {}, "run", 2)["x"]]
     both = silo().noised({"x": np.zeros(ENTRIES), "y": np.zeros(ENTRIES)}, {}, "run", 3)
-    each = np.corrcoef([*noises, both["x"], both["y"]])[np.triu_indices(7, 1)]
-    assert np.abs(each).max() < 5 / math.sqrt(ENTRIES)
+    assert np.abs(correlations([*noises, both["x"], both["y"]])).max() < 5 / math.sqrt(ENTRIES)
 
 
 def test_a_stream_that_is_new_to_this_mechanism() -> None:
