@@ -94,7 +94,8 @@ class DiscreteGaussian:
         for place in np.flatnonzero(self.words[found] == uniform):  # its 31 bits are those of a bound: more decide
             rest = int.from_bytes(stream.octets(BITS // 8).tobytes(), "big") >> WORD
             found[place] = bisect_right(self.exact, (int(uniform[place]) << BITS - WORD) | rest)
-        return np.where(drawn & np.uint32(1), -found, found).astype(np.int64)
+        signed: NDArray[np.int64] = np.where(drawn & np.uint32(1), -found, found).astype(np.int64)
+        return signed
 
 
 @lru_cache(maxsize=32)
