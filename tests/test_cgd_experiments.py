@@ -17,9 +17,9 @@ from moretta.config.run_files import load
 from moretta.data.images.sets import load_images
 from moretta.errors import ParameterError
 from moretta.models import catalogue
-from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.noise import SiloNoise
 from moretta.protocols.common.silo_rows import TrainingRows

@@ -35,9 +35,9 @@ from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
 from moretta.models.by_keyword import Unpack, takes_arrays, takes_packed, with_one_argument
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import first_weights
 from moretta.protocols.common.noise import SiloNoise

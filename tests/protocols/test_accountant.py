@@ -14,8 +14,8 @@ from refused_rows import Row, refused
 from scipy import optimize, stats
 
 from moretta.errors import MissingExtra, ParameterError  # noqa: F401  (of refused rows)
-from moretta.protocols.common.accountant import MECHANISM, Accountant, Privacy, epsilon, interval, noise_for
-from moretta.protocols.common.lattice import Lattice
+from moretta.protocols.common.accountant import MECHANISM, Accountant, epsilon, interval, noise_for
+from moretta.protocols.common.lattice import Lattice, Privacy
 
 
 def divergences(sigma: float, q: float, rounds: int) -> dict[int, float]:

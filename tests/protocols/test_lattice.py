@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from moretta.errors import ParameterError, PeerError
-from moretta.protocols.common.accountant import Privacy
-from moretta.protocols.common.lattice import COARSEST, Lattice
+from moretta.protocols.common.lattice import COARSEST, Lattice, Privacy
 from moretta.protocols.common.noise import SiloNoise
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, plan
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot

@@ -18,7 +18,8 @@ from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.private import noised_mean
-from moretta.protocols.common.accountant import Privacy, epsilon
+from moretta.protocols.common.accountant import epsilon
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.noise import SiloNoise
 from moretta.run.result import Result
 from moretta.secure_aggregation.keystream import SecretRoot

@@ -23,10 +23,11 @@ from moretta.contract.messages import Stamp
 from moretta.data.tables.preparation import Preparation
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Privacy, epsilon
+from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.noise import SiloNoise
 from moretta.protocols.common.silo_rows import TrainingRows

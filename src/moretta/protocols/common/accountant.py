@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import MissingExtra, ParameterError
-from moretta.protocols.common.lattice import Lattice
+from moretta.protocols.common.lattice import Lattice, Privacy
 from moretta.protocols.common.releases import Releases
 
 if TYPE_CHECKING:
@@ -113,19 +113,6 @@ def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
         terms = ways + k * math.log(q) + (order - k) * math.log1p(-q) + (k * k - k) / (2 * sigma**2)
         found.append(np.logaddexp.reduce(terms) / (order - 1))
     return np.array(found)
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
-
-    sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
-    """
-
-    noise: float
-    clip: float
-    delta: float
-    sharers: int = 1
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,22 @@ from moretta.secure_aggregation.discrete_gaussian import SMOOTH, DiscreteGaussia
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
 from moretta.secure_aggregation.keystream import Keystream
 
-if TYPE_CHECKING:
-    from moretta.protocols.common.accountant import Privacy
-
 COARSEST = 0.01  # s sqrt(d) / C
 LEAST_STEPS = 64  # of the lattice, that a silo's share of the noise has as its deviation
 EXACT_BITS = 50  # of the ring's steps, up to which a product and a quotient of float64 are rounded to the right one
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
+
+    sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
+    """
+
+    noise: float
+    clip: float
+    delta: float
+    sharers: int = 1
 
 
 @dataclass(frozen=True)

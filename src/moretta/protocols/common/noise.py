@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import State
-from moretta.protocols.common.accountant import Accountant, Privacy
+from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Lots, Purpose, purpose_of
-from moretta.protocols.common.lattice import Lattice
+from moretta.protocols.common.lattice import Lattice, Privacy
 from moretta.protocols.common.releases import OwnReleases
 from moretta.secure_aggregation.keystream import SecretRoot
 

@@ -20,7 +20,7 @@ from moretta.data.silo import Silo, check_least, holding_back, layout_of, row_sh
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, RowsError
-from moretta.protocols.common.accountant import Privacy
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.row_counts import CLASSES, counted_classes
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.silo_setup import SiloSetup

@@ -20,8 +20,8 @@ from moretta.contract.messages import Array
 from moretta.data.rows import Subjects
 from moretta.engines.checkpoint import HalfDone
 from moretta.engines.journal import HelpedFile
-from moretta.protocols.common.accountant import Privacy
 from moretta.protocols.common.batches import Batches, UnionBatches
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.scoring import HeldOut
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.common.statistics import NOTHING, Statistics

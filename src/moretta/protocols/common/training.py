@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
 from moretta.errors import ParameterError
-from moretta.protocols.common.accountant import Privacy
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.own_loss import Function, OwnFunction, found
 
 if TYPE_CHECKING:
