@@ -269,7 +269,7 @@ def of_feature(cells: Cells) -> Iterator[Doubt]:
 
 
 def _of_marks(cells: Cells) -> Iterator[Doubt]:
-    """Ask about marks between thousands, and signs and units behind numbers."""
+    """Ask about marks between thousands, and signs and units beside numbers."""
     decimal = cells.form.decimal
     if cells.column.dtype.kind == "O" and (number := as_written(cells.words, decimal)) is not None:
         mark, number = number.thousands, number.model_copy(update={"blanks": cells.number.blanks})
@@ -278,8 +278,8 @@ def _of_marks(cells: Cells) -> Iterator[Doubt]:
             others = (Reading('fractions, for which say decimal = ","'),)
         if mark == decimal:
             others = (Reading("fractions", cells.number),)
-        odd = [word for word in cells.words if (mark or number.unit) in word]
-        seen = "a comma or other mark before three digits" if mark else "a sign or unit behind numbers"
+        odd = [word for word in cells.words if (number.unit or mark or "") in word]
+        seen = "a sign or unit beside numbers" if number.unit else "a comma or other mark before three digits"
         read = Reading("marks between thousands" if mark else "numbers", number)
         yield Doubt(f"has {seen} {cells.within(odd)}", (read, *others))
 

@@ -10,13 +10,14 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.data.tables.files import DATE_LIKE, NUMBER, are_numbers
-from moretta.data.tables.rows import marked
-from moretta.data.tables.schema import Number
+from moretta.data.tables.files import DATE_LIKE, are_numbers
+from moretta.data.tables.rows import marked, without_unit
+from moretta.data.tables.schema import Mark, Number
 
 FEW_ROWS = 10  # below, nothing is told from cells that all differ
 
@@ -93,8 +94,10 @@ _ABBREVIATED = frozenset({
     "non", "weiblich", "mannlich", "homme", "femme", "hombre", "mujer", "masculino", "femenino", "feminino", "maschio",
     "femmina", "uomo", "donna",
 })  # fmt: skip
+MARKS: tuple[Mark, ...] = get_args(Mark)
 _LEADING_ZERO = re.compile(r"^[+-]?0[0-9]")
-_WITH_UNIT = re.compile(rf"^{NUMBER} ?([^\s\d.,;:+\-/()<>=][^\d]{{0,9}})$")
+_BEHIND = re.compile(r"^[+-]?[0-9][0-9.,' ]*?(?P<unit>[^\s\d.,;:+\-/()<>='][^\d]{0,9})$")
+_BEFORE = re.compile(r"^[+-]?(?P<unit>[$£¥€₩₪₫₱₴₹₺₽฿]) ?[+-]?[0-9][0-9.,' ]*$")  # P17 is a code, not 17 of P
 
 
 def plain_name(name: str) -> str:
@@ -162,8 +165,26 @@ def with_leading_zero(words: Sequence[str]) -> list[str]:
 
 
 def as_written(words: Sequence[str], decimal: str) -> Number | None:
-    """Return how words are to be read that are numbers but for marks between thousands or a unit behind them."""
-    for mark in (",", ".", " ", "'"):
+    """Return how words are to be read that are numbers but for marks between thousands or a unit beside them."""
+    unit = _shared_unit(words)
+    bare = [without_unit(word, unit) for word in words]
+    if (mark := _mark_of(bare, decimal)) is not None:
+        return Number(unit=unit, thousands=mark)
+    return Number(unit=unit) if unit and are_numbers(np.array(bare, object), decimal).all() else None
+
+
+def _shared_unit(words: Sequence[str]) -> str:
+    """Return what stands behind or before all numbers; nothing where they differ, or some have none."""
+    for place in (_BEHIND, _BEFORE):
+        units = {match["unit"] if (match := place.match(word)) else "" for word in words}
+        if len(units) == 1 and units != {""}:
+            return units.pop()
+    return ""
+
+
+def _mark_of(words: Sequence[str], decimal: str) -> Mark | None:
+    """Return the mark between the thousands of words that are numbers otherwise."""
+    for mark in MARKS:
         fraction = "" if mark == decimal else rf"({re.escape(decimal)}[0-9]+)?"
         grouped, small = marked(mark, decimal), re.compile(rf"^[+-]?[0-9]{{1,3}}{fraction}$")
         found = [word for word in words if grouped.match(word)]
@@ -171,14 +192,8 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
         if not found or not all(small.match(word) for word in rest):
             continue
         if mark != decimal or _are_grouped(found, rest, mark):
-            return Number(thousands=mark)
-    matches = (_WITH_UNIT.match(word.replace(decimal, ".")) for word in words)
-    units = {match[3] for match in matches if match}
-    if len(units) != 1:
-        return None
-    (unit,) = units
-    bare = np.array([word.removesuffix(unit).rstrip() for word in words], object)
-    return Number(unit=unit) if are_numbers(bare, decimal).all() else None
+            return mark
+    return None
 
 
 def _are_grouped(found: list[str], rest: list[str], mark: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from pydantic import model_validator
 from moretta.contract.settings import Positive, Section, Words
 from moretta.data.tables.files import Column, Columns, Format, are_numbers, as_numbers, read_columns
 from moretta.data.tables.rows import CENSORED, WrongRows, bare, hint_of, plain_number, refuse, words_of
-from moretta.data.tables.schema import Finite, Number
+from moretta.data.tables.schema import Finite, Mark, Number
 from moretta.errors import ParameterError
 
 
@@ -27,14 +27,14 @@ class Conversion(Section):
     """How numbers come into the schema's unit: number * factor + offset, also behind < and >.
 
     factor: by which a number is multiplied first. offset: what is added then.
-    unit: what a cell of the file may end in, as 88 umol/l does in "umol/l".
+    unit: what a cell of the file may begin or end with, as 88 umol/l does with "umol/l".
     thousands: the mark between thousands in the file, as in 1,234.
     """
 
     factor: Positive = 1.0
     offset: Finite = 0.0
     unit: str = ""
-    thousands: Literal[",", ".", "'", " "] | None = None
+    thousands: Mark | None = None
 
 
 class ColumnMapping(Section):

@@ -344,7 +344,7 @@ def marked(mark: str, decimal: str) -> re.Pattern[str]:
 
 
 def bare(words: Column, number: Number, decimal: str) -> Column:
-    """Return cells without the unit behind them and the marks between thousands; empty what stands for no value."""
+    """Return cells without the unit beside them and the marks between thousands; empty what stands for no value."""
     absent = [one for one in number.absent or () if isinstance(one, str)]
     if not (number.unit or number.thousands or absent):
         return words
@@ -354,12 +354,20 @@ def bare(words: Column, number: Number, decimal: str) -> Column:
     def one(cell: str) -> str:
         if cell in absent:
             return ""
-        text = cell.removesuffix(number.unit).rstrip() if number.unit else cell
+        text = without_unit(cell, number.unit)
         if groups is None or drawn is None or not drawn.search(text):
             return text
         return drawn.sub("", text) if groups.match(text) else "not grouped by threes"
 
     return np.array([one(str(cell)) for cell in words], object)
+
+
+def without_unit(cell: str, unit: str) -> str:
+    """Return a cell without the unit that stands behind its number, or before it: 45 of 45 %, -45 of -$45."""
+    if cell.endswith(unit):
+        return cell.removesuffix(unit).rstrip()
+    sign = cell[:1] if cell[:1] in ("+", "-") else ""
+    return sign + rest.removeprefix(unit).lstrip() if (rest := cell.removeprefix(sign)).startswith(unit) else cell
 
 
 def plain_number(word: str) -> str:

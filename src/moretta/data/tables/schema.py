@@ -69,10 +69,13 @@ class _Measured(Section):
     blanks: Blanks = "refuse"
 
 
+Mark = Literal[",", ".", "'", " "]  # between thousands
+
+
 class Number(_Measured):
     """Numbers.
 
-    unit: for whoever reads it; a cell may end in it, as 45% does in "%". range: the least and the most that may be
+    unit: for whoever reads it; a cell may begin or end with it, as 45% does. range: the least and the most that may be
     there; a median is counted within it. thousands: the mark between thousands, as in 1,234. absent: numbers and words
     that stand for no value, beside those of the file.
     """
@@ -81,7 +84,7 @@ class Number(_Measured):
     unit: str = ""
     range: tuple[Finite, Finite] | None = None
     censored: Literal["refuse", "limit", "half"] = "refuse"
-    thousands: Literal[",", ".", "'", " "] | None = None
+    thousands: Mark | None = None
     absent: tuple[Finite | Words, ...] | None = None
 
     @model_validator(mode="after")
