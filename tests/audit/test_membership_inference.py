@@ -17,6 +17,7 @@ from moretta.audit.attacks.common.membership_inference import (
     candidates,
     hits_at,
     likelihood_ratio,
+    robust_ratio,
 )
 from moretta.audit.evidence import network, shadows
 from moretta.audit.evidence.intervals import auc, flat
@@ -82,6 +83,7 @@ def test_local_models_tell_members(tmp_path):
     truth = trained(tmp_path, 60, 0.5, name="local")
     found = attacked(OF_LOCAL_MODELS, truth)
     assert found.score > 0.6
+    assert found.figures["auc_of_robust_ratio"] > 0.6
     assert found.succeeded
     claim = claimed(OF_LOCAL_MODELS, truth)
     draw, tries = np.random.Generator(np.random.PCG64(1)), 100
@@ -123,6 +125,15 @@ def test_likelihood_ratio():
     assert found == pytest.approx([2.0, -2.0], abs=0.5)
 
 
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_robust_ratio(loss):
+    """Of a row that is three times as likely as under shadow models, beside rows of ratios 1, 2 and 1/2."""
+    target, mean = np.array([0.6, 0.3, 0.4, 0.1]), np.array([0.2, 0.3, 0.2, 0.2])
+    shadows = np.array([1.5 * mean, 0.5 * mean])  # whose mean it is
+    phi = np.log if loss == "mse" else lambda p: np.log(p / (1 - p))
+    assert robust_ratio(phi(target), phi(shadows), 1, loss) == pytest.approx([2 / 3])  # 3 / 1 and 3 / 0.5, not 3 / 2
+
+
 def test_hits_are_above_nearly_all_others():
     assert hits_at(np.array([0.5, 2.0]), np.linspace(0, 1, 100)) == 0.5
 
@@ -154,7 +165,7 @@ def test_labels_alone_tell_no_members(tmp_path, protocol, attack):
     silo = truth.run.silos[0 if protocol == "local" else 1]
     y, member = candidates(truth, silo)[1].argmax(axis=1), candidates(truth, silo)[2]
     theirs = np.bincount(truth.rows(silo).y.argmax(axis=1), minlength=10)
-    claim = {"score": theirs[y].astype(float), "loss": theirs[y], "models": np.array([1, 2, 10])}
+    claim = {"score": theirs[y].astype(float), "loss": theirs[y], "robust": theirs[y], "models": np.array([1, 2, 10])}
     found = attack.score(claim, truth)
     assert np.ptp(theirs[y]) > 0  # labels differ, and in how many rows have them
     assert not found.succeeded

@@ -14,6 +14,13 @@ Shadow models come in pairs: a random half of the candidates and of the backgrou
 attacker's own rows, which the run trained on, are in all. Where the attacker saw the model of earlier rounds too, their
 likelihood ratios add up (`figures`).
 
+The same shadow models give a second score, RMIA (Zarifzadeh, Liu, Shokri: "Low-Cost High-Power Membership Inference
+Attacks", ICML 2024, Eq. 2 to 4 with gamma = 2): how many background rows z the row stands out from,
+
+    score(row) = P_z[ (p(row; model) / p(row)) / (p(z; model) / p(z)) >= gamma ],   p(.) the mean over shadow models
+
+which needs fewer shadow models. It is among the figures.
+
 A silo has the released model, and each round's where silos are sent the true one. Under CGD it has the displacement
 that all participants share, while others' confined starts stay unknown. With dp-noise the models are seen all the same,
 and noise bounds what they say of membership; shadow models are trained with as much noise.
@@ -51,6 +58,7 @@ RANGES = 10  # of numbers, within which targets are taken for the same
 PAIRS, PAIRS_THOROUGH = 4, 32  # of shadow models
 SECONDS, SECONDS_THOROUGH = 5.0, 1200.0  # of an idle core, about, for training them all; steps are counted by it
 EARLIER = 3  # models of earlier rounds that are looked at too
+GAMMA = 2.0  # of RMIA
 RARE = 0.01  # the rate of false alarms at which hits are stated
 SEED = 23
 HELD = "held/"  # the model that the attacker holds at the end
@@ -160,7 +168,7 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
     inside, found = list[NDArray[np.bool_]](), list[list[Array]]()
 
     def phi(at: Tensors) -> Array:
-        return shadows.confidence(model, at, x[:count], y[:count], run.loss, program=program)
+        return shadows.confidence(model, at, x, y, run.loss, program=program)
 
     for number in range(pairs):
         half = generator.permutation(len(x)) < len(x) // 2
@@ -171,14 +179,16 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
             found.append([phi(at) for at in made])
             inside.append(chosen[:count])
     targets = [phi(at) for at in held]
+    shadowed: Array = np.array(found)  # [shadow models, models, rows]
     told = [
-        likelihood_ratio(target, np.array([one[place] for one in found]), np.array(inside))
+        likelihood_ratio(target[:count], shadowed[:, place, :count], np.array(inside))
         for place, target in enumerate(targets)
     ]
     return {
         "score": told[-1],
         "together": np.sum(told, axis=0),
-        "loss": targets[-1],
+        "robust": robust_ratio(targets[-1], shadowed[:, -1], count, run.loss),
+        "loss": targets[-1][:count],
         "models": np.array([len(held), 2 * pairs, steps]),
     }
 
@@ -198,6 +208,17 @@ def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> N
     return total
 
 
+def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> NDArray[np.float64]:
+    """Return of each of the first `count` rows from what part of the others it stands out by `GAMMA`.
+
+    phi: [rows], as of `moretta.audit.evidence.shadows.confidence`. shadows: [models, rows], the same of shadow models.
+    """
+    each, of_shadows = (one if loss == "mse" else -np.logaddexp(0.0, -one) for one in (phi, shadows))  # log p
+    ratio = each - (np.logaddexp.reduce(of_shadows) - np.log(len(shadows)))
+    apart = ratio[:count, None] - ratio[count:] >= np.log(GAMMA)
+    return apart.astype(np.float64).mean(axis=1)  # type: ignore[no-any-return]
+
+
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return the area under the ROC curve, and the hits at a rate of false alarms of 1 %."""
     return told_apart(claim, candidates(truth, truth.run.silos[1])[2], "A silo tells another's")
@@ -211,6 +232,8 @@ def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResul
     figures = {
         "tpr_at_1_percent_fpr": hits,
         "auc_of_loss_alone": auc(claim["loss"][member], claim["loss"][~member])[0],
+        "auc_of_robust_ratio": auc(claim["robust"][member], claim["robust"][~member])[0],
+        "tpr_of_robust_ratio": hits_at(claim["robust"][member], claim["robust"][~member]),
         "candidates": float(len(member)),
         "shadow_models": float(shadows),
         "shadow_steps": float(steps),
@@ -241,7 +264,7 @@ ATTACK = Attack(
     title="tells whether a row was in another silo's training data",
     severity="members",
     role="silo",
-    source="LiRA: Carlini et al., S&P 2022, Algorithm 1",
+    source="LiRA: Carlini et al., S&P 2022, Algorithm 1; RMIA: Zarifzadeh et al., ICML 2024",
     protocols=fitting("membership-inference"),
     fits=fits,
     given=given,
