@@ -85,6 +85,8 @@ OF_ALL_CELLS: dict[str, tuple[str, Cells]] = {  # a name, and cells of which eve
     "sample": ("Sample code number", whole(0, 40)),
     "index of pandas": ("__index_level_0__", whole(0, 40)),
     "leading zeros": ("x", written("{:05}", 100, 9999)),
+    "post codes": ("PLZ", whole(10_000, 99_999)),
+    "codes of diagnoses": ("icd9", whole(100, 140)),
     "thousands": ("x", written("{:,}", 1_000, 900_000)),
     "thousands apart": ("x", apart_by_blanks),
     "percent": ("x", written("{}%", 0, 101)),

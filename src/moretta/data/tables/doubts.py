@@ -22,6 +22,7 @@ from moretta.data.tables.evidence import (
     are_years,
     as_written,
     date_formats,
+    is_name_of_codes,
     is_name_of_ids,
     is_name_of_people,
     lone_zero,
@@ -307,8 +308,9 @@ def _of_mixture(cells: Cells) -> Iterator[Doubt]:
 
 
 def _of_codes(cells: Cells) -> Iterator[Doubt]:
-    if cells.numbers is not None and (coded := with_leading_zero(cells.words)):
-        seen = f"has numbers that begin with a zero {cells.within(coded)}"
+    if cells.numbers is not None and ((coded := with_leading_zero(cells.words)) or is_name_of_codes(cells.name)):
+        seen = "has numbers that begin with a zero" if coded else "holds codes, as its name says,"
+        seen = f"{seen} {cells.within(coded or None)}"
         yield Doubt(seen, (*cells.worded("codes"), Reading("numbers", cells.number)))
 
 

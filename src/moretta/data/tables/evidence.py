@@ -52,6 +52,10 @@ _PEOPLE = re.compile(
     r"|^((vor|nach|familien)namen?|apellidos?|nombres?|nome|cognome|nom|prenoms?|fornavn|etternavn|efternamn|imie"
     r"|nazwisko|voornaam|achternaam|e ?mail|(tele)?phone( number)?|telefono?|address|adresse|street)$"
 )
+_CODED = re.compile(
+    r"(^| )(zip( ?code)?|post ?(al )?code?|plz|postleitzahl|code postal|codigo postal|postnummer|postnr|postnumero"
+    r"|icd ?(9|10)?|(icd|atc|drg|ops|cpt|hcpcs|loinc|snomed|ndc) ?codes?)$"
+)
 
 _DAYS = (
     *("%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y"),
@@ -124,6 +128,11 @@ def is_name_of_ids(name: str, values: int, rows: int) -> bool:
 def is_name_of_people(name: str) -> bool:
     """Whether a column's name says that it holds names of people, or where they are reached."""
     return _PEOPLE.search(plain_name(name)) is not None
+
+
+def is_name_of_codes(name: str) -> bool:
+    """Whether a column's name says that its numbers are codes, of which none is more than another."""
+    return _CODED.search(plain_name(name)) is not None
 
 
 def are_years(name: str, distinct: NDArray[np.float64]) -> bool:
