@@ -1,5 +1,7 @@
 """Intervals and shared scores against known values, and how often they see something where there is nothing."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -168,3 +170,18 @@ def test_batches_that_share_rows_are_one_unit():
     assert intervals.units(batches).tolist() == [0, 1, 0, 0, 2]  # the first and the fourth by way of the third
     assert intervals.units(batches, 0.5).tolist() == [0, 1, 2, 3, 4]  # none shares more than half
     assert intervals.units([{1, 2, 3}, {2, 3, 4}, {3}, {1, 2, 3}], 0.5).tolist() == [0, 0, 1, 0]
+
+
+def test_guesses_of_coins_bound_epsilon_from_below():
+    assert intervals.least_epsilon(100, 100, 50, 1e-5) == 0.0
+    rate = 0.05 ** (1 / 60)  # of one guess, where 60 right ones have a chance of 5 %
+    assert intervals.least_epsilon(100, 60, 60, 0.0) == pytest.approx(math.log(rate / (1 - rate)) / 2, abs=2e-4)
+    assert intervals.least_epsilon(100, 60, 60, 1e-3) < intervals.least_epsilon(100, 60, 60, 0.0)
+
+
+def test_the_bound_holds_of_randomised_response():
+    """Which of two rows was there is answered rightly with a chance of e^(2 epsilon) / (1 + e^(2 epsilon))."""
+    draw, epsilon, tries = np.random.Generator(np.random.PCG64(0)), 0.7, 400
+    rate = 1 / (1 + math.exp(-2 * epsilon))
+    above = sum(intervals.least_epsilon(80, 80, int(draw.binomial(80, rate)), 1e-6) > epsilon for _ in range(tries))
+    assert above <= 0.05 * tries + 3 * math.sqrt(0.05 * tries)

@@ -24,6 +24,7 @@ from moretta.audit.evidence.intervals import auc, flat
 from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.truth import gradient
 from moretta.data.rows import Rows
+from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 
@@ -76,6 +77,10 @@ def test_noise_bounds_membership(tmp_path, monkeypatch, noise, known):
     truth = trained(tmp_path, 60, 0.5, **{"dp-noise": noise, "dp-clip": 10.0})
     found = attacked(ATTACK, truth)
     assert found.succeeded == known
+    claimed_epsilon = read_json(truth.folder / "result.json")["facts"]["epsilon_to_silos"]
+    bound = found.figures["epsilon_at_least"]
+    assert bound > 0.1 if known else bound <= claimed_epsilon
+    assert ("any size is claimed" in found.sentence) == known
     assert shadows.plan_of(truth.run).row_clip == 10.0
 
 
@@ -184,7 +189,7 @@ def test_numbers_alone_tell_no_members(columns):
     draw = np.random.Generator(np.random.PCG64(6))
     # A silo of high numbers, of which the others have few.
     theirs, nobodys = draw.normal(1.0, 0.5, (400, columns)), draw.normal(0.0, 1.0, (400, columns))
-    _, y, member = candidates(parties(theirs, nobodys, "regression"), "silo-2")
+    _, y, member, _ = candidates(parties(theirs, nobodys, "regression"), "silo-2")
     _, interval = auc(y[member, 0], y[~member, 0])
     assert auc(theirs[:, 0], nobodys[:, 0])[0] > 0.75
     assert interval[0] < 0.5 < interval[1]

@@ -37,6 +37,29 @@ def of_rate(hits: int, tries: int) -> Interval:
     return float(found.low), float(found.high)
 
 
+def least_epsilon(pairs: int, guessed: int, right: int, delta: float) -> float:
+    """Return an epsilon below which, at this delta, so many right guesses of one run have a chance of 5 % or less.
+
+    pairs: of which one at random was trained on. guessed, right: of how many it was guessed which, and rightly.
+
+    One training run, whose pairs are independent coins: Steinke, Nasr, Jagielski (NeurIPS 2023), Theorem 5.2. Epsilon
+    is of a row that is added or removed, so of one in the place of another it is 2 epsilon, with (1 + e^epsilon) delta.
+    """
+    from scipy import stats
+
+    def chance(epsilon: float) -> float:
+        rate = 1.0 / (1.0 + math.exp(-2.0 * epsilon))
+        below = np.cumsum(stats.binom.pmf(right - np.arange(1, right + 1), guessed, rate)) / np.arange(1, right + 1)
+        both = (1.0 + math.exp(epsilon)) * delta
+        return float(stats.binom.sf(right - 1, guessed, rate) + 2 * pairs * both * below.max(initial=0.0))
+
+    least, most = 0.0, 32.0
+    while most - least > 1e-4:
+        middle = (least + most) / 2
+        least, most = (middle, most) if chance(middle) <= 2 * SIDE else (least, middle)
+    return least
+
+
 def of_mean(values: Array, low: float = -math.inf, high: float = math.inf) -> Interval:
     """Return Student's interval of a mean, within a range.
 

@@ -25,6 +25,11 @@ A silo has the released model, and each round's where silos are sent the true on
 that all participants share, while others' confined starts stay unknown. With dp-noise the models are seen all the same,
 and noise bounds what they say of membership; shadow models are trained with as much noise.
 
+**A bound of epsilon from one run** (Steinke, Nasr, Jagielski: "Privacy Auditing with One (1) Training Run", NeurIPS
+2023). Candidates are drawn in pairs of one label, a member and another. Where rows were dealt to silos and to test at
+random, as `test-fraction` deals them, either of a pair was as likely to be the member. So each pair is a fair coin, and
+the half of them whose scores are furthest apart are guesses of coins (`evidence.intervals.least_epsilon`).
+
 Where silos train alone, the attacker is the server that they show their final models to. This is what federation is
 compared with: a model of few rows tells more of each of them than one that all silos made together. Shadow models then
 train as one silo does, on halves of candidates and background rows, as the server has no rows.
@@ -44,13 +49,14 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.heads import classes
-from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.intervals import auc, least_epsilon
 from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.shadows import TrainingPlan
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Array, Tensors
 from moretta.data.rows import Rows
+from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 
 CANDIDATES = 100  # members, and as many others
@@ -71,10 +77,11 @@ def fits(run: PublicRun) -> str:
     return no_training(run)
 
 
-def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return x, y, and which are a silo's; ordered by a hash of the rows, which says nothing of membership.
+def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_], NDArray[np.int64]]:
+    """Return x, y, which are a silo's, and the number of each one's pair; ordered by a hash of the rows.
 
-    Both kinds have as many rows of each label. Raises `moretta.errors.ParameterError` where they share none.
+    The hash says nothing of membership. A pair is a row of each kind, with one label.
+    Raises `moretta.errors.ParameterError` where they share none.
     """
     theirs, nobodys = truth.rows(silo), truth.others
     first, second = _same_labels(*_labels(theirs, nobodys, truth.run.task))
@@ -85,9 +92,9 @@ def candidates(truth: Truth, silo: str) -> tuple[Array, Array, NDArray[np.bool_]
         )
     parts = [theirs.of(first), nobodys.of(second)]
     x, y = (np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
-    member = np.arange(len(x)) < len(first)
+    member, pair = np.arange(len(x)) < len(first), np.arange(len(x)) % len(first)
     order = sorted(range(len(x)), key=lambda row: hashlib.sha256(x[row].tobytes() + y[row].tobytes()).digest())
-    return x[order], y[order], member[order]
+    return x[order], y[order], member[order], pair[order]
 
 
 def _same_labels(theirs: Array, nobodys: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -119,7 +126,7 @@ def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], 
 def given(truth: Truth) -> Given:
     """Give the first silo its model, what it saw of earlier ones, its rows, background rows, and candidates."""
     silo, shown = truth.run.silos[0], exposure(truth.run)
-    x, y, _ = candidates(truth, truth.run.silos[1])
+    x, y, *_ = candidates(truth, truth.run.silos[1])
     if shown.holding:
         model, held = f"{shown.holding.name} that it holds", shown.holding.model(truth, silo, truth.recorded[-1] + 1)
     else:
@@ -221,11 +228,12 @@ def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> NDArray[n
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return the area under the ROC curve, and the hits at a rate of false alarms of 1 %."""
-    return told_apart(claim, candidates(truth, truth.run.silos[1])[2], "A silo tells another's")
+    return told_apart(claim, truth, truth.run.silos[1], "A silo tells another's")
 
 
-def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResult:
-    """Return the finding of claimed ratios. who: begins the sentence, up to "training rows"."""
+def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
+    """Return the finding of claimed ratios. silo: whose rows are looked for. who: begins the sentence."""
+    *_, member, pair = candidates(truth, silo)
     area, interval = auc(claim["score"][member], claim["score"][~member])
     models, shadows, steps = (int(one) for one in claim["models"])
     hits = hits_at(claim["score"][member], claim["score"][~member])
@@ -238,6 +246,13 @@ def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResul
         "shadow_models": float(shadows),
         "shadow_steps": float(steps),
     }
+    bound = ""
+    if truth.run.setting("dp-noise") is not None:
+        figures |= (found := of_one_run(claim["score"], member, pair, float(truth.run.setting("dp-delta"))))
+        bound = (
+            f"; if rows were dealt at random that takes an epsilon of {found['epsilon_at_least']:.2g} or more (one "
+            f"run, 95 %), and {claimed_epsilon(truth)} is claimed"
+        )
     if models > 1:
         figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
         figures["models"] = float(models)
@@ -249,9 +264,26 @@ def told_apart(claim: Claim, member: NDArray[np.bool_], who: str) -> AttackResul
         constant=0.5,
         interval=interval,
         sentence=f"{who} training rows from rows that nobody trained on with an AUC of {area:.2f}, "
-        f"and finds {hits:.0%} of them at 1 % of false alarms",
+        f"and finds {hits:.0%} of them at 1 % of false alarms{bound}",
         figures=figures,
     )
+
+
+def of_one_run(score: Array, member: NDArray[np.bool_], pair: NDArray[np.int64], delta: float) -> dict[str, float]:
+    """Return the least epsilon that explains which of each pair of candidates has the higher score."""
+    ours, others = (score[side][np.argsort(pair[side])] for side in (member, ~member))
+    apart = ours - others
+    guessed = apart[np.argsort(-np.abs(apart))[: max(1, len(apart) // 2)]]
+    right = int((guessed > 0).sum())
+    least = least_epsilon(len(apart), len(guessed), right, delta)
+    return {"epsilon_at_least": least, "pairs_guessed": float(len(guessed)), "pairs_right": float(right)}
+
+
+def claimed_epsilon(truth: Truth) -> str:
+    """Return the epsilon that the run states towards another silo."""
+    facts = read_json(truth.folder / "result.json")["facts"]
+    found = facts.get("epsilon_to_silos", facts["epsilon"])
+    return f"{found:.3g}" if isinstance(found, int | float) else "any size"
 
 
 def hits_at(members: Array, others: Array) -> float:
@@ -276,7 +308,7 @@ ATTACK = Attack(
 def given_alone(truth: Truth) -> Given:
     """Give the server the model of the first silo, which trained alone, background rows, and candidates."""
     silo, known = truth.run.silos[0], truth.background
-    x, y, _ = candidates(truth, silo)
+    x, y, *_ = candidates(truth, silo)
     rows, model = Rows(x, y), truth.final(f"models/{silo}.safetensors")
     return Given(
         views={},
@@ -296,7 +328,7 @@ def attack_alone(case: Case) -> Claim:
 def score_alone(claim: Claim, truth: Truth) -> AttackResult:
     """Score as `score` does."""
     silo = truth.run.silos[0]
-    return told_apart(claim, candidates(truth, silo)[2], f"The server tells {silo}'s")
+    return told_apart(claim, truth, silo, f"The server tells {silo}'s")
 
 
 OF_LOCAL_MODELS = replace(
