@@ -111,8 +111,8 @@ def test_the_facts_say_towards_whom_and_what_is_left_out() -> None:
     privacy = Privacy(noise=2.0, clip=1.0, delta=1e-5)
     clear = Accountant(privacy, 0.1).facts(50)
     assert clear == {
-        "noise_multiplier": 2.0, "mechanism": MECHANISM, "delta": 1e-5, "sampling_rate": 0.1, "releases": 50.0,
-        "noise_silos": 1.0, "epsilon": epsilon(2.0, 1e-5, 0.1, 50),
+        "noise_multiplier": 2.0, "unit": "row", "mechanism": MECHANISM["row"], "delta": 1e-5,
+        "sampling_rate": 0.1, "releases": 50.0, "noise_silos": 1.0, "epsilon": epsilon(2.0, 1e-5, 0.1, 50),
     }  # fmt: skip
     shared = Accountant(replace(privacy, sharers=4), 0.1, "the means").facts(50)
     assert shared["noise_silos"] == 4

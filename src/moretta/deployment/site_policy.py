@@ -182,7 +182,8 @@ def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:
 
 def noise_of_known_lots(run: RunFile, site: SiloFile) -> None:
     """Under dp-noise the fewest rows of any silo are public, so that no refusal tells how many a site has."""
-    if run.protocol.privacy is not None and run.data.least_rows is None:
+    noise = run.protocol.privacy
+    if noise is not None and noise.unit == "row" and run.data.least_rows is None:
         raise PolicyError(LEAST_ROWS_MISSING)
 
 

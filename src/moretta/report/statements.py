@@ -30,6 +30,7 @@ from moretta.protocols.common.claims import (
     is_noised,
     is_summed,
     scheme,
+    unit_of,
     what_epsilon_leaves_out,
 )
 from moretta.protocols.common.severity import SEVERITIES, TRIES
@@ -444,12 +445,13 @@ def epsilon_note(record: RunRecord) -> str:
     if not is_noised(run):
         return ""
     epsilon = record.facts["epsilon"]
-    scale = "ε = 0 would tell nothing of one example"
+    what, _ = unit_of(run["facts"])
+    scale = f"ε = 0 would tell nothing of one {what}"
     if isinstance(epsilon, int | float) and epsilon < LARGEST:
         scale += (
             f", and with ε = {epsilon:.3g} whatever is seen is at most {math.exp(epsilon):.3g} times as likely with "
         )
-        scale += "the example as without it, but for a chance of δ"
+        scale += f"the {what} as without it, but for a chance of δ"
     return f"{epsilons(run)}. {scale}{what_epsilon_leaves_out(run)}."
 
 

@@ -178,13 +178,19 @@ def _at(*path: str) -> Callable[[RunRecord], Any]:
     return value
 
 
+def _epsilon_of(unit: str) -> Callable[[RunRecord], Any]:
+    """Return what finds the epsilon of runs whose noise hides this unit."""
+    return lambda run: run.facts.get("epsilon") if run.facts.get("unit", "row") == unit else None
+
+
 def _measures(records: Sequence[RunRecord]) -> Iterator[_Measure]:
     """Yield the measures of runs, in the order of tables."""
     leading = next((one.test.headline for one in records if len(one.test.headline) > 1), ())
     yield from sorted(_scores(records), key=lambda one: [*leading, one.key].index(one.key))
     privacy, up, down = "Differential privacy", "up_per_silo_per_round", "down_per_silo_per_round"
     yield _Measure("Early stopping", "Best round", "", _at("facts", "best_round"), digits=9)
-    yield _Measure(privacy, "Epsilon, of one example at one silo", "epsilon", _at("facts", "epsilon"), digits=3)
+    yield _Measure(privacy, "Epsilon, of one example at one silo", "epsilon", _epsilon_of("row"), digits=3)
+    yield _Measure(privacy, "Epsilon, of one silo’s updates", "epsilon", _epsilon_of("silo"), digits=3)
     yield _Measure(privacy, "Epsilon towards another silo", "", _at("facts", "epsilon_to_silos"), digits=3)
     yield _Measure(privacy, "Delta", "", _at("facts", "delta"), digits=3)
     yield _Measure("Traffic", "Up, per silo and round", up, _at("traffic", up), "bytes")

@@ -84,8 +84,8 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
 
 def _private(run: PublicRun) -> tuple[float, float]:
     """Return the largest norm of a row's gradient and the deviation of the noise in a round's sum, 0 for none."""
-    if not run.setting("dp-noise") and not run.setting("dp-clip"):
-        return 0.0, 0.0
+    if run.setting("local-epochs") or not (run.setting("dp-noise") or run.setting("dp-clip")):
+        return 0.0, 0.0  # beside epochs noise is on a silo's whole update, and no row is clipped
     clip = float(run.setting("dp-clip"))
     if numbers := run.setting("k"):  # what is clipped are so many numbers of a row, in place of its gradient
         clip /= math.sqrt(float(numbers))

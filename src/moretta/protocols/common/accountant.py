@@ -15,7 +15,9 @@ Where S silos share the noise, each adds variance sigma^2 C^2 / S, and S of them
 opened. An observer who does not know the noise of k of these faces sigma^2 C^2 k / S: k is S for the server by itself,
 S - 1 for a silo, which knows its own, and less for those who collude. `Accountant.facts` states epsilon for some k.
 
-Neighbouring data sets differ in one example that is added or removed, at one silo. q, the number of releases, sigma, C
+Neighbouring data sets differ in one example that is added or removed, at one silo. Where the unit is a silo, they
+differ in all that one silo uploads, which is there or counts as 0; it is in every sum then, so q is 1, and who takes
+part in a round, which follows from a public seed, makes epsilon no smaller. q, the number of releases, sigma, C
 and delta are public; by its q, so is the number of rows of the silo that has fewest.
 """
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 ORDERS = (*range(2, 256), 512, 1024)
 MOST_EPSILON = 100.0  # above which nothing is bounded that matters, and distributions get long
 TOLERANCE = 1e-6  # of a noise multiplier that is searched for
-MECHANISM = "discrete Gaussian, Poisson-sampled rows"
+MECHANISM = {"row": "discrete Gaussian, Poisson-sampled rows", "silo": "discrete Gaussian, clipped updates"}
 WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
 
 
@@ -146,7 +148,8 @@ class Accountant:
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
         if self.privacy.noise:
-            facts |= {"mechanism": MECHANISM} | (self._lattice(shapes).facts() if shapes else {})
+            facts |= {"unit": self.privacy.unit, "mechanism": MECHANISM[self.privacy.unit]}
+            facts |= self._lattice(shapes).facts() if shapes else {}
         facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(sharers)}
         facts["epsilon"] = self._epsilon(sharers, releases)
         if sharers > 1:

@@ -293,10 +293,15 @@ def _as_sums_differ(record: Record) -> str:
     return f"as {_DIFFERENT}" if known else f"if {_DIFFERENT}, {NOT_SHOWN}"
 
 
+def unit_of(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what the noise of a run hides one of, and where that is."""
+    return ("silo’s updates", "") if facts.get("unit") == "silo" else ("example", " at one silo")
+
+
 def _epsilons(record: Record) -> str:
-    facts = record["facts"]
+    facts, (what, where) = record["facts"], unit_of(record["facts"])
     said = (
-        f"ε = {_figure(facts['epsilon'])} and δ = {facts['delta']:.0e} for one example added or removed at one silo, "
+        f"ε = {_figure(facts['epsilon'])} and δ = {facts['delta']:.0e} for one {what} added or removed{where}, "
         "towards the server and whoever gets the model"
     )
     if (others := facts.get("epsilon_to_silos")) is not None:
@@ -527,11 +532,14 @@ HOLDS_THE_MODEL = server("model", place="front").says("holds the true model|")
 RECEIVES_THE_MODEL = silo("model", attacks=("membership-inference",), place="front").says(
     "receives the model itself in every round|"
 )
-NOISE = server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
-    "can learn of one example at one silo, from all models of the run, no more than {epsilon_alone} allows|: together "
-    "they are (ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
-    assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help to "
-    "open one sum of a take",
+NOISE, NOISE_OF_SILOS = (
+    server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
+        f"can learn of {what}, from all models of the run, no more than {{epsilon_alone}} allows|: together they are "
+        "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
+        assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help "
+        "to open one sum of a take",
+    )
+    for what in ("one example at one silo", "one silo’s updates")
 )
 
 

@@ -44,12 +44,14 @@ class Privacy:
     """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
 
     sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
+    unit: what it hides, one "row" of a silo, or all that one "silo" uploads.
     """
 
     noise: float
     clip: float
     delta: float
     sharers: int = 1
+    unit: str = "row"
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,8 @@ def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: St
     if privacy is None:
         return None
     left_out = without_noise([*statistics.names, *([] if setting.tested is None else [COMPARISON])])
-    return Accountant(privacy, highest_rate(setting, batch_size), left_out)
+    rate = 1.0 if privacy.unit == "silo" else highest_rate(setting, batch_size)
+    return Accountant(privacy, rate, left_out)
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:

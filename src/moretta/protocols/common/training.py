@@ -152,6 +152,17 @@ class Training(Section):
 Minutes = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
 
 
+def privacy_of(noise: float | None, clip: float | None, delta: float, unit: str) -> Privacy | None:
+    """Return the settings of noise; None for none. Raises `moretta.errors.ParameterError` where one is missing."""
+    if (noise is None) != (clip is None):
+        there, missing = ("dp-clip", "dp-noise") if noise is None else ("dp-noise", "dp-clip")
+        raise ParameterError(
+            f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
+            "times dp-clip): give both, or neither for no differential privacy"
+        )
+    return None if noise is None or clip is None else Privacy(noise, clip, delta, unit=unit)
+
+
 class PrivateTraining(Training):
     """Training in which silos can add noise, so that their rows are hidden by differential privacy.
 
@@ -167,18 +178,10 @@ class PrivateTraining(Training):
     @property
     def privacy(self) -> Privacy | None:
         """The settings of the noise; None for none."""
-        if self.dp_noise is None or self.dp_clip is None:
-            return None
-        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta)
+        return privacy_of(self.dp_noise, self.dp_clip, self.dp_delta, "row")
 
     @model_validator(mode="after")
     def _fits_privacy(self) -> Self:
-        if (self.dp_noise is None) != (self.dp_clip is None):
-            there, missing = ("dp-clip", "dp-noise") if self.dp_noise is None else ("dp-noise", "dp-clip")
-            raise ParameterError(
-                f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
-                "times dp-clip): give both, or neither for no differential privacy"
-            )
         if self.privacy and self.own_loss is not None:
             raise ParameterError(
                 "own-loss does not go with dp-noise, which takes each row's gradient alone and is bound to all that it "

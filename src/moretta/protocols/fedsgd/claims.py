@@ -45,6 +45,7 @@ CLAIMS = (
     *under(shared.sums("weight change"), protocols=AVERAGED),
     *under((shared.HOLDS_THE_MODEL,), protocols=FEDERATED),
     *under((shared.NOISE,), protocols=FEDSGD),
+    *under((shared.NOISE_OF_SILOS,), protocols=AVERAGED),
     *under((shared.ROWS_OF_A_ROUND, shared.DIFFERENCES_OF_TOTALS, shared.RECEIVES_THE_MODEL), protocols=FEDERATED),
     *under((shared.LABELS_OF_OTHERS, shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL_IN_A_ROUND), protocols=FEDSGD),
     *under((shared.COLUMNS_OF_ALL, shared.ROWS_OF_ALL), protocols=AVERAGED),

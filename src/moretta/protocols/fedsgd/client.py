@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -31,7 +32,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
 from moretta.protocols.fedsgd.own_loop import fitted
 from moretta.protocols.fedsgd.params import Epochs
-from moretta.protocols.fedsgd.private import PrivateGradient
+from moretta.protocols.fedsgd.private import PrivateGradient, PrivateUpdate
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.sums import query_of
@@ -49,8 +50,8 @@ class Client:
 
     model: never written to; the silo makes a copy of its own when it first trains alone. stacked: the same model, one
     object for all silos that may be stepped together. rounds: of the whole run.
-    private: computes the gradient under differential privacy; the constructor then raises
-    `moretta.errors.ParameterError` for a model in which a row has no gradient of its own.
+    private: computes the gradient, or clips the update, under differential privacy; the constructor then raises
+    `moretta.errors.ParameterError` for a model in which a row has no gradient of its own, or that has buffers.
     half_done: keeps epochs as far as they are done; it then steps by itself.
     fit: trains in the place of its epochs (`moretta.protocols.fedsgd.own_loop`).
     """
@@ -62,7 +63,7 @@ class Client:
         rows: SiloRows,
         contributor: Contributor,
         rounds: int,
-        private: PrivateGradient | None = None,
+        private: PrivateGradient | PrivateUpdate | None = None,
         stacked: Stacked | None = None,
         half_done: HalfDone | None = None,
         fit: Function | None = None,
@@ -81,9 +82,10 @@ class Client:
     def answer(self, message: Message) -> Answering:
         """Answer one message; the work on rows may be done together with other silos'."""
         if isinstance(message, TrainOn):
-            if self._private is None:
-                return (yield from self._train(message))
-            answer = self._train_in_private(message, self._private)
+            if isinstance(self._private, PrivateGradient):
+                answer = self._train_in_private(message, self._private)
+            else:
+                answer = yield from self._train(message)
         else:
             model = self.model if isinstance(message, Question) else self._given
             with self.phase("aggregation"):
@@ -101,13 +103,14 @@ class Client:
 
     def lot(self, ask: TrainOn) -> NDArray[np.int64]:
         """Return the indices of the rows that an ask draws, for an audit's scorer."""
-        if self._private is None:
+        if not isinstance(self._private, PrivateGradient):
             return self.rows.batches.of_round(ask.stamp.round)
         return self._private.noise.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
 
     def _train(self, ask: TrainOn) -> Answering:
         drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
-        about = query_of(ask, *self.rows.agreed, whole=drawn.whole or epochs > 0)
+        whole = self._private is None and (drawn.whole or epochs > 0)  # each take has noise of its own, and is counted
+        about = query_of(ask, *self.rows.agreed, whole=whole)
         self._contributor.check(ask.stamp, about)
         if self._fit is not None:
             upload, rows = self._by_own_loop(self._fit, ask)
@@ -119,7 +122,9 @@ class Client:
                 batches = [drawn.of_round(*ask.stamp.drawn)]
                 rows = len(batches[0])
             upload = yield LocalWork(self, ask, batches)
-        with self.phase("aggregation"):
+        with self.phase("aggregation"), nullcontext() if self._private is None else self._private.noise.releases.sent():
+            if isinstance(self._private, PrivateUpdate):
+                upload, rows = self._private.upload(upload, ask.parameters, ask.stamp, ask.encoding), 1
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _by_own_loop(self, fit: Function, ask: TrainOn) -> tuple[Upload, int]:

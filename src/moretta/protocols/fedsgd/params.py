@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from moretta.contract.settings import NonNegative, Unit, kebab
+from moretta.contract.settings import NonNegative, Positive, Unit, kebab
 from moretta.errors import ParameterError
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.own_loss import OwnFunction
-from moretta.protocols.common.training import Minutes, PrivateTraining, Training
+from moretta.protocols.common.training import Minutes, PrivateTraining, Training, privacy_of
 
 
 class FedSGD(PrivateTraining):
@@ -22,7 +23,8 @@ class FedSGD(PrivateTraining):
     name: Literal["fedsgd"] = "fedsgd"
 
 
-WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "warm_start")
+NOISE = ("dp_noise", "dp_clip", "dp_delta")
+WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "warm_start", *NOISE)
 """What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
 
 
@@ -34,7 +36,10 @@ class Epochs(Training):
     checkpoint_minutes: after so many minutes each silo keeps what it has done of a round in a file of its own, and
         after a restart goes on from there; None keeps nothing within a round. Silos then step one by one.
     fit: a function, in a run file "module:function", that trains at a silo in the place of its epochs
-    (`moretta.protocols.fedsgd.own_loop`).
+        (`moretta.protocols.fedsgd.own_loop`).
+    dp_noise: the noise multiplier sigma, of a silo's whole update: silos then count alike, whatever rows they have.
+    dp_clip: the largest norm of one silo's update; a longer one is shortened to it.
+    dp_delta: the delta at which epsilon is stated; None is 1e-5.
     """
 
     OWN: ClassVar[tuple[str, ...]] = (*Training.OWN, "fit")
@@ -43,6 +48,18 @@ class Epochs(Training):
     local_epochs: PositiveInt = 1
     checkpoint_minutes: Annotated[Minutes | None, Unit("minutes")] = None
     fit: OwnFunction = None
+    dp_noise: NonNegative | None = None
+    dp_clip: Positive | None = None
+    dp_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The settings of the noise on a silo's whole update; None for none."""
+        return privacy_of(self.dp_noise, self.dp_clip, 1e-5 if self.dp_delta is None else self.dp_delta, "silo")
+
+    def lot(self, batch_size: int) -> int:
+        """Return 0 for all rows of a silo; under noise 1, as its update counts once."""
+        return super().lot(batch_size) if self.privacy is None else 1
 
     @property
     def steps_at_silos(self) -> bool:
@@ -62,6 +79,8 @@ class Epochs(Training):
                 f"fit trains by a loop of its own, and {kebab(given[0])} is for the built-in epochs; set it in that "
                 "loop, and remove it here"
             )
+        if self.privacy is None and self.dp_delta is not None:
+            raise ParameterError("dp-delta belongs to dp-noise and dp-clip; give all three, or remove it")
         return self
 
 

@@ -122,6 +122,34 @@ class PrivateGradient:
             ) from error
 
 
+class PrivateUpdate:
+    """Clips a silo's whole update and adds its share of the noise: the silo is hidden, and with it all of its rows.
+
+    The noise is bound to the update, too. A loop that comes to something else when a take is asked again, as on a GPU,
+    would else have its differences shown by two uploads under one noise.
+    """
+
+    def __init__(self, noise: SiloNoise, rows: SiloRows) -> None:
+        self.noise, self._rows = noise, rows
+
+    def upload(self, update: Tensors, parameters: Tensors, now: Stamp, encoding: Mapping[str, int]) -> dict[str, Array]:
+        """Return the update's ``gradient/<name>`` as it is uploaded, float64; its loss and buffers stay here."""
+        names = [name for name in update if name.startswith("gradient/")]
+        one = {name: torch.from_numpy(np.asarray(update[name], dtype=np.float64))[None] for name in names}
+        total = modules.on_host(clipped_sum(one, self.noise.privacy.clip))
+        purpose = self.noise.purpose(now, self._rows.of.digest, digest_of(parameters), digest_of(total))
+        self.noise.releases.uploaded(now, purpose[-1])
+        return dict(self.noise.noised(total, encoding, *purpose))
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `moretta.errors.ParameterError` where a model has more to average than its parameters."""
+        if buffers := modules.running_buffers(model):
+            raise ParameterError(
+                f"`{next(iter(buffers))}` is a running statistic of rows, and under dp-noise silos upload no more than "
+                "their parameters' changes; use GroupNorm in the place of batch normalisation"
+            )
+
+
 @contextmanager
 def _seeded(model: nn.Module, root: SecretRoot, *purpose: int | str | bytes) -> Iterator[None]:
     """Seed torch in secret, for dropout and the like, and restore its generators afterwards.

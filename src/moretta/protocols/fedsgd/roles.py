@@ -15,7 +15,7 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.client import Client, LoneClient
 from moretta.protocols.fedsgd.messages import MESSAGES
 from moretta.protocols.fedsgd.own_loop import loops
-from moretta.protocols.fedsgd.private import PrivateGradient
+from moretta.protocols.fedsgd.private import PrivateGradient, PrivateUpdate
 from moretta.protocols.fedsgd.server import LoneServer, Server
 
 
@@ -37,13 +37,15 @@ def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *
     else:
         setups = common.setups_of(setting, agreed.statistics, scheme)
         played = {name: (setup, common.rows_of(setting, setup)) for name, setup in setups.items()}
-    loss, private = protocol.loss_function, dict[str, PrivateGradient]()
+    loss, private = protocol.loss_function, dict[str, PrivateGradient | PrivateUpdate]()
     accountant = common.accountant_of(setting, scheme, batch_size, agreed.statistics)
     if accountant is not None:
         for name, (setup, own) in played.items():
             bound = hashlib.sha256(setup.bound + setting.spec.model_source.encode()).digest()
-            noise = SiloNoise(accountant.privacy, own.batches.rows, batch_size, setting.root(name), bound)
-            private[name] = PrivateGradient(noise, own, loss)
+            whole = accountant.privacy.unit == "silo"
+            count = 1 if whole else own.batches.rows
+            noise = SiloNoise(accountant.privacy, count, batch_size, setting.root(name), bound)
+            private[name] = PrivateUpdate(noise, own) if whole else PrivateGradient(noise, own, loss)
     server = Server(protocol, setting, agreed, accountant)
     model, rounds = setting.silo_model().train(), setting.spec.run.rounds
     stacked, fits = Stacked(model, loss), loops(protocol, setting.silos, rounds)

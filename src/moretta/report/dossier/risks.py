@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from moretta.protocols.common.claims import Record, has_no_roster, is_masked, is_noised, is_over_machines, is_summed
@@ -101,6 +101,11 @@ def _came_to(place: int, one: Attacked) -> list[Sentence]:
     return [first, *sentences(one.sentence, f"{source}/sentence"), given]
 
 
+def unit(facts: Mapping[str, object]) -> str:
+    """Return what the epsilon of a run is about."""
+    return "all that one silo uploads" if facts.get("unit") == "silo" else "one row of one silo"
+
+
 def epsilon(evidence: Evidence) -> Iterator[Sentence]:
     """Yield whether there is differential privacy, and what its unit is."""
     record = evidence.record
@@ -112,7 +117,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
         yield sentence(text, of_result("facts"), "clause:nist-2-1-1", group=group)
         return
     facts = record.facts
-    source = of_result("facts", "epsilon")
+    source, of_silos = of_result("facts", "epsilon"), facts.get("unit") == "silo"
     yield sentence(
         f"The epsilon of this run is {figure(float(str(facts['epsilon'])))} at a delta of {facts['delta']}",
         source,
@@ -121,8 +126,8 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
         group=group,
     )
     yield sentence(
-        "Its unit of privacy is one row of one silo: of a person with several rows, or with rows at several "
-        "silos, it bounds less",
+        f"Its unit of privacy is {unit(facts)}: of a person with {'' if of_silos else 'several rows, or with '}rows at "
+        "several silos, it bounds less",
         source,
         "clause:nist-2-4",
         group=group,

@@ -20,7 +20,7 @@ from moretta.report.dossier.document import (
 )
 from moretta.report.dossier.evidence import Evidence, hashes
 from moretta.report.dossier.questions import CLAUSES, DOCUMENTS, QUESTIONS, TEMPLATE
-from moretta.report.dossier.risks import attacks, epsilon, method, remaining, unaudited
+from moretta.report.dossier.risks import attacks, epsilon, method, remaining, unaudited, unit
 from moretta.report.statements import came_to
 from moretta.report.table import figure
 
@@ -41,7 +41,7 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
         noised = is_noised(record.model_dump(by_alias=True))
         key = ("facts", "epsilon") if noised else ("facts",)
         if noised:
-            text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for one row of one silo"
+            text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for {unit(record.facts)}"
         else:
             text = "No noise was added for differential privacy, so there is no epsilon"
         yield sentence(text, of_result(*key))
