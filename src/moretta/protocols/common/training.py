@@ -152,22 +152,12 @@ class Training(Section):
 Minutes = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
 
 
-def privacy_of(noise: float | None, clip: float | None, delta: float, unit: str) -> Privacy | None:
-    """Return the settings of noise; None for none. Raises `moretta.errors.ParameterError` where one is missing."""
-    if (noise is None) != (clip is None):
-        there, missing = ("dp-clip", "dp-noise") if noise is None else ("dp-noise", "dp-clip")
-        raise ParameterError(
-            f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
-            "times dp-clip): give both, or neither for no differential privacy"
-        )
-    return None if noise is None or clip is None else Privacy(noise, clip, delta, unit=unit)
-
-
 class PrivateTraining(Training):
     """Training in which silos can add noise, so that their rows are hidden by differential privacy.
 
     dp_noise: the noise multiplier sigma; the noise in a round's sum has at least the deviation sigma * dp_clip.
-    dp_clip: the largest norm of what one example adds to a round's sum.
+    dp_clip: the largest norm of what one example adds to a round's sum; where silos step by themselves, of one silo's
+        whole update, and silos then count alike.
     dp_delta: the delta at which epsilon is stated.
     """
 
@@ -178,10 +168,20 @@ class PrivateTraining(Training):
     @property
     def privacy(self) -> Privacy | None:
         """The settings of the noise; None for none."""
-        return privacy_of(self.dp_noise, self.dp_clip, self.dp_delta, "row")
+        if self.dp_noise is None or self.dp_clip is None:
+            return None
+        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta, unit="silo" if self.steps_at_silos else "row")
 
     @model_validator(mode="after")
     def _fits_privacy(self) -> Self:
+        if (self.dp_noise is None) != (self.dp_clip is None):
+            there, missing = ("dp-clip", "dp-noise") if self.dp_noise is None else ("dp-noise", "dp-clip")
+            raise ParameterError(
+                f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
+                "times dp-clip): give both, or neither for no differential privacy"
+            )
+        if self.steps_at_silos:
+            return self
         if self.privacy and self.own_loss is not None:
             raise ParameterError(
                 "own-loss does not go with dp-noise, which takes each row's gradient alone and is bound to all that it "

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from moretta.contract.settings import NonNegative, Positive, Unit, kebab
+from moretta.contract.settings import NonNegative, Unit, kebab
 from moretta.errors import ParameterError
-from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.own_loss import OwnFunction
-from moretta.protocols.common.training import Minutes, PrivateTraining, Training, privacy_of
+from moretta.protocols.common.training import Minutes, PrivateTraining, Training
 
 
 class FedSGD(PrivateTraining):
@@ -28,7 +27,7 @@ WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "wa
 """What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
 
 
-class Epochs(Training):
+class Epochs(PrivateTraining):
     """`local_epochs` epochs of SGD at each silo, differences averaged by rows.
 
     learning_rate, momentum, weight_decay and clip_norm are those of the silos' own SGD.
@@ -37,25 +36,14 @@ class Epochs(Training):
         after a restart goes on from there; None keeps nothing within a round. Silos then step one by one.
     fit: a function, in a run file "module:function", that trains at a silo in the place of its epochs
         (`moretta.protocols.fedsgd.own_loop`).
-    dp_noise: the noise multiplier sigma, of a silo's whole update: silos then count alike, whatever rows they have.
-    dp_clip: the largest norm of one silo's update; a longer one is shortened to it.
-    dp_delta: the delta at which epsilon is stated; None is 1e-5.
     """
 
-    OWN: ClassVar[tuple[str, ...]] = (*Training.OWN, "fit")
+    OWN: ClassVar[tuple[str, ...]] = (*PrivateTraining.OWN, "fit")
 
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
     checkpoint_minutes: Annotated[Minutes | None, Unit("minutes")] = None
     fit: OwnFunction = None
-    dp_noise: NonNegative | None = None
-    dp_clip: Positive | None = None
-    dp_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    @property
-    def privacy(self) -> Privacy | None:
-        """The settings of the noise on a silo's whole update; None for none."""
-        return privacy_of(self.dp_noise, self.dp_clip, 1e-5 if self.dp_delta is None else self.dp_delta, "silo")
 
     def lot(self, batch_size: int) -> int:
         """Return 0 for all rows of a silo; under noise 1, as its update counts once."""
@@ -71,6 +59,13 @@ class Epochs(Training):
         """How strongly a silo is held near the model that it was sent: mu, 0 for not at all."""
         return 0.0
 
+    @model_serializer(mode="wrap")
+    def _without_idle_delta(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the delta of no noise out, so that a run's text is what it was before there was noise here."""
+        found: dict[str, Any] = dump(self)
+        idle = ("dp-delta", "dp_delta") if self.privacy is None else ()
+        return {key: value for key, value in found.items() if key not in idle}
+
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:
         given = self.changed(*(name for name in type(self).model_fields if name not in WITH_FIT))
@@ -79,8 +74,6 @@ class Epochs(Training):
                 f"fit trains by a loop of its own, and {kebab(given[0])} is for the built-in epochs; set it in that "
                 "loop, and remove it here"
             )
-        if self.privacy is None and self.dp_delta is not None:
-            raise ParameterError("dp-delta belongs to dp-noise and dp-clip; give all three, or remove it")
         return self
 
 
