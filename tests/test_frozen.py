@@ -21,6 +21,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.exactness import Input, check
 from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.secure_aggregation.keystream import SecretRoot
 
 PROTOCOLS: tuple[Any, ...] = (Centralised, Local, FedSGD, FedAvg, FedProx, PBPFL, CGD, BAFFLE)
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -128,16 +129,17 @@ def test_the_initial_move_is_of_what_trains_alone() -> None:
     assert 0 < float(moved.max()) < 1e-5
 
 
-def test_silos_are_sent_a_moved_copy_of_what_is_frozen_and_scaled() -> None:
-    """Else a scale could be found from the lattice on which an initialiser put what is frozen."""
-    from moretta.protocols.pbpfl.server import _moved
-
+def test_silos_are_sent_what_is_frozen_as_it_is_and_an_adapter_keeps_one_scale_a_rank() -> None:
+    """Silos may know it, and else they have it as an average over rounds: then it opens the scales beside it."""
     frozen = nn.Linear(3, 3).double().requires_grad_(False)
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), frozen, nn.ReLU(), nn.Linear(3, 2)).double()
-    sent = _moved(model, ScalePlan.of(model, (torch.zeros(2, 4),)))
-    assert set(sent) == {"2.weight", "2.bias"}
-    moved = (sent["2.weight"] - frozen.weight).abs() / frozen.weight.abs().max()
-    assert 0 < float(moved.max()) < 8 * modules.SPREAD
+    adapter = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)).double()
+    model = nn.Sequential(nn.Linear(4, 3), frozen, adapter, nn.ReLU(), nn.Linear(3, 2)).double()
+    plan = ScalePlan.of(model, (torch.zeros(2, 4),))
+    key = plan.draw(SecretRoot.insecure(1, "frozen").stream("key"))
+    sent = plan.perturb(dict(model.named_parameters()), key)
+    assert all(torch.equal(sent[name], model.get_parameter(name)) for name in ("1.weight", "1.bias"))
+    assert not torch.equal(sent["2.0.weight"], adapter[0].weight)
+    assert {one.tensor: one.because for one in plan.forced}["1.weight"].startswith("it is frozen")
 
 
 def test_parameters_of_complex_numbers_are_refused_by_name() -> None:

@@ -58,9 +58,6 @@ def test_tied_parameters_are_moved_and_what_is_frozen_buffers_and_zeros_stay() -
     assert (np.abs(moved["0.weight"] - built["0.weight"]) > 0).all()
     for name in ("1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
         np.testing.assert_array_equal(moved[name], built[name])
-    frozen = arrays(first_weights(model, frozen=True))
-    assert (frozen["1.weight"] != 1.0).all()
-    np.testing.assert_array_equal(frozen["0.weight"], built["0.weight"])
 
 
 def federation(protocol: object, **settings: object) -> Federation:

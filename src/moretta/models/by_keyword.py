@@ -6,6 +6,7 @@ tensors, and everything that calls it with one tensor goes on to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from itertools import chain, repeat
 from types import MethodType
@@ -14,20 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moretta.contract.wording import either
 from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
 from moretta.models.checks import dtype_of
+from moretta.models.one_tensor import gives_all, hook_of
 
 
 class Unpack:
     """A hook before a module's forward: from packed rows, float[..., size], to its arrays by keyword.
 
-    Integers are cast to int64, and numbers keep the dtype of the rows. A call by keyword passes as it is.
+    Integers are cast to int64, and numbers keep the dtype of the rows. A call by keyword passes as it is. names: of
+    arguments, of arrays that are called otherwise.
     """
 
-    def __init__(self, layout: SampleLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: SampleLayout, names: Mapping[str, str]) -> None:
+        self.layout, self.names = layout, names
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the module's forward."""
@@ -38,7 +42,7 @@ class Unpack:
         found = dict[str, Tensor]()
         for one in self.layout.arrays:
             part = packed[..., self.layout.places[one.name]].reshape(*packed.shape[:-1], *one.shape)
-            found[one.name] = part.long() if one.integers else part
+            found[self.names[one.name]] = part.long() if one.integers else part
         return found
 
 
@@ -69,7 +73,8 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
             f"module whose forward takes {', '.join(layout.names)} by keyword{layout.table_hint}"
         )
     # Before all other hooks, which were made for arrays by keyword, such as `standardises`.
-    takes_arrays(model).register_forward_pre_hook(Unpack(layout), with_kwargs=True, prepend=True)
+    hook = Unpack(layout, argument_names(model, layout))
+    takes_arrays(model).register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
     return model
 
 
@@ -81,6 +86,26 @@ def arrays_of(model: nn.Module, packed: Tensor) -> Tensor | dict[str, Tensor]:
 
 def _unpack(model: nn.Module) -> Unpack | None:
     return next((one for one in model._forward_pre_hooks.values() if isinstance(one, Unpack)), None)
+
+
+def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
+    """Return for each array the argument of a module's forward that it is: its name, or the first that ends in it.
+
+    So `ids` and `mask` are `input_ids` and `attention_mask` of a model of transformers. Raises
+    `moretta.errors.ParameterError` where such a model would leave an array out.
+    """
+    known = [one for one in signature(model.forward).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    free = [one.name for one in known if one.name not in layout.names]
+    found = dict[str, str]()
+    for name in layout.names:
+        fits = [name] if name in (one.name for one in known) else [one for one in free if one.endswith(f"_{name}")]
+        if not fits and hasattr(model, "main_input_name"):
+            raise ParameterError(
+                f"array `{name}`: {type(model).__name__} has no such argument; call it {either(free[:8])}, or leave it "
+                "out"
+            )
+        found[name] = fits[0] if fits else name
+    return found
 
 
 def takes_arrays(model: nn.Module) -> nn.Module:
@@ -104,7 +129,7 @@ def is_unscaled(model: nn.Module) -> bool:
 
 def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
     """Let a module that takes arrays by keyword take them, and give outputs, as the silos have both; return it."""
-    model.register_forward_pre_hook(_Standardise(layout, preparation), with_kwargs=True)
+    model.register_forward_pre_hook(_Standardise(layout, argument_names(model, layout), preparation), with_kwargs=True)
     if preparation.scales_targets:
         model.register_forward_hook(_Unscale(preparation))
     return model
@@ -113,9 +138,9 @@ def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparatio
 class _Standardise:
     """A hook before a module's forward: brings arrays, by keyword or position, to mean 0 and deviation 1 by column."""
 
-    def __init__(self, layout: SampleLayout, preparation: Preparation) -> None:
+    def __init__(self, layout: SampleLayout, names: Mapping[str, str], preparation: Preparation) -> None:
         self._scales = {
-            one.name: [
+            names[one.name]: [
                 torch.tensor(figures[layout.places[one.name]]).reshape(one.shape)
                 for figures in (preparation.mean, preparation.deviation)
             ]
@@ -151,10 +176,16 @@ class _Unscale:
 
 
 def with_one_argument(model: nn.Module) -> nn.Module:
-    """Let a module that takes packed rows have a forward of one argument, as torch.export reads it; return it."""
+    """Let a module have a forward of one argument and one tensor, as torch.export reads past hooks; return it."""
     hook = _unpack(model)
-    if hook is not None:
-        takes_arrays(model)
-        arrays, forward = hook.arrays, type(model).forward
-        model.forward = MethodType(lambda own, rows: forward(own, **arrays(rows)), model)
+    taken, forward = hook_of(model), getattr(model.forward, "__func__", type(model).forward)
+    if hook is None and taken is None:
+        return model
+    gives_all(takes_arrays(model))
+
+    def of_rows(own: nn.Module, rows: Tensor) -> Any:
+        output = forward(own, rows) if hook is None else forward(own, **hook.arrays(rows))
+        return output if taken is None else taken.taken(output, rows.shape[0])
+
+    model.forward = MethodType(of_rows, model)
     return model

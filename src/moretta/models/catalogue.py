@@ -17,10 +17,11 @@ from pydantic import JsonValue, field_validator
 from moretta.contract.settings import Section, Words, kebab
 from moretta.contract.wording import did_you_mean, shown, unfit
 from moretta.data.layout import SampleLayout
-from moretta.data.references import beside, is_reference, resolve, said
+from moretta.data.references import OWN_CODE, beside, is_reference, said
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
+from moretta.models import libraries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,8 +34,9 @@ TAKEN = ("source", "inputs", "outputs", "base", "seed", "layout", "agreed")  # b
 class Model(Section):
     """The model: what builds it, and the keyword arguments that it is built with.
 
-    source: a built-in name, or "module:function" of a module beside the run file or installed.
-    arguments: in a file these are the section's further keys, their dashes made underscores.
+    source: a built-in name, "module:function" of a module beside the run file or installed, or "package:Class" of a
+    library. arguments: in a file these are the section's further keys, their dashes made underscores. One is not the
+    constructor's: `output`, which tensor of an object or a dictionary is trained (`moretta.models.one_tensor`).
     """
 
     source: Words
@@ -79,7 +81,7 @@ def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:
     """
     if source not in BUILT_IN:
         with suppress(TypeError, OSError):  # what Python code did not define has no file
-            return Path(inspect.getfile(inspect.unwrap(resolve(source, base, agreed)))).read_bytes()
+            return Path(inspect.getfile(inspect.unwrap(libraries.found(source, base, agreed)))).read_bytes()
     return b""
 
 
@@ -105,7 +107,7 @@ def build(
     """Build a model for samples of shape `inputs`, with `outputs` outputs.
 
     `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
-    with `arguments` only. Dashes in argument names become underscores. Initial weights depend on `seed` alone; torch's
+    with `arguments` only, or `package:Class` of a library (`moretta.models.libraries`). Dashes in argument names become underscores. Initial weights depend on `seed` alone; torch's
     global generator is unchanged. layout: of samples of several arrays, which the model takes by keyword, and packed
     (`moretta.models.by_keyword`). agreed: which functions may be called (`moretta.data.references.resolve`).
     Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
@@ -131,10 +133,14 @@ def build(
             raise ParameterError(
                 f'model source = "{source}" is neither built in nor "module:function"; {did_you_mean(source, BUILT_IN)}'
             )
-        function = resolve(source, base, agreed)
+        function = libraries.found(source, base, agreed)
+        output = "" if libraries.takes(function, "output") else str(arguments.pop("output", ""))
         try:
             with beside(base):
-                model = function(**arguments)
+                own = agreed is OWN_CODE
+                model = libraries.construct(function, source, outputs, base, arguments, own=own)
+        except ParameterError:
+            raise
         except (Exception, SystemExit) as error:
             called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
             raise ParameterError(
@@ -144,9 +150,10 @@ def build(
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
     from moretta.models.by_keyword import takes_packed  # these need torch
     from moretta.models.checks import check_weights
+    from moretta.models.one_tensor import gives_one_tensor
 
     check_weights(model)
-    return takes_packed(model, layout)
+    return gives_one_tensor(takes_packed(model, layout), output)
 
 
 def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dict[str, Any]) -> nn.Module:

@@ -39,7 +39,7 @@ from moretta.models.checks import dtype_of
 from moretta.models.operations import SIZES, WORDS, operation
 
 FORMAT = 1
-_CHECKS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
+CHECKS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
 _PLAIN = (str, bool, int, type(None))
 OWN_NAMES = ("_told", "_steps", "_done", "_value", "_process", "_file")
 
@@ -193,7 +193,7 @@ def _told(program: torch.export.ExportedProgram, model: nn.Module) -> tuple[dict
             output = _plain(node.args[0][0], places)
         elif node.op != "call_function":
             raise ParameterError(f"`{node.name}` is no operation of PyTorch")
-        elif not any(name in str(node.target) for name in _CHECKS):
+        elif not any(name in str(node.target) for name in CHECKS):
             by_name = {name: _plain(one, places) for name, one in node.kwargs.items()}
             nodes.append({"does": _name(node.target), "reads": _plain(node.args, places), "by_name": by_name})
             places[node] = {"node": len(nodes) - 1}

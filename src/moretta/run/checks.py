@@ -130,7 +130,8 @@ def check_training(
     metrics.check(spec.metrics, outputs, spec.task, dtype)
     if (own := spec.protocol.own_loss) is not None:
         gradients = not entry_of(spec.protocol).forward_only
-        check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients)
+        targets = next((one.y for one in silos if not one.remote and len(one.y)), None)
+        check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients, targets=targets)
     if spec.run.early_stopping is not None and not validated:
         raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y), or validation_fraction")
     weights = len(spec.protocol.class_weights)

@@ -242,6 +242,7 @@ class Federation:
         dtype = modules.DTYPES[spec.run.dtype]
         inputs.refuse_scaled_twice(model, data.standardise or False, targets=bool(data.standardise_targets))
         self.model = takes_packed(copied(model).to(dtype), self.layout)
+        self.model = inputs.with_one_tensor(self.model, silos, dtype)
         gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]

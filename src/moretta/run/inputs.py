@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from moretta.data.rows import Subjects
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
+from moretta.models import one_tensor
 from moretta.models.by_keyword import is_standardised, is_unscaled
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
@@ -106,6 +108,21 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
             "standardise = True, and this model came out of a run and scales its rows itself, so that they would be "
             "scaled twice; leave standardise out, and training goes on from where that run was"
         )
+
+
+def with_one_tensor(model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype) -> nn.Module:
+    """Let a model that returns more than one tensor [rows, outputs] return that, and return it.
+
+    What fails here fails again where `count_outputs` says what is wrong.
+    """
+    hook = one_tensor.hook_of(model) or one_tensor.OneTensor()
+    one_tensor.gives_all(model)
+    clone, plain = modules.out_of_place(copy.deepcopy(model)), not hook.name
+    for training in (True, False):
+        with torch.no_grad(), torch.random.fork_rng(devices=()), suppress(Exception):
+            output = clone.train(training)(_sample(silos, dtype))
+            plain &= isinstance(output, torch.Tensor) and output.ndim == 2
+    return model if plain else one_tensor.gives_one_tensor(model, hook.name)
 
 
 def count_outputs(

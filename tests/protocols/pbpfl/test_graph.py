@@ -76,8 +76,11 @@ def test_an_error_of_the_model_is_told_with_its_line() -> None:
     refused(Net(lambda net, h: h @ torch.ones(7, 7)), r"RuntimeError at test_graph\.py:\d+")
 
 
-def test_structure_that_differs_between_the_modes_is_refused_by_name() -> None:
-    refused(Net(lambda net, h: net.extra(h) if net.training else h), r"differently .* extra \(Linear\)")
+def test_calls_of_training_alone_are_followed_too_and_other_outputs_are_refused() -> None:
+    plan = ScalePlan.of(Net(lambda net, h: net.extra(h) if net.training else h), (torch.randn(4, 5),))
+    assert plan.free == 8  # a channel of `body` is one of `extra`, or evaluation would be another function
+    plan = ScalePlan.of(Net(lambda net, h: net.extra(h).sigmoid() if net.training else h), (torch.randn(4, 5),))
+    assert plan.free == 0
     refused(Net(lambda net, h: h, lambda net, y: (y, y) if net.training else y), "auxiliary outputs")
 
 
@@ -85,18 +88,22 @@ def test_structure_that_differs_between_the_modes_is_refused_by_name() -> None:
     ("last", "match"),
     [
         (lambda net, y: y.softmax(1), r"softmax in the model \(Net\)"),
-        (lambda net, y: y.squeeze(1), "squeeze"),
+        (lambda net, y: y.exp(), "exp"),
         (lambda net, y: {"logits": y}, "returns a dict"),
         (lambda net, y: (y, y), "returns a tuple"),
         (lambda net, y: y[:, None] + torch.zeros(1, 2, 1), "add"),
+        (lambda net, y: y * (y > 0), "mul"),
     ],
 )
 def test_a_model_that_goes_on_after_its_head_is_refused(last: Callable[[Net, Tensor], object], match: str) -> None:
     refused(Net(lambda net, h: h, last), match + ".*end the model with an nn.Linear")
 
 
-def test_a_convolution_as_head_is_refused_by_name() -> None:
+def test_a_convolution_is_a_head_behind_which_a_mean_is_taken_and_not_a_largest_number() -> None:
     model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    head = ScalePlan.of(model, (torch.randn(4, 3, 4, 4),)).head
+    assert (head.module, head.inputs, head.outputs, head.positions) == ("0", 3, 2, 1)
+    model[1] = nn.AdaptiveMaxPool2d(1)
     refused(model, r"flatten in 2 \(Flatten\)", torch.randn(4, 3, 4, 4))
 
 

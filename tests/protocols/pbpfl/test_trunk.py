@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from moretta.protocols.pbpfl.scales import Head
+from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.work import Trunk, dense_layers
 
 

@@ -13,19 +13,20 @@ import operator
 import re
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 from torch.nn import functional as F
 
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.models.graph import quietly
+from moretta.models.by_keyword import with_one_argument
+from moretta.models.graph import CHECKS, quietly
 from moretta.protocols.baffle.batched import means_of_squares
 from moretta.protocols.baffle.silo.blocks import Kind, LayerBlock, Rule
 from moretta.protocols.baffle.silo.forward import Layout
@@ -36,6 +37,7 @@ Node = Any
 Values = Mapping[Node, Any]
 
 aten = torch.ops.aten
+FOR_ONE_NUMBER = "Constraints violated (rows)"
 FROZEN = aten._native_batch_norm_legit_no_training.default
 
 
@@ -78,10 +80,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model's graph. tensors: which tensor of the model a node is, by its name there. layers: as they run."""
+    """A model's graph.
+
+    tensors: which tensor of the model a node is, by its name there. constants: what it makes while it is followed.
+    layers: as they run.
+    """
 
     nodes: tuple[Node, ...]
     tensors: Mapping[Node, str]
+    constants: Mapping[Node, Tensor]
     x: Node
     output: Node
     layers: Mapping[str, Layer]
@@ -97,30 +104,44 @@ class Cut:
 
 
 def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: torch.dtype) -> Cut:
-    """Return the graph of a model and its layers; the model is left as it was.
+    """Return the graph of a model (`graph_of`) and its layers. Raises as `graph_of` and `with_layers` do."""
+    return with_layers(graph_of(model, row_shape, dtype), layout)
 
-    row_shape, dtype: of what the model reads. Raises `moretta.errors.ParameterError` for a model that cannot be cut;
-    says where.
+
+def with_layers(cut: Cut, layout: Layout) -> Cut:
+    """Return a graph with its layers. Raises `moretta.errors.ParameterError` for a parameter without a use."""
+    return replace(cut, layers=_layers(cut, layout))
+
+
+def graph_of(
+    model: nn.Module, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Cut:
+    """Return the graph of a model without layers; the model is left as it was.
+
+    row_shape, dtype: of what the model reads. device: where it is to run; `torch.export` writes down the device that it
+    follows a model on wherever the model makes a tensor. Raises `moretta.errors.ParameterError` for a model that cannot
+    be followed; says where.
     """
-    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    rows = torch.zeros(2, *row_shape, dtype=dtype)
-    try:
-        with quietly():
-            any_rows = ({0: torch.export.Dim("rows")},)
-            program = torch.export.export(model, (rows,), dynamic_shapes=any_rows).run_decompositions({})
-    except Exception as error:
-        raise _uncut(_reason(error), "".join(traceback.format_tb(error.__traceback__))) from error
+    model = with_one_argument(copy.deepcopy(model).cpu().eval().requires_grad_(False))
+    program = _exported(model, torch.zeros(2, *row_shape, dtype=dtype))
     sources = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     ties = modules.ties(model)
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    constants = dict[Node, Tensor]()
     tensors, inputs, nodes, output = dict[Node, str](), list[Node](), list[Node](), None
     for node in program.graph.nodes:
         if node.op == "placeholder":
             target = sources[node.name]
             if target is None:
                 inputs.append(node)
+            elif target in program.constants and target not in held:
+                constants[node] = program.constants[target].detach().to(device)
             else:
                 tensors[node] = ties.get(target, target)
         elif node.op == "call_function":
+            if any(name in str(node.target) for name in CHECKS) and not node.users:
+                continue
+            node.args, node.kwargs = (_on(device, part) for part in (node.args, node.kwargs))
             if _in_our_terms(node):
                 nodes.append(node)
         elif node.op == "output":
@@ -129,8 +150,36 @@ def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: 
             raise _uncut(f"`{node.name}` is no operation of PyTorch", node.stack_trace)
     if len(inputs) != 1 or not isinstance(output, torch.fx.Node):
         raise _uncut("expected one input and one output")
-    cut = Cut(tuple(nodes), tensors, inputs[0], output, {})
-    return Cut(cut.nodes, tensors, inputs[0], output, _layers(cut, layout))
+    return Cut(tuple(nodes), tensors, constants, inputs[0], output, {})
+
+
+def _exported(model: nn.Module, rows: Tensor) -> Any:
+    """Return `torch.export`'s program of a model for any number of rows.
+
+    Its tracing by running takes len(x) for a number; its tracing of Python's bytecode does not, and takes longer.
+    """
+    for strict in (False, True):
+        try:
+            with quietly():
+                any_rows = ({0: torch.export.Dim("rows")},)
+                program = torch.export.export(model, (rows,), dynamic_shapes=any_rows, strict=strict)
+                return program.run_decompositions({})
+        except Exception as error:
+            if strict or not str(error).lstrip().startswith(FOR_ONE_NUMBER):
+                raise _uncut(_reason(error), "".join(traceback.format_tb(error.__traceback__))) from error
+    raise AssertionError
+
+
+def _on(device: torch.device | str, part: Any) -> Any:
+    """Return a node's arguments with every device among them replaced."""
+    return map_aggregate(part, lambda one: torch.device(device) if isinstance(one, torch.device) else one)
+
+
+def unused(cut: Cut, names: Iterable[str]) -> list[str]:
+    """Return which of these tensors the outputs do not depend on."""
+    reaching = _reaching(cut)
+    used = {name for node, name in cut.tensors.items() if node in reaching}
+    return [name for name in names if name not in used]
 
 
 def _in_our_terms(node: Node) -> bool:
@@ -160,10 +209,6 @@ def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -
 def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
     """Return what of the model the graph reads, parameters and buffers alike, by name."""
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for node, name in cut.tensors.items():
-        if name not in held:
-            told = next((reader.stack_trace for reader in cut.nodes if node in reader.all_input_nodes), None)
-            raise _uncut("it makes a tensor while it runs; register that as a buffer", told)
     return {name: held[name] for name in cut.tensors.values()}
 
 
@@ -198,12 +243,11 @@ def _kind(cut: Cut, layer: Layer, linear: str) -> Kind:
 
 def _layers(cut: Cut, layout: Layout) -> dict[str, Layer]:
     """Return the layers by name: the name of their module, or of the tensor that has none of its own."""
-    reaching, uses = _reaching(cut), Counter[str]()
+    uses = Counter[str]()
     for node in cut.nodes:
         uses.update(cut.tensors[read] for read in node.all_input_nodes if read in cut.tensors)
-    for name in layout.shapes:
-        if not any(cut.tensors[node] == name and node in reaching for node in cut.tensors):
-            raise _uncut(f"its parameter `{name}` does not reach the outputs; freeze it, or remove it")
+    for name in unused(cut, layout.shapes):
+        raise _uncut(f"its parameter `{name}` does not reach the outputs; freeze it, or remove it")
     found = dict[str, Layer]()
     for node in cut.nodes:
         places = _places(cut, node, layout, uses)
@@ -244,7 +288,7 @@ def _reason(error: BaseException) -> str:
     """Return in one line why torch could not follow a model."""
     kind = type(error).__name__
     told = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
-    if told.startswith("Constraints violated (rows)"):
+    if told.startswith(FOR_ONE_NUMBER):
         return "it runs for one number of rows alone"
     return "what it does depends on the values that it reads" if kind == "GuardOnDataDependentSymNode" else told
 

@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,14 +32,17 @@ from moretta.protocols.common import roles as common
 from moretta.protocols.common.roles import Left, Roles
 from moretta.protocols.common.setting import Setting
 
+if TYPE_CHECKING:
+    from moretta.protocols.baffle.cut import Cut
+
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
-    setting = replace(setting, built=_partly_trained(setting.built, protocol.trainable))
+    setting, graph, said = _forward_only(protocol, setting)
     scheme = setting.secure_aggregation.scheme
     agreed = common.enrolment_of(setting, scheme, None, setting.columns, protocol.lot(setting.spec.data.batch_size))
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
-    forward, recipe = _forward(protocol, setting, layout)
+    forward, recipe = _forward(protocol, setting, layout, graph)
     device = torch.device(setting.spec.run.device)
     accountant = common.accountant_of(setting, scheme, setting.spec.data.batch_size, agreed.statistics)
     computes = common.model_bound_to(setting, layout.shapes)
@@ -56,18 +60,42 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
         else:
             clients[name] = Client(setup, recipe, forward, setting.insecure_root(name), model=computes, combine=combine)
     server = Server(protocol, recipe, setting, layout, agreed, graph_of, accountant, combine)
-    return common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), accountant)
+    roles = common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), accountant)
+    return replace(roles, warnings=said)
 
 
-def _forward(protocol: BAFFLE, setting: Setting, layout: Layout) -> tuple[TorchForward, Recipe]:
+def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | None, list[str]]:
+    """Return the setting of a model as silos run it, its graph where blocks of layers move, and what is said of it."""
+    model = _partly_trained(setting.built, protocol.trainable)
+    x = torch.zeros(2, *setting.row_shape, dtype=setting.row_dtype)
+    blocks = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied).rule is not None
+    model, said = torch_forward.forward_only(model, x, blocks=blocks, by_batch=protocol.batch_statistics)
+    if not blocks:
+        return replace(setting, built=model), None, said
+    from moretta.protocols.baffle import cut  # torch.export, which takes as long to import as PyTorch
+
+    check_model(model)
+    graph = cut.graph_of(model.to(setting.dtype), setting.row_shape, setting.row_dtype, setting.spec.run.device)
+    idle = cut.unused(graph, modules.trainable(model))
+    for name in idle:
+        model.get_parameter(name).requires_grad_(False)
+    if idle:
+        said.append(f"the outputs do not depend on {', '.join(f'`{one}`' for one in idle)!s:.300}; it is not trained")
+    if len(modules.trainable(model)) == 0:
+        raise ParameterError("the outputs depend on no trained parameter; unfreeze one")
+    return replace(setting, built=model), graph, said
+
+
+def _forward(
+    protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | None
+) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
     recipe = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied)
-    if recipe.rule is None:
+    if recipe.rule is None or graph is None:
         return TorchForward(setting.model, layout, setting.spec.run.device, by_batch=protocol.batch_statistics), recipe
-    from moretta.protocols.baffle import cut, torch_blocks  # torch.export, which takes as long to import as PyTorch
+    from moretta.protocols.baffle import cut, torch_blocks
 
-    check_model(setting.model)
-    graph = cut.cut_of(setting.model, layout, setting.row_shape, setting.row_dtype)
+    graph = cut.with_layers(graph, layout)
     blocks = cut.blocks_of(graph, layout, recipe.rule)
     return (
         torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.spec.run.device),

@@ -43,7 +43,7 @@ class TorchBlocks(TorchForward):
                 read |= {each for node in (*path.some, *path.joining) for each in node.all_input_nodes}
         self._last_use = {each: node for node in cut.nodes for each in node.all_input_nodes if each not in read}
         held = cutting.constants_of(self._model, cut)
-        self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()}
+        self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()} | {**cut.constants}
         self._kept: dict[Node, Any] = {}
         self._alone = set[tuple[Node, ...]]()  # what torch.vmap was found not to run
 

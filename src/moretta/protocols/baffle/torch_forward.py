@@ -126,7 +126,7 @@ def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
         raise ParameterError("batch-statistics is for BatchNorm in training mode, which the model has not; remove it")
     for name, module in model.named_modules():
         place = f"`{name or 'the model'}` ({type(module).__name__})"
-        if isinstance(module, _DropoutNd) and module.p > 0:
+        if isinstance(module, _DropoutNd) and module.p > 0 and module.training:
             raise ParameterError(
                 f"{place} drops values at random, so that losses would differ by chance and not by direction; set its "
                 "p to 0 or remove it"
@@ -142,6 +142,46 @@ def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
             raise ParameterError(
                 f"{place} mixes the rows of a batch, so that their losses are not their own; use GroupNorm"
             )
+
+
+def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = False) -> tuple[nn.Module, list[str]]:
+    """Return a copy of a model as forward-only silos run it, and what is said of it.
+
+    What draws at random runs as in evaluation: losses would differ by chance and not by direction. BatchNorm does, with
+    the statistics that the model came with, where blocks of layers are moved.
+
+    x: a few rows. by_batch: BatchNorm normalises by a batch's own statistics.
+    """
+    model, said = copy.deepcopy(model), list[str]()
+    norms = [one for one in model.modules() if isinstance(one, _BatchNorm | _InstanceNorm) and one.training]
+    if draws(model, x):
+        model.eval()
+        said.append(
+            "the model draws at random in training (dropout or the like); silos that run forward alone run it as in "
+            "evaluation, without that"
+        )
+    keeping = [one for one in norms if one.track_running_stats]
+    if blocks and not by_batch and keeping:
+        model.eval()
+        said.append(
+            f"{len(keeping)} normalisation layers use the statistics that the model came with, as in evaluation: blocks "
+            "of layers are moved without a batch's own; start from a trained model, or use GroupNorm"
+        )
+    else:
+        for one in norms:
+            one.train()
+    return model, said
+
+
+def draws(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model, as it stands, draws at random in a forward pass; it is left as it was."""
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        before = torch.get_rng_state()
+        try:
+            modules.out_of_place(copy.deepcopy(model))(x)
+        except Exception:  # noqa: BLE001  # `check_rows` runs it again, and says what is wrong
+            return False
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def check_rows(forward: TorchForward, at: Array, x: Array, *, apart: bool = True) -> None:

@@ -12,8 +12,7 @@ be found from the products, even rounded once, as PBPFL's scales were (`scales-f
 parameter W that is trained begins at W + n, with n normal of deviation 2^-23 max|W|. Where max|W| is about b, that
 is the step of such a lattice, and W + n is nearly uniform between its points (the density varies by 2 exp(-2 pi^2),
 5e-9). This does not hide coarser starts, such as weights of eight bits or normalisation layers of ones. What is frozen
-stays as it is, as buffers do: some of it is masks and places. What PBPFL scales of it is moved in what silos are sent
-alone (`moretta.protocols.pbpfl.server`).
+stays as it is, as buffers do: some of it is masks and places, and PBPFL sends it unscaled.
 
 All protocols do so, so that they are compared from one start. As n follows from a digest of all parameters W, runs of
 one seed stay the same runs. Whoever does not know the start (from a seed, the operating system or a file) does not know
@@ -328,12 +327,12 @@ def _adam(
     parameter.addcdiv_(mean, deviation, value=-rate / first)
 
 
-def first_weights(model: nn.Module, *, frozen: bool = False) -> nn.Module:
-    """Return a copy in float64 whose trained parameters are moved, a tied one once. frozen: other floats instead."""
+def first_weights(model: nn.Module) -> nn.Module:
+    """Return a copy in float64 whose trained parameters are moved, a tied one once."""
     start = copy.deepcopy(model).double()
     named = dict(start.named_parameters())
     digest = digest_of({name: value.numpy(force=True) for name, value in named.items()})
-    wanted = {name: one for name, one in named.items() if one.is_floating_point() and one.requires_grad != frozen}
+    wanted = {name: one for name, one in named.items() if one.is_floating_point() and one.requires_grad}
     with torch.no_grad():
         for name, parameter in wanted.items():
             stream = Keystream(derive(digest, "first weights", name))

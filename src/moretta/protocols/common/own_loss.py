@@ -87,10 +87,19 @@ def of_arrays(function: Function) -> Callable[[Array, Array], Array]:
     return losses
 
 
-def check(given: Function | str, outputs: int, loss: str, task: str, dtype: Any, *, differentiable: bool) -> None:
-    """Try a loss on made-up rows. Raises `moretta.errors.ParameterError` where it cannot be trained on.
+def check(
+    given: Function | str,
+    outputs: int,
+    loss: str,
+    task: str,
+    dtype: Any,
+    *,
+    differentiable: bool,
+    targets: Array | None = None,
+) -> None:
+    """Try a loss on made-up outputs. Raises `moretta.errors.ParameterError` where it cannot be trained on.
 
-    outputs: of the model. loss: the built-in one, which encodes targets. dtype: torch's, of the run. differentiable:
+    targets: some of a silo's own, as it has them; None makes some up. outputs: of the model. loss: the built-in one, which encodes targets. dtype: torch's, of the run. differentiable:
     whether silos need its gradient.
     """
     import torch
@@ -98,7 +107,8 @@ def check(given: Function | str, outputs: int, loss: str, task: str, dtype: Any,
     function, drawn = found(given), np.random.default_rng(0)
     said_first = f"own-loss `{named(function)}`"
     x = torch.tensor(drawn.normal(size=(ROWS, outputs)), dtype=dtype, requires_grad=True)
-    y = torch.tensor(_made_up_targets(drawn, outputs, loss, task))
+    some = _made_up_targets(drawn, outputs, loss, task) if targets is None else targets[np.arange(ROWS) % len(targets)]
+    y = torch.tensor(some if targets is None else encode(some, outputs, loss, "the first", np.float64))
     y = y.to(dtype) if y.is_floating_point() else y
     try:
         losses = of_rows(function, x, y)
@@ -123,7 +133,7 @@ def check(given: Function | str, outputs: int, loss: str, task: str, dtype: Any,
 def _made_up_targets(drawn: np.random.Generator, outputs: int, loss: str, task: str) -> Array:
     if task == "classification":
         return encode(np.arange(ROWS) % max(outputs, 2), outputs, loss, "made up", np.float64)
-    numbers = drawn.normal(size=(ROWS, outputs))
+    numbers = np.abs(drawn.normal(size=(ROWS, outputs)))  # times and counts are never negative
     if loss == "cross-entropy":  # rows of probabilities
         numbers = np.exp(numbers) / np.exp(numbers).sum(axis=1, keepdims=True)
     return encode(numbers, outputs, loss, "made up", np.float64)

@@ -27,6 +27,7 @@ is_scaled = Condition(
     "scales are continuous (the default) and some are free",
     lambda run: not is_unscaled(run) and not has_powers_of_two(run),
 )
+has_frozen_parts = Condition("some parameters are frozen", lambda run: bool(fact(run, "frozen")))
 has_forced_scales = Condition("some tensors have no free scale", lambda run: bool(fact(run, "forced_to_one")))
 returns_the_paper_s_form = equals("protocol", "variant", "paper")
 returns_the_softmax = Condition(
@@ -135,6 +136,10 @@ RECEIVED = (
     ),
     silo("model", (has_forced_scales,), words=(forced,)).says(
         "receives {forced} no free scale, on one side or on both (forced_to_one in result.json says which, and why)"
+    ),
+    silo("model", (has_frozen_parts,), OF_A_NOISY_MODEL, words=(), place="brief").says(
+        "receives frozen parameters as they are, and of what trains between them what no scale can hide beside them|: "
+        "of an adapter the product of its two matrices"
     ),
     silo("model", attacks=("update-direction",), words=(up_to_what,), place="brief").says(
         "sees the hidden layers {up_to_what}, so the function that they compute is plain to it"

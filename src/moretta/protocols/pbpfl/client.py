@@ -17,9 +17,9 @@ from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.pbpfl import ratios, softmax, terms
+from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Softmax, TrainOn
 from moretta.protocols.pbpfl.ratios import Whole
-from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.work import BackwardWork, Forwarded, ForwardWork, NoisyModel, TermGradients
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
@@ -59,6 +59,7 @@ class Client:
         self._variant, self._root = variant, root
         self._loss, self._head, self._rows, self._contributor = loss, head, rows, contributor
         self._noisy = NoisyModel(model, head)
+        self._shape = model.get_parameter(head.weight).shape
         self._waiting: _Waiting | None = None
 
     @InSteps
@@ -83,7 +84,7 @@ class Client:
         index = self._rows.batches.of_round(*ask.stamp.drawn)
         batch: Forwarded = yield ForwardWork(self._noisy, self._rows, index, ask, self.phase)
         if self._loss.name == "mse":
-            found = yield BackwardWork(batch, terms.squared_error, [batch.targets], self.phase)
+            found = yield BackwardWork(batch, terms.squared_error, [self._head.rows(batch.targets)], self.phase)
             return self._upload(ask, found, batch, about)
         z = batch.at.outputs - batch.at.outputs.amax(dim=1, keepdim=True)
         found = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))
@@ -126,7 +127,8 @@ class Client:
             for name, values in gradients.trunk.items():
                 sent |= {f"{prefix}/{name}": value for prefix, value in zip(found.prefixes, values, strict=True)}
             for name, blocks in ((self._head.weight, found.weight), (self._head.bias or "", found.bias)):
-                for prefix, value in blocks.items():
+                for prefix, block in blocks.items():
+                    value = self._head.like(block, self._shape) if name == self._head.weight else block
                     path = f"{prefix}/{name}"  # a tied head has a part in the trunk already
                     sent[path] = sent[path] + value if path in sent else value
             sent |= {f"buffer/{name}": buffer.clone() for name, buffer in self._noisy.buffers.items()}

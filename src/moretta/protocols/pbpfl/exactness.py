@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError, ParameterError
+from moretta.models.one_tensor import gives_one_tensor
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
@@ -25,6 +26,8 @@ from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.pbpfl import ideal, softmax
 from moretta.protocols.pbpfl.client import Client
+from moretta.protocols.pbpfl.graph import CastsToDouble
+from moretta.protocols.pbpfl.head import refuse_dense
 from moretta.protocols.pbpfl.messages import Predictions, TrainOn
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.perturbation import Perturbation
@@ -100,15 +103,19 @@ def check(
     generator = torch.Generator().manual_seed(0)
     drawn = [one.draw(generator) for one in inputs]
     examples = [part[:2].long() if one.vocabulary else part[:2] for part, one in zip(drawn, inputs, strict=True)]
-    double = copy.deepcopy(model).double()
+    double = gives_one_tensor(copy.deepcopy(model).double())
     plan = ScalePlan.of(double, examples)
     if plan.head.outputs != outputs:
         raise ParameterError(f"expected a model with {outputs} outputs, got {plan.head.outputs}")
+    refuse_dense(plan.head, protocol.loss)
     rows = drawn[0]
     if len(inputs) > 1 or inputs[0].vocabulary:  # silos hold one array of numbers
         rows = torch.cat([part.flatten(1) for part in drawn], dim=1)
         double.register_forward_pre_hook(partial(unpack, inputs=inputs))
     classes = torch.randint(max(outputs, 2), (ROWS,), generator=generator).numpy()
+    if plan.head.positions > 1:  # targets at each
+        shape = ROWS, outputs * plan.head.positions
+        classes = torch.randn(shape, generator=generator, dtype=torch.float64).numpy()
     found = _measured(double, plan, rows, classes, protocol)
     passes_continuous = found["passes"] if protocol.scales == "continuous" else None
     if fall_back and protocol.scales == "continuous":
@@ -124,7 +131,7 @@ def _fallen_back(
     double: nn.Module,
     plan: ScalePlan,
     rows: Tensor,
-    classes: NDArray[np.int64],
+    classes: NDArray[np.generic],
     protocol: PBPFL,
 ) -> dict[str, Any]:
     """Return the entries that powers of two change in what was found with continuous scales; none unless needed.
@@ -134,7 +141,7 @@ def _fallen_back(
     if [name for name in BARS if found[name] > BARS[name]] != ["relative_error_float32"]:
         return {}
     continuous = found["relative_error_float32"]
-    targets = enrolment.targets(classes, plan.head.outputs, protocol.loss, "check", torch.float64)
+    targets = enrolment.targets(classes, plan.head.numbers, protocol.loss, "check", torch.float64)
     plain = excuse(continuous, plain_errors(double, rows, targets, protocol.loss_function))
     if plain is None:
         return {}
@@ -162,9 +169,10 @@ def excuse(error: float, draws: Iterator[float]) -> float | None:
 
 
 def _measured(
-    double: nn.Module, plan: ScalePlan, rows: Tensor, classes: NDArray[np.int64], protocol: PBPFL
+    double: nn.Module, plan: ScalePlan, rows: Tensor, classes: NDArray[np.generic], protocol: PBPFL
 ) -> dict[str, Any]:
-    error64, buffers = _errors(double, plan, rows, classes, protocol)
+    with CastsToDouble():
+        error64, buffers = _errors(double, plan, rows, classes, protocol)
     error32, _ = _errors(double, plan, rows.float(), classes, protocol)
     found = {"relative_error_float64": error64, "relative_error_float32": error32, "buffers_error_float64": buffers}
     passes = all(found[name] <= bar for name, bar in BARS.items())
@@ -199,7 +207,7 @@ def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) 
 
 
 def _errors(
-    double: nn.Module, plan: ScalePlan, inputs: Tensor, classes: NDArray[np.int64], protocol: PBPFL
+    double: nn.Module, plan: ScalePlan, inputs: Tensor, classes: NDArray[np.generic], protocol: PBPFL
 ) -> tuple[float, float]:
     """Return the relative error of the gradient that the server recovers, and of the running statistics.
 
@@ -208,7 +216,7 @@ def _errors(
     """
     model = copy.deepcopy(double).to(inputs.dtype).train()
     loss, root = protocol.loss_function, SecretRoot.insecure(0, "check")  # nothing to hide: the same every time
-    targets = enrolment.targets(classes, plan.head.outputs, loss.name, "check", inputs.dtype)
+    targets = enrolment.targets(classes, plan.head.numbers, loss.name, "check", inputs.dtype)
     rows = SiloRows(TrainingRows(inputs.numpy(), targets.numpy(), Batches(ROWS, 0, 0, "check")), inputs.dtype)
     true = copy.deepcopy(model)
     with rows.randomness(1):  # dropout draws the same in the true and in the noisy model
@@ -249,7 +257,7 @@ def _offset_size(
     h, outputs = Trunk(scaled, plan.head).forward(inputs)
     alpha = bounded_alpha(h, bias=plan.head.bias is not None)
     centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
-    size = _rms(targets) if protocol.loss == "mse" else _rms(centred)
+    size, targets = (_rms(targets), plan.head.rows(targets)) if protocol.loss == "mse" else (_rms(centred), targets)
     rho, sizes = protocol.rho, Sizes(alpha, size)
     if inputs.dtype != torch.float64:
         error = _rms(outputs - targets) if protocol.loss == "mse" else 0.0

@@ -3,7 +3,9 @@
 The model is run once on example inputs, and every function of torch that it calls is recorded with its arguments, its
 result and the layer it was called from. So containers of torch.nn (TransformerEncoder, MultiheadAttention) and branches
 on shapes are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be
-seen. Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at every branch on a shape.
+seen. Only a question with yes or no that follows from inputs alone (is every word of the batch a word?) is let be: the
+true and the perturbed model have the same answer, both answers are traced (`other_answers`), and a silo is held to
+answers that were (`Answers`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at every branch on a shape.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,10 +29,13 @@ READS = frozenset({"__bool__", "__float__", "__int__", "__index__", "__complex__
     "item", "tolist", "numpy", "is_nonzero", "equal", "allclose"
 }  # fmt: skip
 
+QUESTIONS = frozenset({"__bool__", "__contains__", "is_nonzero", "equal", "allclose"})  # reads with yes or no
+MOST_QUESTIONS = 4  # of a model about its inputs
+
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 """What a user's forward raises when it cannot run on the tensors it is given."""
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 
 _ALIASES = {
     "__add__": "add", "__radd__": "add", "__iadd__": "add", "subtract": "sub", "__sub__": "sub", "__isub__": "sub",
@@ -74,18 +78,67 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """All calls of one run, its output, and the layers that returned their input unchanged."""
+    """All calls of one run, its output, the layers that returned their input unchanged, and answers (`Answers`)."""
 
     calls: tuple[Call, ...]
     output: Any
     idle: frozenset[str]
+    answers: tuple[bool, ...] = ()
+
+
+@dataclass(eq=False)
+class Answers(TorchFunctionMode):
+    """Notes what a model asks tensors with yes or no, in order. turned: which answers are turned round."""
+
+    turned: frozenset[int] = frozenset()
+    given: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, bool) and getattr(func, "__name__", "") in QUESTIONS:
+            found ^= len(self.given) in self.turned
+            self.given.append(found)
+        return found
+
+
+class CastsToDouble(TorchFunctionMode):
+    """Lets what a model casts to float32, as some normalisations do, be float64, where rules are tried in that."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        args, kwargs = (
+            tree_map(lambda leaf: torch.float64 if leaf is torch.float32 else leaf, part) for part in (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+
+def other_answers(answers: tuple[bool, ...]) -> list[frozenset[int]]:
+    """Return which answers to turn round, so that each side of each question is seen: each alone, and all."""
+    if len(answers) > MOST_QUESTIONS:
+        raise UnsupportedModel(
+            f"the model asks {len(answers)} questions about the values of its inputs, and {MOST_QUESTIONS} can be "
+            "followed; use torch.where or arithmetic on tensors instead"
+        )
+    alone = [frozenset({place}) for place in range(len(answers))]
+    return alone + ([frozenset(range(len(answers)))] if len(answers) > 1 else [])
 
 
 @dataclass(eq=False)
 class _Recorder(TorchFunctionMode):
-    """Records every call while it is active. `derived` holds the ids of tensors that depend on data."""
+    """Records every call while it is active.
+
+    `derived` holds the ids of tensors that depend on data, `weighed` of those that depend on weights.
+    """
 
     derived: set[int]
+    weighed: set[int]
     keep: bool
     calls: list[Call] = field(default_factory=list)
     layers: list[tuple[str, str]] = field(default_factory=lambda: [("", "model")])
@@ -98,8 +151,9 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = function_name(func)
-        depends = any(id(leaf) in self.derived for leaf in tree_leaves((args, kwargs)))
-        if depends and name in READS:
+        read = {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        depends, weighs = bool(read & self.derived), bool(read & self.weighed)
+        if depends and name in READS and (weighs or name not in QUESTIONS):
             raise UnsupportedModel(
                 f"{_user_line(sys._getframe())} reads the value of a tensor that depends on the data ({name}), in "
                 f"{self.layers[-1][0] or 'the model'}: a branch or number taken from data cannot be followed; use "
@@ -110,6 +164,7 @@ class _Recorder(TorchFunctionMode):
         produced = [leaf for leaf in tree_leaves(outcome) if isinstance(leaf, Tensor)]
         if produced:
             self.derived.update(id(leaf) for leaf in produced if depends)
+            self.weighed.update(id(leaf) for leaf in produced if weighs)
             copies = tuple(leaf.detach().clone() for leaf in produced) if self.keep else ()
             args, kwargs = tree_map(lambda leaf: leaf, (args, kwargs))  # a list may grow after the call
             self.calls.append(Call(name, func, args, kwargs, outcome, *self.layers[-1], copies))
@@ -126,28 +181,37 @@ def function_name(function: Callable[..., Any]) -> str:
     return _ALIASES.get(name, name)
 
 
-def record(model: nn.Module, inputs: Sequence[Tensor], *, training: bool = False, keep: bool = False) -> Trace:
+def record(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    *,
+    training: bool = False,
+    keep: bool = False,
+    turned: frozenset[int] = frozenset(),
+) -> Trace:
     """Run the model once, without gradients and with fixed randomness, and return its calls.
 
-    keep: copy every result at once, because a later in-place call may change it.
+    keep: copy every result at once, because a later in-place call may change it. turned: see `Answers`.
     Raises UnsupportedModel, with the line of the user's code, if the model reads data or cannot run.
     """
     model.train(training)
     tensors = (*inputs, *model.parameters(), *model.buffers())
-    recorder = _Recorder({id(tensor) for tensor in tensors}, keep)
+    weights = [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]
+    recorder = _Recorder({id(tensor) for tensor in tensors}, {id(tensor) for tensor in weights}, keep)
+    answers = Answers(turned)
     idle: set[str] = set()
     hooks = [hook for name, layer in model.named_modules() for hook in _watch(name, layer, recorder, idle)]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            with recorder:
+            with CastsToDouble(), answers, recorder:
                 output = model(*inputs)
     except FAILURES as error:
         raise UnsupportedModel(f"the model does not run on the example inputs: {_blame(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
-    return Trace(tuple(recorder.calls), output, frozenset(idle))
+    return Trace(tuple(recorder.calls), output, frozenset(idle), tuple(answers.given))
 
 
 def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> Iterator[Any]:
@@ -165,30 +229,10 @@ def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> 
     yield layer.register_forward_hook(leave)
 
 
-def refuse_two_structures(evaluation: Trace, training: Trace) -> None:
-    """Raise UnsupportedModel, naming the layer, if the model calls other functions in training than in evaluation.
-
-    Layers without parameters that do nothing in evaluation (stochastic depth, drop path) are left out: the noise they
-    multiply with belongs to training, and the solver follows them in the training trace.
-    """
-    if type(training.output) is not type(evaluation.output):
-        raise UnsupportedModel(
-            f"in training the model returns {type(training.output).__name__} and in evaluation "
-            f"{type(evaluation.output).__name__}: switch auxiliary outputs off (for example aux_logits=False)"
-        )
-    ours, theirs = (_steps(trace, evaluation.idle) for trace in (evaluation, training))
-    for calm, busy in zip_longest(ours, theirs):
-        if calm is None or busy is None or (calm.name, calm.module) != (busy.name, busy.module):
-            found = " and ".join(f"{call.place}" for call in (busy, calm) if call is not None)
-            raise UnsupportedModel(
-                f"the model is built differently in training and in evaluation (first at {found}): "
-                "make its forward the same in both modes"
-            )
-
-
-def _steps(trace: Trace, idle: frozenset[str]) -> list[Call]:
-    """Return the calls outside of idle layers, without the bookkeeping of integer buffers."""
-    return [call for call in trace.calls if call.module not in idle and not _is_count(call)]
+def same_structure(ours: Trace, theirs: Trace) -> bool:
+    """Whether a model calls the same functions in two runs, but for the bookkeeping of integer buffers."""
+    steps = ([(call.name, call.module) for call in trace.calls if not _is_count(call)] for trace in (ours, theirs))
+    return next(steps) == next(steps)
 
 
 def _is_count(call: Call) -> bool:
@@ -210,4 +254,4 @@ def _blame(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename == __file__ or filename.startswith(_TORCH)
+    return filename.startswith((_OURS, _TORCH))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from moretta.protocols.pbpfl.graph import Call
 from moretta.protocols.pbpfl.rules import RULES, Known, Rule, contract, opaque
-from moretta.protocols.pbpfl.solver import Ids, Solver, View, compress, constant
+from moretta.protocols.pbpfl.solver import ANY, Ids, Solver, View, compress, constant
 
 
 def _views(solver: Solver, *tensors: Tensor | None) -> list[View | None] | None:
@@ -40,10 +41,65 @@ def matmul_by_parameter(solver: Solver, call: Call) -> Known:
     view = solver.value(b)
     if call.name != "matmul" or not isinstance(view, View) or b.dim() != 2 or isinstance(solver.value(a), View):
         return _PRODUCT(solver, call)
-    inward = solver.collapse(solver.ids(a), (-1,)).map(lambda numbers: numbers.reshape(-1))
-    out = solver.fresh(b.shape[1])
-    solver.bind(view, out.along(1, 2), inward.inverse().along(0, 2))
+    return _by_columns(solver, call, a, view, None)
+
+
+def addmm(solver: Solver, call: Call) -> Known:
+    """b + x @ W with parameters W[in, out] and b[out], as the Conv1D of transformers has it."""
+    if len(call.args) != 3 or call.kwargs or call.args[0].dim() != 1:
+        return opaque(solver, call)
+    bias, x, weight = call.args
+    views = _views(solver, weight, bias)
+    if views is None or views[0] is None or isinstance(solver.value(x), View):
+        return opaque(solver, call)
+    return _by_columns(solver, call, x, views[0], views[1])
+
+
+def _by_columns(solver: Solver, call: Call, x: Tensor, weight: View, bias: View | None) -> Known:
+    inward = solver.collapse(solver.ids(x), (-1,)).map(lambda numbers: numbers.reshape(-1))
+    out = solver.fresh(weight.shape[1])
+    solver.bind(weight, out.along(1, 2), inward.inverse().along(0, 2))
+    _bind(solver, bias, out)
     return out.along(-1, call.result.dim()).expand(call.result.shape)
+
+
+def recurrent(solver: Solver, call: Call) -> Known:
+    """nn.LSTM, nn.GRU, nn.RNN: columns of inputs follow their scales; hidden channels move, in all gates at once.
+
+    Gates are no homogeneous functions, so that what they give has scale 1. The first state must be zeros.
+    """
+    if len(call.args) != 9 or call.args[0].dim() != 3 or not isinstance(call.args[2], list | tuple):
+        return opaque(solver, call)
+    x, state, weights, biased, layers, dropout, _, both_ways, _ = call.args
+    each, ways = (4 if biased else 2), 1 + both_ways
+    views = _views(solver, *weights)
+    begun = [solver.ids(one) for one in tree_leaves(state)]
+    if views is None or len(views) != each * layers * ways or any(bool((one.scale != ANY).any()) for one in begun):
+        return opaque(solver, call)
+    inward = solver.collapse(solver.ids(x), (-1,)).map(lambda numbers: numbers.reshape(-1))
+    blocks, hidden = list[Tensor](), weights[1].shape[1]
+    for layer in range(layers):
+        moving = list[Tensor]()
+        for way in range(ways):
+            first = each * (layer * ways + way)
+            channel = solver.channels.fresh_blocks(hidden)
+            gates = channel.repeat(weights[first].shape[0] // hidden)
+            out, own = (Ids(torch.zeros_like(one), one) for one in (gates, channel))
+            _bind(solver, views[first], out.along(0, 2), inward.inverse().along(1, 2))
+            _bind(solver, views[first + 1], out.along(0, 2), own.along(1, 2))
+            for bias in views[first + 2 : first + each]:
+                _bind(solver, bias, out)
+            moving.append(channel)
+        joined = torch.cat(moving)
+        if dropout and layer + 1 < layers:  # random numbers drop the same channels as without a key
+            solver.pin(joined)
+        inward, blocks = Ids(torch.zeros_like(joined), joined), [*blocks, *moving]
+    last = torch.stack(blocks)[:, None]
+    output, *states = call.result
+    return [
+        inward.along(-1, 3).expand(output.shape),
+        *(Ids(torch.zeros_like(last), last).expand(one.shape) for one in states),
+    ]
 
 
 def _bind(solver: Solver, view: View | None, out: Ids, into: Ids | None = None) -> None:
@@ -205,17 +261,24 @@ def attention(solver: Solver, call: Call) -> Known:
     """scaled_dot_product_attention: s_k = 1 / s_q, values pass."""
     q, k, v = (call.argument(i, name) for i, name in enumerate(["query", "key", "value"]))
     mask = call.argument(3, "attn_mask")
-    if q.shape[:-2] != k.shape[:-2] or k.shape[:-2] != v.shape[:-2]:
+    shared = 1  # heads of queries that read one head of keys and values
+    if call.argument(7, "enable_gqa", False) and q.shape[-3] % k.shape[-3] == 0:
+        shared = q.shape[-3] // k.shape[-3]
+    if q.shape[:-2] != (*k.shape[:-3], k.shape[-3] * shared) or k.shape[:-2] != v.shape[:-2]:
         return opaque(solver, call)
     if isinstance(mask, Tensor):
         solver.force(solver.ids(mask))
         solver.pin(solver.ids(mask).channel)
-    keys = solver.ids(k).map(lambda numbers: numbers.transpose(-1, -2))
+    keys, values = (
+        solver.ids(one).map(lambda numbers: numbers.repeat_interleave(shared, -3) if shared > 1 else numbers)
+        for one in (k, v)
+    )
+    keys = keys.map(lambda numbers: numbers.transpose(-1, -2))
     logits = contract(solver, solver.ids(q), keys, torch.Size((*q.shape[:-1], k.shape[-2])))
     solver.force(logits)
     weights = constant(logits.scale.shape)
     solver.pin(logits.channel)
-    return contract(solver, weights, solver.ids(v), call.result.shape)
+    return contract(solver, weights, values, call.result.shape)
 
 
 _ATTENTION = [
@@ -281,7 +344,9 @@ LAYERS: dict[str, Rule] = {
     **dict.fromkeys(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"], transposed),
     **dict.fromkeys(["batch_norm", "instance_norm"], batch_norm),
     **dict.fromkeys(["layer_norm", "rms_norm"], layer_norm),
+    **dict.fromkeys(["lstm", "gru", "rnn_tanh", "rnn_relu"], recurrent),
     "linear": linear,
+    "addmm": addmm,
     "matmul": matmul_by_parameter,
     "group_norm": group_norm,
     "embedding": embedding,

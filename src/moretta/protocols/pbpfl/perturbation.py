@@ -109,7 +109,11 @@ class Perturbation:
         rounded = partial(_rounded, dtype=None if self.powers_of_two else dtype)
         noisy = self.plan.perturb(below, key.scales, rounded)
         for name in true.keys() - below.keys():
-            offset = key.offset[:, None] if name == self.plan.head.weight else key.offset
+            offset = key.offset
+            if name == self.plan.head.weight:
+                ends = [1] * true[name].ndim
+                ends[self.plan.head.axis] = -1
+                offset = offset.reshape(ends)
             # In float64 until the offset is added, so that this too is rounded once.
             head = self.plan.perturb({name: true[name].astype(np.float64)}, key.scales)[name] + offset
             noisy[name] = rounded(head.astype(true[name].dtype))
@@ -155,7 +159,7 @@ class Perturbation:
             xi = key.xi[key.parts]
             correction = (xi[:, None] if name == head.weight else xi) * means[f"psi/{name}"]
         elif name == head.weight:
-            correction = np.outer(key.offset, means["alpha_h"][: head.inputs])
+            correction = head.like(np.outer(key.offset, means["alpha_h"][: head.inputs]), noisy.shape)
         else:
             correction = key.offset * means["alpha_h"][head.inputs]
         return np.asarray(noisy - correction)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
+from torch import nn
 
 from moretta.protocols.common.roles import Roles, enrolment_of, roles_of, rows_of, setups_of
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.pbpfl.client import Client
+from moretta.protocols.pbpfl.head import refuse_dense
 from moretta.protocols.pbpfl.messages import MESSAGES
 from moretta.protocols.pbpfl.params import PBPFL
 from moretta.protocols.pbpfl.scales import ScalePlan
@@ -17,6 +22,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
     """Build PBPFL's server and silos."""
     secure = setting.secure_aggregation
     plan = ScalePlan.of(setting.model, (_sample(setting),))
+    refuse_dense(plan.head, protocol.loss)
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
     server = Server(protocol, setting, plan, agreed)
     blank = setting.blank_model()
@@ -32,7 +38,20 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
         )
         for name, setup in setups_of(setting, agreed.statistics).items()
     }
-    return roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
+    roles = roles_of(server, clients, agreed, MESSAGES, setting.least(secure.scheme))
+    return replace(roles, warnings=list(_of_frozen(setting.built)))
+
+
+def _of_frozen(model: nn.Module) -> Iterator[str]:
+    """Yield what whoever trains beside frozen parameters should know."""
+    frozen = [one.numel() for one in model.parameters() if not one.requires_grad]
+    if frozen:
+        whole = sum(one.numel() for one in model.parameters())
+        yield (
+            f"{sum(frozen)} of {whole} parameters are frozen and count as public: silos are sent them as they are, so "
+            "that what trains between them has no scale towards them; a silo sees the product of an adapter's two "
+            "matrices as it is"
+        )
 
 
 def _sample(setting: Setting) -> torch.Tensor:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -33,13 +34,17 @@ from torch.utils._pytree import tree_leaves
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError, UnsupportedModel
 from moretta.models.checks import check_traceable
+from moretta.protocols.pbpfl import head as heads
 from moretta.protocols.pbpfl import patterns, selfcheck
-from moretta.protocols.pbpfl.graph import Call, Trace, record, refuse_two_structures
+from moretta.protocols.pbpfl.graph import FAILURES, Call, Trace, other_answers, record, same_structure
+from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.layers import LAYERS
 from moretta.protocols.pbpfl.patterns import Indices, Pattern, Positions
 from moretta.protocols.pbpfl.rules import opaque
 from moretta.protocols.pbpfl.solver import OUTPUT, Ids, SignedUnion, Solver, Stored, View, constant, names_in
 from moretta.secure_aggregation.keystream import Keystream
+
+FROZEN = "it is frozen, so that silos are sent it as it is"
 
 Values = TypeVar("Values", Tensor, Array)
 Pairs = Iterable[tuple[str, Values]]
@@ -51,18 +56,6 @@ class Forced:
 
     tensor: str
     because: str
-
-
-@dataclass(frozen=True)
-class Head:
-    """The last linear layer: its path, its parameters and sizes; tied if another layer uses its parameters too."""
-
-    module: str
-    weight: str
-    bias: str | None
-    outputs: int
-    inputs: int
-    tied: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,20 +100,20 @@ class ScalePlan:
         with selfcheck.double_precision():
             clone, inputs = selfcheck.stand_in(model, example_inputs)
             plan = cls._of(clone, inputs)
-            selfcheck.refuse_vanishing_alpha(plan, plan.head.module, clone, inputs)
+            selfcheck.refuse_vanishing_alpha(plan, plan.head, clone, inputs)
         _refuse_frozen_head(model, plan.head)
         return plan
 
     @classmethod
     def _of(cls, clone: nn.Module, inputs: Sequence[Tensor]) -> ScalePlan:
-        solver, head, history = _solved(clone, inputs)
-        plan = _plan(clone, solver, head)
+        found = _solved(clone, inputs)
+        plan = _plan(clone, found.solver, replace(found.head, answers=found.answers))
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
         for candidate in (plan, still):
-            if selfcheck.agrees(candidate, clone, inputs):
+            if all(selfcheck.agrees(candidate, clone, inputs, turned) for turned in found.ways):
                 return candidate
-        predict = partial(_predicted, solver.scales, _free_roots(solver))
-        raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, history))
+        predict = partial(_predicted, found.solver.scales, _free_roots(found.solver))
+        raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, found.history))
 
     def draw(self, stream: Keystream) -> ScaleKey:
         """Draw a key: scales log-uniform in [1/2, 2], uniform permutations of each block."""
@@ -251,52 +244,58 @@ def _like(value: Values, result: Array, keep_dtype: bool = False) -> Values:
     return torch.from_numpy(result).to(value.device, value.dtype if keep_dtype else None)
 
 
-def _find_head(model: nn.Module, trace: Trace) -> Head:
-    """Return the linear layer whose result is the model's output. Raises UnsupportedModel if there is none."""
-    way_out = "end the model with an nn.Linear whose output, [batch, outputs], is returned as it is"
-    if not isinstance(trace.output, Tensor):
-        raise UnsupportedModel(f"the model returns a {type(trace.output).__name__} instead of one tensor: {way_out}")
-    if not trace.calls:
-        raise UnsupportedModel(f"the model computes nothing: {way_out}")
-    calls = [call for call in trace.calls if call.result is trace.output]
-    layer = model.get_submodule(calls[-1].module) if calls else model
-    if not calls or calls[-1].name != "linear" or not isinstance(layer, nn.Linear) or trace.output.dim() != 2:
-        last = calls[-1] if calls else trace.calls[-1]
-        raise UnsupportedModel(
-            f"the model's output comes from {last.place} with shape {tuple(trace.output.shape)}: {way_out}"
-        )
-    path = calls[-1].module
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    users = [call for call in trace.calls if any(one is layer.weight for one in tree_leaves((call.args, call.kwargs)))]
-    if id(layer.weight) not in names:
-        raise UnsupportedModel(f"the weight of the head {path} is computed from others: {way_out}")
-    bias = None if layer.bias is None else names[id(layer.bias)]
-    tied = len(users) > 1 or names[id(layer.weight)] != f"{path}.weight".lstrip(".")
-    return Head(path, names[id(layer.weight)], bias, layer.out_features, layer.in_features, tied)
+@dataclass(frozen=True)
+class _Solved:
+    """history: of the results' ids. ways: which answers to turn round for each way through the model (`Answers`)."""
+
+    solver: Solver
+    head: Head
+    history: list[tuple[Ids | None, ...]]
+    ways: tuple[frozenset[int], ...]
+    answers: frozenset[tuple[bool, ...]]
 
 
-def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> tuple[Solver, Head, list[tuple[Ids | None, ...]]]:
-    """Trace the model and solve its scales; what it computed, many times its size, is freed on return."""
+def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
+    """Trace the model and solve its scales; what it computed, many times its size, is freed on return.
+
+    Training may call other functions than evaluation (dropout, noise, statistics), and answers to questions about the
+    inputs lead other ways: the equalities of all of these hold together.
+    """
     before = copy.deepcopy(clone.state_dict())
     training = record(clone, inputs, training=True)
     clone.load_state_dict(before)  # running statistics as they were
     evaluation = record(clone, inputs)
-    refuse_two_structures(evaluation, training)
-    head = _find_head(clone, evaluation)
+    if type(training.output) is not type(evaluation.output):
+        raise UnsupportedModel(
+            f"in training the model returns {type(training.output).__name__} and in evaluation "
+            f"{type(evaluation.output).__name__}: switch auxiliary outputs off (for example aux_logits=False)"
+        )
+    head = heads.find(clone, evaluation, inputs)
     selfcheck.refuse_non_finite(clone, inputs, evaluation)
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
     solver = Solver({name: one.shape for name, one in [*clone.named_parameters(), *clone.named_buffers()]})
     history = _solve(solver, clone, inputs, evaluation)
-    if any(call.module in evaluation.idle for call in training.calls):
-        # Layers that do nothing in evaluation multiply with noise in training: those equalities hold too.
-        _solve(solver, clone, inputs, training)
-    return solver, head, history
+    ways, traces = [frozenset[int]()], [training]
+    for turned in other_answers(evaluation.answers):
+        try:
+            traces += [record(clone, inputs, training=mode, turned=turned) for mode in (True, False)]
+            ways.append(turned)
+        except UnsupportedModel:
+            continue  # no batch has these answers, or the silo that has is told
+        finally:
+            clone.load_state_dict(before)
+    for trace in traces:
+        if not same_structure(trace, evaluation):
+            _solve(solver, clone, inputs, trace)
+    answers = frozenset(trace.answers for trace in (evaluation, *traces)) if evaluation.answers else frozenset()
+    return _Solved(solver, head, history, tuple(ways), answers)
 
 
 def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:
     """State the equalities of every call of a trace, in order, and those of its output; return the results' ids."""
     solver.values = {id(tensor): constant(tensor.shape) for tensor in inputs}
-    floats = [(name, one) for name, one in model.named_parameters() if one.is_floating_point()]
+    # What is frozen is known to silos, or comes to be as an average over rounds: it has scale 1 and stays in its place.
+    floats = [(n, one) for n, one in model.named_parameters() if one.is_floating_point() and one.requires_grad]
     solver.values |= {id(tensor): View(name, tensor.shape) for name, tensor in floats}
     solver.buffers = {id(tensor): name for name, tensor in model.named_buffers()}
     history = []
@@ -317,9 +316,12 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
     known = any(id(tensor) in solver.values for tensor in arguments)
     if not known and call.name not in ("zeros", "zeros_like", "embedding"):
         return []
-    if call.name in LAYERS and (call.args or not arguments):
-        found = LAYERS[call.name](solver, call)
-    else:
+    found = None
+    if call.name in LAYERS and (call.args or not arguments) and all(one.numel() for one in arguments):
+        # A rule is of the usual ways to call a function. What it stated before it met another makes less free.
+        with suppress(*FAILURES):
+            found = LAYERS[call.name](solver, call)
+    if found is None:
         solver.where = f"{call.place}, an operation without a rule,"
         found = opaque(solver, call)
     values = [found] if isinstance(found, Ids | View) else list(found)
@@ -357,7 +359,9 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
         forced=tuple(
             Forced(name, why)
             for name, one in named.items()
-            if name != head.bias and one.is_floating_point() and (why := _why(solver, stored[name], found[name]))
+            if name != head.bias
+            and one.is_floating_point()
+            and (why := _why(solver, stored[name], found[name]) if one.requires_grad else FROZEN)
         ),
         head=head,
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.stateless import _reparametrize_module
 
 from moretta.errors import UnsupportedModel
 from moretta.protocols.common import modules
-from moretta.protocols.pbpfl.graph import Call, Trace, record
+from moretta.protocols.pbpfl.graph import Answers, Call, CastsToDouble, Trace, record
 from moretta.protocols.pbpfl.solver import Ids
 from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot
@@ -33,6 +34,14 @@ class _Plan(Protocol):  # `moretta.protocols.pbpfl.scales.ScalePlan`, whose modu
     def perturb(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
     def recover(self, tensors: Iterable[tuple[str, Any]], key: Any, /) -> dict[str, Any]: ...
     def recover_buffers(self, tensors: Mapping[str, Any], key: Any, /) -> dict[str, Any]: ...
+
+
+class _Head(Protocol):  # `moretta.protocols.pbpfl.head.Head`, whose module calls this one
+    @property
+    def module(self) -> str: ...
+    @property
+    def bias(self) -> str | None: ...
+    def run(self, model: nn.Module, inputs: Sequence[Tensor], /) -> tuple[Tensor, Tensor | None]: ...
 
 
 @contextmanager
@@ -62,8 +71,6 @@ def stand_in(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[nn.Module, tup
                 fan_in = max(parameter.numel() // max(len(parameter), 1), 1) if parameter.dim() else 1
                 size = min(float(parameter.square().mean().sqrt()) + 0.1, fan_in**-0.5)
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.5 * size)
-            elif parameter.is_floating_point():
-                parameter.requires_grad_()  # frozen, perhaps a mask or places, so it keeps its values
     return clone.cpu(), tuple(_rows(tensor.detach().cpu(), generator) for tensor in inputs)
 
 
@@ -130,22 +137,34 @@ def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
-def refuse_vanishing_alpha(plan: _Plan, head: str, model: nn.Module, inputs: Sequence[Tensor]) -> None:
+def refuse_vanishing_alpha(plan: _Plan, head: _Head, model: nn.Module, inputs: Sequence[Tensor]) -> None:
     """Raise UnsupportedModel if alpha is 0 under a key, whatever the rows: then no offset hides the outputs."""
-    seen: list[Tensor] = []
     tensors = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    layer = model.eval().get_submodule(head)
-    with torch.no_grad(), layer.register_forward_pre_hook(lambda layer, arguments: seen.append(arguments[0])):
-        functional_call(model, plan.perturb(tensors, plan.draw(TRIAL.stream("alpha"))), tuple(inputs))
-    if alpha_size(seen[0], bias=layer.bias is not None) < least_alpha(seen[0]):
+    noisy = plan.perturb(tensors, plan.draw(TRIAL.stream("alpha")))
+    with torch.no_grad(), CastsToDouble(), _reparametrize_module(model.eval(), noisy, tie_weights=True):
+        h, _ = head.run(model, tuple(inputs))
+    if alpha_size(h, bias=head.bias is not None) < least_alpha(h):
         raise UnsupportedModel(
-            f"the inputs of the last layer {head} add up to 0 in every row, as behind a normalisation without weights, "
-            "so that PBPFL's offset would hide no output; give that layer a bias, or the normalisation weights"
+            f"the inputs of the last layer {head.module} add up to 0 in every row, as behind a normalisation without "
+            "weights, so that PBPFL's offset would hide no output; give that layer a bias, or the normalisation weights"
         )
 
 
-def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
-    """Whether a random key leaves outputs, gradients and buffers of the model as they are."""
+def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor], turned: frozenset[int] = frozenset()) -> bool:
+    """Whether a random key leaves outputs, gradients and buffers of the model as they are.
+
+    turned: answers of each run of the model (`moretta.protocols.pbpfl.graph.Answers`).
+    """
+    answers = Answers(turned)
+    hook = model.register_forward_pre_hook(lambda *_: answers.given.clear())
+    try:
+        with CastsToDouble(), answers if turned else nullcontext():
+            return _agrees(plan, model, inputs)
+    finally:
+        hook.remove()
+
+
+def _agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     key = plan.draw(TRIAL.stream("scales"))
     parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
     buffers = dict(model.named_buffers())
@@ -183,10 +202,12 @@ def _train_step(
     after = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        outputs = functional_call(model.train(), {**parameters, **leaves, **after}, tuple(inputs))
-    weights = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)
-    loss = (outputs * weights).sum() + 0.5 * outputs.square().mean()
-    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
+        # Until the gradient is there: what is checkpointed runs once more on the way back.
+        with _reparametrize_module(model.train(), {**parameters, **leaves, **after}, tie_weights=True):
+            outputs = model(*inputs)
+            weights = torch.linspace(-1.0, 1.0, outputs.numel(), dtype=outputs.dtype).reshape(outputs.shape)
+            loss = (outputs * weights).sum() + 0.5 * outputs.square().mean()
+            gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True, allow_unused=True)
     return dict(zip(leaves, gradients, strict=True)), after
 
 

@@ -83,8 +83,7 @@ class Server:
         self._params, self._dtype = params, setting.dtype
         model = copy.deepcopy(setting.model) if params.scales == "powers-of-two" else setting.start()
         self._model = model.train()
-        # The tensors themselves, which are stepped in place; what is frozen and scaled is moved for silos' eyes alone.
-        self._tensors = self._model.state_dict(keep_vars=True) | _moved(self._model, plan)
+        self._tensors = self._model.state_dict(keep_vars=True)  # themselves, which are stepped in place
         self._perturbation = Perturbation(plan, params.partitions, params.form, params.scales)
         self._trained, self._buffers = modules.trainable(self._model), modules.running_buffers(self._model)
         self._stepper = SummedStep(self._model, params, setting.spec.run.rounds)
@@ -130,7 +129,8 @@ class Server:
         if exchanged:
             found = exchanged.sizes
         else:  # the last of the squared error's scalars is beta, mean(alpha^2 / 2)
-            alpha = float(np.sqrt(2.0 * max(total.means["scalars"][-1], 0.0)))
+            positions = self._perturbation.plan.head.positions
+            alpha = float(np.sqrt(2.0 * max(total.means["scalars"][-1], 0.0) / positions))
             found = Sizes(alpha, self._enrolment.target_scale)
         self._sizes = within(found, self._so_far)
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
@@ -154,7 +154,8 @@ class Server:
         sizes, rho = self._sizes or self._synthetic_sizes(now), self._params.rho
         if self._dtype != torch.float64:
             loss = self._loss if np.isfinite(self._loss) else 0.0
-            error = float(np.sqrt(2.0 * max(loss, 0.0) / len(self._perturbation.parts))) or sizes.outputs
+            numbers = len(self._perturbation.parts) * self._perturbation.plan.head.positions
+            error = float(np.sqrt(2.0 * max(loss, 0.0) / numbers)) or sizes.outputs
             rho = min(rho, largest_rho(self._model, self._perturbation.plan, self._params.loss, sizes, error))
         stream = self._root.stream("perturbation", now.run, *now.drawn)
         return sizes, rho, self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
@@ -255,7 +256,8 @@ class Server:
         uploads: dict[str, tuple[tuple[int, ...], float]] = {}
         if form == "squared-error":
             limits["beta"] = twice
-            uploads = {"scalars": ((m + 2,), twice), "alpha_h": ((head.inputs + (head.bias is not None),), twice)}
+            whole = twice * head.positions  # they add up over positions
+            uploads = {"scalars": ((m + 2,), whole), "alpha_h": ((head.inputs + (head.bias is not None),), whole)}
         elif form == "probabilities":
             uploads = {"scalars": ((1,), self._limit)}
         else:
@@ -276,6 +278,8 @@ class Server:
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
+        if frozen := [one for one in self._model.parameters() if not one.requires_grad]:
+            facts["frozen"] = float(len(frozen))
         if self._params.exchange == "ratios":
             facts["outputs"] = float(len(key.parts))  # two are hidden by what more are not
         released = self._perturbation.perturb(self._tensors, key, self._dtype)
@@ -304,18 +308,3 @@ class Server:
         self._so_far = {name: RunningMedian(state[f"sizes/{name}"]) for name in self._so_far}
         self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])
 
-
-def _moved(model: nn.Module, plan: ScalePlan) -> dict[str, torch.Tensor]:
-    """Return what is sent in the place of frozen parameters that the key scales, by name (`modules.first_weights`).
-
-    As an initialiser drew them, their scales could be found from what silos see; the model keeps them as they are.
-    """
-    scaled = [
-        name
-        for name, one in model.named_parameters()
-        if not one.requires_grad and one.is_floating_point() and plan.parameters[name].follows
-    ]
-    if not scaled:
-        return {}
-    moved = modules.first_weights(model, frozen=True)
-    return {name: moved.get_parameter(name).data.to(model.get_parameter(name).dtype) for name in scaled}

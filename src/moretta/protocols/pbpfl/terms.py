@@ -58,6 +58,7 @@ class Terms:
     values: scalars that are uploaded themselves, from which the server computes the true loss.
     weight, bias: gradients at the noisy head by prefix, [outputs, inputs] and [outputs]; "psi" has all parts in one.
     alpha_h: for the squared error mean(alpha h), [inputs], then mean(alpha) if the head has a bias; else None.
+    beside: cotangents of what is added to the outputs, [scalars, B, outputs]; None where that is nothing.
 
     Differs from the paper: the head's blocks of sigma are r_a (x) mean(alpha h) under the squared error, one vector
     for all parts and outputs, and zero under cross-entropy; beta's are zero. So they are never uploaded whole.
@@ -69,6 +70,7 @@ class Terms:
     weight: dict[str, Tensor]
     bias: dict[str, Tensor]
     alpha_h: Tensor | None = None
+    beside: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class NoisyHead:
     """A batch at the noisy head.
 
     h: [B, inputs]; outputs: y^, [B, outputs]; weight: the head's, [outputs, inputs]; bias: whether it has one;
-    spread: `selector`, [m, outputs].
+    spread: `selector`, [m, outputs]. positions: rows of h a sample, over which the squared error adds up. residual:
+    whether something is added to the outputs (`moretta.protocols.pbpfl.head`).
     """
 
     h: Tensor
@@ -84,6 +87,8 @@ class NoisyHead:
     weight: Tensor
     bias: bool
     spread: Tensor
+    positions: int = 1
+    residual: bool = False
 
     @property
     def alpha(self) -> Tensor:
@@ -100,21 +105,23 @@ def selector(parts: Tensor, direction: Tensor) -> Tensor:
 
 def squared_error(at: NoisyHead, targets: Tensor) -> Terms:
     """Return the terms of the mean of |y - t|^2 / 2. targets: [B, outputs]."""
-    h, alpha, rows = at.h, at.alpha, len(at.h)
+    h, alpha, rows = at.h, at.alpha, len(at.h) // at.positions
     e = at.outputs - targets
     along = e @ at.spread.T  # (r_a . e)_s, [B, m]
     values = torch.cat([e.square().sum()[None] / 2, (alpha * along).sum(0), alpha.square().sum()[None] / 2]) / rows
     # S depends on h through alpha and through e alike.
     of_sigma = along.T[:, :, None] + alpha * (at.spread @ at.weight)[:, None, :]
     cotangents = torch.cat([(e @ at.weight)[None], of_sigma, alpha.expand_as(h)[None]])
-    alpha_h = (alpha * h).mean(0)
+    alpha_h = (alpha * h).sum(0) / rows
+    beside = torch.cat([e[None], alpha * at.spread[:, None, :], torch.zeros_like(e)[None]]) / rows
     return Terms(
+        beside=beside if at.residual else None,
         prefixes=("noisy", *(f"sigma/{s}" for s in range(len(at.spread))), "beta"),
         cotangents=cotangents.div_(rows),
         values=values,
         weight={"noisy": e.T @ h / rows},
-        bias={"noisy": e.mean(0)} if at.bias else {},
-        alpha_h=torch.cat([alpha_h, alpha.mean()[None]]) if at.bias else alpha_h,
+        bias={"noisy": e.sum(0) / rows} if at.bias else {},
+        alpha_h=torch.cat([alpha_h, alpha.sum()[None] / rows]) if at.bias else alpha_h,
     )
 
 

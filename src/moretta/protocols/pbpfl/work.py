@@ -25,8 +25,8 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.pbpfl import terms
+from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.messages import TrainOn
-from moretta.protocols.pbpfl.scales import Head
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
 
 
@@ -38,7 +38,7 @@ class Trunk:
     """
 
     def __init__(self, model: nn.Module, head: Head) -> None:
-        self._model, self._head = model, model.get_submodule(head.module)
+        self._model, self._head = model, head
         above = () if head.tied else (head.weight, head.bias)
         self._parameters = {
             name: parameter
@@ -50,37 +50,39 @@ class Trunk:
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9).
 
+        Of dense outputs each position is a row (`moretta.protocols.pbpfl.head`).
+
         inputs: [B, ...]; of `dense_layers` perhaps those of several silos, [silos, B, ...], and so is what is returned.
         """
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
-        seen: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
-        try:
-            outputs = self._model(inputs)
-        finally:
-            hook.remove()
-        self._h = seen[0]
-        return self._h.detach(), outputs.detach()
+        self._h, self._rest = self._head.run(self._model, (inputs,))
+        with torch.no_grad():
+            outputs = self._head.outputs_of(self._model, self._h, self._rest)
+        return self._h.detach(), outputs
 
     def backward(
-        self, cotangents: Tensor, places: Sequence[int] | None = None
+        self, cotangents: Tensor, places: Sequence[int] | None = None, beside: Tensor | None = None
     ) -> Mapping[str, Tensor | Sequence[Tensor]]:
         """Return for each parameter of the trunk its gradients along the k cotangents: k tensors, or [k, *shape].
 
         cotangents: d scalar / d h, [k, B, inputs], for the last `forward`. places: of several silos then those whose
-        cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape].
+        cotangents are given, [k, places, B, inputs]; what is returned is [k, places, *shape]. beside: d scalar / d c,
+        [k, B, outputs], where something is added to the outputs.
         """
         if not self._parameters:
             return {}
         if self._dense is not None:
             return self._backward_dense(self._dense, cotangents, places)
         parameters, last = list(self._parameters.values()), len(cotangents) - 1
+        ends, seeds = [self._h], [[one] for one in cotangents]
+        if self._rest is not None and self._rest.requires_grad and beside is not None:
+            ends, seeds = [self._h, self._rest], [list(pair) for pair in zip(cotangents, beside, strict=True)]
         gradients = [
-            torch.autograd.grad(self._h, parameters, cotangent, retain_graph=number < last, materialize_grads=True)
-            for number, cotangent in enumerate(cotangents)
+            torch.autograd.grad(ends, parameters, seed, retain_graph=number < last, materialize_grads=True)
+            for number, seed in enumerate(seeds)
         ]
-        del self._h  # frees the graph before the next round makes its own
+        del self._h, self._rest, ends  # frees the graph before the next round makes its own
         return dict(zip(self._parameters, zip(*gradients, strict=True), strict=True))
 
     # A chain of linear layers and ReLUs is differentiated by hand: all cotangents pass each layer in one product. Small
@@ -92,7 +94,7 @@ class Trunk:
         for layer in layers.values():
             self._activations.append(layer(self._activations[-1]).clamp_min_(0))
         h = self._activations[-1]
-        return h, self._head(h)
+        return h, self._head.outputs_of(self._model, h, None)
 
     @torch.no_grad()
     def _backward_dense(
@@ -182,7 +184,7 @@ class NoisyModel:
     def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
         modules.load(model, ask.parameters)
-        weight = model.get_parameter(self.head.weight).detach()
+        weight = self.head.matrix(model.get_parameter(self.head.weight).detach())
         if len(ask.parts) != len(weight):
             raise PeerError(f"{ask.stamp}: expected parts of {len(weight)} outputs, got {len(ask.parts)}")
         parts = torch.from_numpy(ask.parts).to(weight.device)
@@ -215,7 +217,8 @@ class ForwardWork:
         with self.phase("local_forward"), self.rows.randomness(*self.ask.stamp.drawn):
             inputs, targets = self.rows.rows(self.index)
             h, outputs = trunk.forward(inputs)
-        at = NoisyHead(h, outputs, weight, self.model.head.bias is not None, spread)
+        head = self.model.head
+        at = NoisyHead(h, outputs, weight, head.bias is not None, spread, head.positions, head.residual)
         return Forwarded(at, targets, parts, trunk)
 
     def together(self, works: Sequence[ForwardWork]) -> list[Forwarded]:
@@ -255,7 +258,7 @@ class BackwardWork:
             return self.together([self])[0]
         with self.phase("local_backward"):
             found = self.form(self.forwarded.at, *self.own)
-            return TermGradients(found, self.forwarded.trunk.backward(found.cotangents))
+            return TermGradients(found, self.forwarded.trunk.backward(found.cotangents, beside=found.beside))
 
     def together(self, works: Sequence[BackwardWork]) -> list[TermGradients]:
         """Return the terms and gradients of silos that went forward together."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 
 import numpy as np
@@ -31,7 +31,8 @@ from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError, UnsupportedModel
 from moretta.protocols.pbpfl import patterns
 from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
-from moretta.protocols.pbpfl.scales import Head, ScalePlan
+from moretta.protocols.pbpfl.head import Head
+from moretta.protocols.pbpfl.scales import ScalePlan
 
 PLAN = "plan"  # in the names of arrays
 SWEEPS = 30  # of bringing each channel into balance, all at once
@@ -67,7 +68,7 @@ def structure(plan: ScalePlan) -> dict[str, Array]:
         "free": plan.free,
         "blocks": plan.blocks,
         "aliases": dict(plan.aliases),
-        "head": asdict(plan.head),
+        "head": asdict(replace(plan.head, answers=frozenset())) | {"answers": ()},
         "parameters": {
             name: [one.shape, len(one.follows), [shuffle.axis for shuffle in one.shuffles]]
             for name, one in plan.parameters.items()

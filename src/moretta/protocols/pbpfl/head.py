@@ -1,0 +1,231 @@
+"""The head: the last linear layer of a model, on which the additive offset lies.
+
+Its outputs are W h + b for rows h of features. For most models h is what the layer reads, a row a sample. Two kinds of
+models have more behind or beside it, and are one matrix all the same:
+
+- **Behind.** A token is picked, a mean is taken, an image is resized: S(W x + b) = W S(x) + b, for S does the same to
+  each output. So h = S(x), which is what the model returns if the layer returns what it reads.
+- **Dense outputs.** A layer at every position, or a convolution, whose features are the patches of its input. Every
+  position is a row, z_p = W h_p + b, and the squared error adds up over positions, so that all identities hold.
+
+Where something that does not depend on the layer is added to its outputs (a residual unit at the end), that is kept
+beside them: y = W h + b + c. None of this is believed: it is tried on random rows, with the layer's weights and with
+others (`find`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from moretta.errors import ParameterError, UnsupportedModel
+from moretta.protocols.pbpfl.graph import FAILURES, Answers, CastsToDouble, Trace
+from moretta.protocols.pbpfl.selfcheck import FORWARD, close
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CANDIDATES = 3  # of the last layers, the last first
+WAY_OUT = "end the model with an nn.Linear whose output, [batch, outputs], is returned as it is"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer.
+
+    module: its path. weight, bias: its parameters. outputs, inputs: of a row. tied: another layer uses them too.
+    positions: rows a sample. axis: of the weight, its outputs. channels_last: whether a sample's outputs lie position
+    by position. residual: whether something is added to them. answers: to what the model asks about its inputs, as
+    they were traced; empty of a model that asks nothing (`moretta.protocols.pbpfl.graph.Answers`).
+    """
+
+    module: str
+    weight: str
+    bias: str | None
+    outputs: int
+    inputs: int
+    tied: bool
+    positions: int = 1
+    axis: int = 0
+    channels_last: bool = True
+    residual: bool = False
+    answers: frozenset[tuple[bool, ...]] = frozenset()
+
+    @property
+    def numbers(self) -> int:
+        """Return how many outputs a sample has."""
+        return self.outputs * self.positions
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Return what a sample has at each position as a row: from [B, ...] to [B positions, width]."""
+        if self.channels_last:
+            return tensor.reshape(len(tensor) * self.positions, -1)
+        apart = tensor.reshape(len(tensor), -1, self.positions).transpose(1, 2)
+        return apart.reshape(len(tensor) * self.positions, -1)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the layer's weight as W, [outputs, inputs]."""
+        return weight.movedim(self.axis, 0).flatten(1)
+
+    def like(self, matrix: Any, shape: Sequence[int]) -> Any:
+        """Return [outputs, inputs], a tensor or an array, in the weight's shape."""
+        wide = list(shape)
+        wide.insert(0, wide.pop(self.axis))
+        return matrix.reshape(wide).swapaxes(0, self.axis)
+
+    def run(self, model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return h, [B positions, inputs], and what is added to the outputs, [B positions, outputs], if anything."""
+        layer, seen = model.get_submodule(self.module), list[Tensor]()
+
+        def instead(x: Tensor, *_: Any, **__: Any) -> Tensor:
+            seen.append(features(layer, x))
+            return seen[0].new_zeros(len(x), self.outputs, *seen[0].shape[2:]) if self.residual else seen[0]
+
+        asked = Answers()
+        with _replaced(layer, instead), asked if self.answers else nullcontext():
+            output = model(*inputs)
+        if self.answers and tuple(asked.given) not in self.answers:
+            raise ParameterError(
+                "these rows lead the model another way than those on which its scales were solved, by a branch that "
+                f"follows from their values (answers {asked.given}); pad rows, or write the branch with torch.where"
+            )
+        return (self.rows(seen[0]), self.rows(output)) if self.residual else (self.rows(output), None)
+
+    def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
+        """Return the outputs, [B positions, outputs]."""
+        layer = model.get_submodule(self.module)
+        found = F.linear(h, self.matrix(layer.weight), layer.bias)
+        return found if rest is None else found + rest
+
+
+def refuse_dense(head: Head, loss: str) -> None:
+    """Raise `moretta.errors.ParameterError` for outputs at positions under cross-entropy."""
+    if head.positions > 1 and loss != "mse":
+        raise ParameterError(
+            f'loss = "{loss}": the model has outputs at {head.positions} positions, and in PBPFL\'s exchange the server '
+            "would see the softmax at each: of an image its segmentation; use mse on one-hot targets, or another protocol"
+        )
+
+
+@contextmanager
+def _replaced(layer: nn.Module, forward: Any) -> Iterator[None]:
+    held = vars(layer).get("forward")
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        del layer.forward
+        if held is not None:
+            layer.forward = held
+
+
+def features(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return what a layer's outputs are linear in: [..., inputs] of nn.Linear, [B, inputs, ...] of a convolution.
+
+    A convolution's are the patches of its input, in the order of its weight's entries.
+    """
+    if isinstance(layer, CONVOLUTIONS):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        padded = F.pad(x, layer._reversed_padding_repeated_twice, mode)
+        return _patches(padded, layer.kernel_size, layer.stride, layer.dilation)
+    if isinstance(layer, TRANSPOSED):  # a convolution of its input with zeros between the entries, kernel reversed
+        between = list(zip(x.shape[2:], layer.stride, strict=True))
+        wide = x.new_zeros(*x.shape[:2], *((size - 1) * stride + 1 for size, stride in between))
+        wide[(..., *(slice(None, None, stride) for _, stride in between))] = x
+        edges = list[int]()
+        for axis in reversed(range(len(between))):
+            edge = layer.dilation[axis] * (layer.kernel_size[axis] - 1) - int(layer.padding[axis])
+            edges += [edge, edge + layer.output_padding[axis]]
+        ones = (1,) * len(between)
+        return _patches(F.pad(wide, edges), layer.kernel_size, ones, layer.dilation, reverse=True)
+    return x
+
+
+def _patches(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], *, reverse: bool = False
+) -> Tensor:
+    """Return the windows of each position, [B, channels window, ...]."""
+    count = len(kernel)
+    for axis, (size, step, apart) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        x = x.unfold(2 + axis, (size - 1) * apart + 1, step)[..., ::apart]
+    windows = range(2 + count, 2 + 2 * count)
+    x = x.flip(list(windows)) if reverse else x
+    return x.permute(0, 1, *windows, *range(2, 2 + count)).flatten(1, 1 + count)
+
+
+def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
+    """Return the head of a model in evaluation mode. Raises `moretta.errors.UnsupportedModel` if it has none."""
+    if not isinstance(trace.output, Tensor):
+        raise UnsupportedModel(f"the model returns a {type(trace.output).__name__} instead of one tensor: {WAY_OUT}")
+    if not trace.calls:
+        raise UnsupportedModel(f"the model computes nothing: {WAY_OUT}")
+    last = next((call for call in reversed(trace.calls) if call.result is trace.output), trace.calls[-1])
+    kinds = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+    layers = dict.fromkeys(
+        call.module for call in reversed(trace.calls) if isinstance(model.get_submodule(call.module), kinds)
+    )
+    if trace.output.dim() == 2:
+        for path in list(layers)[:CANDIDATES]:
+            for head in _heads(model, trace, path):
+                if all(_holds(model, head, inputs, training) for training in (False, True)):
+                    return head
+    raise UnsupportedModel(
+        f"the model's output comes from {last.place} with shape {tuple(trace.output.shape)}: {WAY_OUT}"
+    )
+
+
+def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
+    """Yield how a layer could be the head, likeliest first."""
+    layer = model.get_submodule(path)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    plain = isinstance(layer, nn.Linear)
+    weight, numbers = layer.weight, trace.output.shape[1]
+    axis = int(isinstance(layer, TRANSPOSED))
+    outputs = weight.shape[axis]
+    if numbers % outputs or (not plain and layer.groups != 1):
+        return
+    if id(weight) not in names:
+        raise UnsupportedModel(f"the weight of the head {path} is computed from others: {WAY_OUT}")
+    users = [call for call in trace.calls if any(one is weight for one in tree_leaves((call.args, call.kwargs)))]
+    tied = len(users) > 1 or names[id(weight)] != f"{path}.weight".lstrip(".")
+    bias = None if layer.bias is None else names[id(layer.bias)]
+    inputs = weight.numel() // outputs
+    head = Head(path, names[id(weight)], bias, outputs, inputs, tied, numbers // outputs, axis, plain)
+    yield head
+    if head.positions > 1:
+        yield replace(head, channels_last=not plain)
+        if not plain:
+            yield replace(head, residual=True)
+
+
+def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: bool) -> bool:
+    """Whether the model's outputs are W h + b (+ c), with the layer's weights and with others."""
+    layer, drawn = model.get_submodule(head.module), torch.Generator().manual_seed(0)
+    held = {name: one.detach().clone() for name, one in model.state_dict(keep_vars=True).items()}
+    true, agree = layer.weight.detach().clone(), True
+    try:
+        with torch.no_grad(), CastsToDouble():
+            for moved in (0.0, 1.0):
+                layer.weight.copy_(true + moved * torch.randn(true.shape, generator=drawn, dtype=true.dtype))
+                wanted = _seeded(lambda: model.train(training)(*inputs))
+                h, rest = _seeded(lambda: head.run(model, inputs))
+                agree &= close(head.outputs_of(model, h, rest), head.rows(wanted), FORWARD)
+    except FAILURES:
+        return False
+    finally:
+        with torch.no_grad():
+            for name, one in model.state_dict(keep_vars=True).items():
+                one.copy_(held[name])
+    return agree
+
+
+def _seeded(work: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return work()
