@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,15 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from baffle_runs import learning, make, same_bytes, weights
 from networks import seeded
 from numpy.typing import NDArray
 from refused_rows import Row, refused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from moretta.data.layout import InputArray, SampleLayout
 from moretta.errors import ParameterError
 from moretta.models.architectures import lenet, wrn
-from moretta.protocols.baffle.cut import Cut, blocks_of, constants_of, cut_of
+from moretta.models.by_keyword import takes_packed
+from moretta.models.one_tensor import gives_one_tensor
+from moretta.protocols.baffle.cut import Cut, blocks_of, constants_of, cut_of, graph_of
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -347,12 +352,6 @@ class Leaves(Head):
         return head
 
 
-class Makes(Head):
-    def forward(self, x: Tensor) -> Tensor:
-        head: Tensor = self.head(x) + torch.tensor([1.0, 2.0, 3.0])
-        return head
-
-
 class Counts(Head):
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([self.head(row) for row in x])
@@ -373,9 +372,7 @@ class Idle(Head):
     [
         (Branches, "head: Tensor = self.head(x if x.sum() > 0 else -x)", "depends on the values that it reads"),
         (Leaves, "head: Tensor = self.head(torch.from_numpy(x.numpy()))", ""),
-        (Makes, "head: Tensor = self.head(x) + torch.tensor([1.0, 2.0, 3.0])", "register that as a buffer"),
         (Counts, "", "it runs for one number of rows alone"),
-        (Idle, "", "`spare.weight` does not reach"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_and_says_where(kind: type[Head], source: str, words: str) -> None:
@@ -390,6 +387,69 @@ def test_a_model_that_cannot_be_cut_is_refused_and_says_where(kind: type[Head], 
         lines, start = inspect.getsourcelines(kind)
         number = start + next(at for at, line in enumerate(lines) if line.strip() == source)
         assert f"{Path(__file__).name}, line {number}, `{source}`" in said
+
+
+class Makes(Head):
+    """Makes a tensor while it runs, asks for len(x), and makes another on its own device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.first.expand(len(x), -1) * torch.arange(6.0, device=x.device)
+        head: Tensor = self.head(x) + torch.tensor([1.0, 2.0, 3.0])
+        return head
+
+
+class Object(Head):
+    """Takes arrays by keyword and returns an object, of which one tensor is trained."""
+
+    def forward(self, ids: Tensor, mask: Tensor, hint: Tensor | None = None) -> dict[str, Any]:
+        return {"logits": self.head(ids * mask.float()), "hidden": ids}
+
+
+def test_what_a_model_makes_is_a_constant_and_len_is_followed() -> None:
+    model = Makes()
+    layout = layout_of(model)
+    cut = cut_of(model, layout, (6,), torch.float32)
+    forward = TorchBlocks(model, layout, cut, blocks_of(cut, layout, Rule()))
+    x = torch.randn(5, 6)
+    np.testing.assert_allclose(forward.start(layout.flat(modules.arrays(model)), x.numpy()), model(x).detach(), rtol=1e-6)
+
+
+def test_devices_in_a_graph_are_those_that_it_runs_on() -> None:
+    graph = graph_of(Makes(), (6,), torch.float32, "meta")
+    told = [one for node in graph.nodes for one in node.kwargs.values() if isinstance(one, torch.device)]
+    assert told
+    assert {str(one) for one in [*told, *(one.device for one in graph.constants.values())]} == {"meta"}
+
+
+def test_arrays_by_keyword_and_an_object_are_cut_as_they_come() -> None:
+    layout = SampleLayout((InputArray("ids", (6,)), InputArray("mask", (6,))))
+    model = gives_one_tensor(takes_packed(Object(), layout))
+    flat = layout_of(model)
+    cut = cut_of(model, flat, (12,), torch.float32)
+    forward = TorchBlocks(model, flat, cut, blocks_of(cut, flat, Rule()))
+    x = torch.randn(5, 12)
+    np.testing.assert_allclose(forward.start(flat.flat(modules.arrays(model)), x.numpy()), model(x).detach(), rtol=1e-6)
+
+
+def test_what_forward_passes_alone_leave_out_is_said() -> None:
+    """Dropout, batches' own statistics, and parameters that nothing depends on; the run is that of the rest."""
+    idle = Idle()
+    idle.head = nn.Linear(6, 4)
+    norm = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), idle)
+    plain = copy.deepcopy(norm).eval()
+    plain[3].spare.requires_grad_(False)
+    blocks = learning(perturb="blocks", k={"*": 4})
+    found = make(blocks, model=norm).train(2, 3)
+    said = " ".join(found.record["warnings"])
+    for words in ("draws at random", "1 normalisation layers use the statistics", "do not depend on `3.spare.weight`"):
+        assert words in said
+    other = make(blocks, model=plain).train(2, 3)
+    assert not any("draws at random" in sentence for sentence in other.record["warnings"])
+    assert same_bytes(weights(found), weights(other))
 
 
 @pytest.mark.parametrize(

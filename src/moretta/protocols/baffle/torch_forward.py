@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array
@@ -118,7 +117,7 @@ class TorchForward:
 
 
 def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
-    """Raise `moretta.errors.ParameterError` where a forward pass draws at random or changes the model; says where.
+    """Raise `moretta.errors.ParameterError` where a forward pass changes the model or mixes rows; says where.
 
     by_batch: BatchNorm may normalise by a batch's own statistics.
     """
@@ -126,11 +125,6 @@ def check_model(model: nn.Module, *, by_batch: bool = False) -> None:
         raise ParameterError("batch-statistics is for BatchNorm in training mode, which the model has not; remove it")
     for name, module in model.named_modules():
         place = f"`{name or 'the model'}` ({type(module).__name__})"
-        if isinstance(module, _DropoutNd) and module.p > 0 and module.training:
-            raise ParameterError(
-                f"{place} drops values at random, so that losses would differ by chance and not by direction; set its "
-                "p to 0 or remove it"
-            )
         if by_batch and isinstance(module, _BatchNorm):
             continue
         if isinstance(module, _BatchNorm | _InstanceNorm) and module.training and module.track_running_stats:

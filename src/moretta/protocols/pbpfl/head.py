@@ -15,7 +15,7 @@ others (`find`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -208,24 +208,28 @@ def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: boo
     """Whether the model's outputs are W h + b (+ c), with the layer's weights and with others."""
     layer, drawn = model.get_submodule(head.module), torch.Generator().manual_seed(0)
     held = {name: one.detach().clone() for name, one in model.state_dict(keep_vars=True).items()}
-    true, agree = layer.weight.detach().clone(), True
+    moves = [torch.zeros_like(layer.weight), torch.randn(layer.weight.shape, generator=drawn, dtype=layer.weight.dtype)]
+
+    def run(move: Tensor, work: Callable[[], Any]) -> Any:
+        """Return what work gives, on the same random numbers and the same statistics each time."""
+        for name, one in model.state_dict(keep_vars=True).items():
+            one.copy_(held[name])
+        layer.weight.add_(move)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return work()
+
+    agree = True
+    model.train(training)
     try:
         with torch.no_grad(), CastsToDouble():
-            for moved in (0.0, 1.0):
-                layer.weight.copy_(true + moved * torch.randn(true.shape, generator=drawn, dtype=true.dtype))
-                wanted = _seeded(lambda: model.train(training)(*inputs))
-                h, rest = _seeded(lambda: head.run(model, inputs))
+            for move in moves:
+                wanted = run(move, lambda: model(*inputs))
+                h, rest = run(move, lambda: head.run(model, inputs))
                 agree &= close(head.outputs_of(model, h, rest), head.rows(wanted), FORWARD)
     except FAILURES:
         return False
     finally:
         with torch.no_grad():
-            for name, one in model.state_dict(keep_vars=True).items():
-                one.copy_(held[name])
+            run(moves[0], lambda: None)
     return agree
-
-
-def _seeded(work: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return work()

@@ -107,11 +107,14 @@ class ScalePlan:
     @classmethod
     def _of(cls, clone: nn.Module, inputs: Sequence[Tensor]) -> ScalePlan:
         found = _solved(clone, inputs)
-        plan = _plan(clone, found.solver, replace(found.head, answers=found.answers))
+        plan = _plan(clone, found.solver, found.head)
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
         for candidate in (plan, still):
-            if all(selfcheck.agrees(candidate, clone, inputs, turned) for turned in found.ways):
-                return candidate
+            ways = [turned for turned in found.ways if selfcheck.agrees(candidate, clone, inputs, turned)]
+            # Of the other ways some may be none that rows lead to; a silo is not let go on those that disagree.
+            if ways[:1] == [frozenset()] and (len(ways) == len(found.ways) or candidate is still):
+                answers = frozenset[tuple[bool, ...]]().union(*(found.ways[turned] for turned in ways))
+                return replace(candidate, head=replace(found.head, answers=answers - {()}))
         predict = partial(_predicted, found.solver.scales, _free_roots(found.solver))
         raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, found.history))
 
@@ -246,13 +249,12 @@ def _like(value: Values, result: Array, keep_dtype: bool = False) -> Values:
 
 @dataclass(frozen=True)
 class _Solved:
-    """history: of the results' ids. ways: which answers to turn round for each way through the model (`Answers`)."""
+    """history: of the results' ids. ways: the answers on each way through the model, by which are turned round."""
 
     solver: Solver
     head: Head
     history: list[tuple[Ids | None, ...]]
-    ways: tuple[frozenset[int], ...]
-    answers: frozenset[tuple[bool, ...]]
+    ways: Mapping[frozenset[int], frozenset[tuple[bool, ...]]]
 
 
 def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
@@ -275,11 +277,11 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
     solver = Solver({name: one.shape for name, one in [*clone.named_parameters(), *clone.named_buffers()]})
     history = _solve(solver, clone, inputs, evaluation)
-    ways, traces = [frozenset[int]()], [training]
+    ways, traces = {frozenset[int](): frozenset({evaluation.answers, training.answers})}, [training]
     for turned in other_answers(evaluation.answers):
         try:
-            traces += [record(clone, inputs, training=mode, turned=turned) for mode in (True, False)]
-            ways.append(turned)
+            both = [record(clone, inputs, training=mode, turned=turned) for mode in (True, False)]
+            ways[turned], traces = frozenset(one.answers for one in both), [*traces, *both]
         except UnsupportedModel:
             continue  # no batch has these answers, or the silo that has is told
         finally:
@@ -287,8 +289,7 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     for trace in traces:
         if not same_structure(trace, evaluation):
             _solve(solver, clone, inputs, trace)
-    answers = frozenset(trace.answers for trace in (evaluation, *traces)) if evaluation.answers else frozenset()
-    return _Solved(solver, head, history, tuple(ways), answers)
+    return _Solved(solver, head, history, ways)
 
 
 def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> list[tuple[Ids | None, ...]]:

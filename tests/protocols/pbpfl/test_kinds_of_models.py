@@ -1,0 +1,289 @@
+"""Kinds of models that libraries have, in small: what each does that plain layers do not, and that PBPFL is exact.
+
+The libraries' own are tried by benchmarks/architectures.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from moretta import PBPFL, Federation, Silo
+from moretta.errors import ParameterError
+from moretta.protocols.pbpfl.exactness import Input, check
+from moretta.protocols.pbpfl.scales import ScalePlan
+from moretta.secure_aggregation.settings import SecureAggregation
+
+CLEAR = SecureAggregation(scheme="none")
+
+
+class Words(nn.Module):
+    """Words, a middle of one's own, and a head; `end` is what happens to the head's outputs at every word."""
+
+    def __init__(
+        self,
+        middle: nn.Module | None = None,
+        end: Callable[[Tensor, Tensor], Tensor] = lambda z, words: z[:, -1],
+        outputs: int = 3,
+    ) -> None:
+        super().__init__()
+        self.words, self.middle = nn.Embedding(20, 8), middle or nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.head, self.end = nn.Linear(8, outputs), end
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.end(self.head(self.middle(self.words(words))), words)
+
+
+class Cast(nn.Module):
+    """RMSNorm as Llama and T5 have it: in float32 whatever the model is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+class Conv1D(nn.Module):
+    """transformers' layer of GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(0.3 * torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, 8), self.weight).view(x.shape).relu()
+
+
+class Grouped(nn.Module):
+    """Attention of four heads of queries that read two of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        found = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.o(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.layer = kind(8, 4 if settings.get("bidirectional") else 8, batch_first=True, **settings)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)[0]
+
+
+class Spectral(nn.Module):
+    """A weight that is computed from another, otherwise in training than in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x))
+
+
+def last_word(z: Tensor, words: Tensor) -> Tensor:
+    """The outputs at the last word that is not 0, as transformers picks them."""
+    places = torch.arange(words.shape[1], device=z.device)
+    return z[torch.arange(len(z)), (places * (words != 0)).argmax(-1)]
+
+
+def masked_mean(z: Tensor, words: Tensor) -> Tensor:
+    mask = (words != 0).to(z.dtype)[..., None]
+    return (z * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+WORDS = {
+    "the last word's outputs": lambda: Words(),
+    "the last that is no padding": lambda: Words(end=last_word),
+    "a mean of outputs": lambda: Words(end=lambda z, words: z.mean(1)),
+    "a masked mean": lambda: Words(end=masked_mean),
+    "casts": lambda: Words(nn.Sequential(nn.Linear(8, 8), Cast())),
+    "checkpointing": lambda: Words(Checkpointed()),
+    "Conv1D": lambda: Words(Conv1D()),
+    "grouped queries": lambda: Words(Grouped()),
+    "an LSTM": lambda: Words(Recurrent(nn.LSTM, num_layers=2)),
+    "a GRU both ways": lambda: Words(Recurrent(nn.GRU, num_layers=2, bidirectional=True)),
+    "spectral normalisation": lambda: Words(Spectral()),
+}
+SCALED = {"Conv1D": ("middle.weight", "middle.bias"), "grouped queries": ("middle.k.weight", "middle.v.weight")}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_kinds_of_classifiers_pass(kind: str) -> None:
+    torch.manual_seed(0)
+    model = WORDS[kind]()
+    for loss in ("mse", "cross-entropy"):
+        found = check(model, [Input((6,), 20)], 3, PBPFL(loss=loss))
+        assert found["passes"], found
+        assert found["relative_error_float64"] < 1e-10
+    forced = {one["tensor"] for one in found["forced_to_one"]}
+    assert not forced & set(SCALED.get(kind, ()))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_hidden_channels_of_recurrent_layers_move_in_all_gates_at_once(kind: type[nn.RNNBase]) -> None:
+    plan = ScalePlan.of(Words(Recurrent(kind)), (torch.arange(12).reshape(2, 6),))
+    assert 8 in plan.blocks
+    assert {shuffle.axis for shuffle in plan.parameters["middle.layer.weight_hh_l0"].shuffles} == {0, 1}
+    assert plan.parameters["middle.layer.weight_ih_l0"].follows  # the scales of what it reads
+
+
+# -- dense outputs -----------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Ends in a convolution to which its input is added, as MONAI's residual units do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x  # type: ignore[no-any-return]
+
+
+def images(*last: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), *last)
+
+
+DENSE: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "1 x 1": (lambda: images(nn.Conv2d(4, 2, 1)), 64),
+    "3 x 3": (lambda: images(nn.Conv2d(4, 2, 3, padding="same", dilation=2)), 64),
+    "resized": (lambda: images(nn.MaxPool2d(2), nn.Conv2d(4, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear")), 64),
+    "transposed": (
+        lambda: images(nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1, output_padding=1)),
+        64,
+    ),
+    "residual": (lambda: images(nn.Conv2d(4, 2, 1), nn.ReLU(), Residual()), 64),
+    "mirrored": (lambda: images(nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect")), 64),
+}
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_dense_outputs_pass(kind: str) -> None:
+    torch.manual_seed(0)
+    build, positions = DENSE[kind]
+    found = check(build(), [Input((1, 8, 8))], 2, PBPFL(loss="mse", partitions=2))
+    assert found["passes"], found
+    assert found["relative_error_float64"] < 1e-10
+    model = nn.Sequential(build(), nn.Flatten())
+    assert ScalePlan.of(model, (torch.randn(2, 1, 8, 8),)).head.positions == positions
+
+
+@pytest.mark.parametrize("kind", ["3 x 3", "transposed", "residual"])
+def test_a_run_on_dense_outputs_takes_the_steps_of_a_plain_one(kind: str) -> None:
+    torch.manual_seed(0)
+    model, random = DENSE[kind][0](), np.random.default_rng(0)
+    model[1] = nn.GroupNorm(2, 4)
+    rows = [(random.normal(size=(5, 1, 8, 8)).astype("float32"), random.normal(size=(5, 2, 8, 8))) for _ in range(2)]
+    silos = [Silo(name, x, y.reshape(5, -1).astype("float32")) for name, (x, y) in zip("ab", rows, strict=True)]
+    protocol = PBPFL(loss="mse", learning_rate=1e-3)
+    made = Federation(model, silos, protocol, batch_size=0, dtype="float64", aggregation=CLEAR)
+    result = made.train(3, progress=False)
+    plain = copy.deepcopy(model).double()
+    for _ in range(3):
+        total = sum((plain(torch.tensor(x).double()) - torch.tensor(y)).square().sum() / 20 for x, y in rows)
+        gradients = torch.autograd.grad(total, list(plain.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
+                parameter -= 1e-3 * gradient
+    after = dict(result.raw_model(true_model=True).network.named_parameters())
+    for name, one in plain.named_parameters():
+        np.testing.assert_allclose(after[name].detach(), one.detach(), atol=1e-5)  # the start is moved by 2^-23
+    assert result.raw_model().predict(rows[0][0]).shape == (5, 128)
+
+
+def test_dense_outputs_under_cross_entropy_are_refused_by_what_the_server_would_see() -> None:
+    with pytest.raises(ParameterError, match="outputs at 64 positions.*of an image its segmentation"):
+        check(DENSE["1 x 1"][0](), [Input((1, 8, 8))], 2, PBPFL(loss="cross-entropy"))
+
+
+# -- questions about inputs --------------------------------------------------------------------------------------------
+
+
+class Asks(nn.Module):
+    """Leaves the mask out where every word is one, as transformers does."""
+
+    def __init__(self, *, deeper: bool = False) -> None:
+        super().__init__()
+        self.words, self.query, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.deeper = deeper
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.words(ids)
+        q = self.query(x)
+        if mask.all():
+            if self.deeper:
+                x = x + 0 * x.sigmoid()
+            found = F.scaled_dot_product_attention(q, q, x)
+        else:
+            found = F.scaled_dot_product_attention(q, q, x, mask[:, None, :].bool())
+        return self.head(found.mean(1).relu())  # type: ignore[no-any-return]
+
+
+def padded(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    mask = (torch.arange(6) < torch.tensor(lengths)[:, None]).double()
+    return torch.arange(6 * len(lengths)).reshape(-1, 6) % 20, mask
+
+
+@pytest.mark.parametrize("lengths", [[6, 6], [6, 3]])
+def test_both_answers_are_traced_whichever_the_example_has(lengths: list[int]) -> None:
+    for deeper, free in ((False, True), (True, False)):
+        plan = ScalePlan.of(Asks(deeper=deeper), padded(lengths))
+        assert plan.head.answers == {(True,), (False,)}
+        assert bool(plan.parameters["words.weight"].follows) == free  # a sigmoid on one way fixes it on both
+
+
+def test_a_silo_is_held_to_answers_that_were_traced() -> None:
+    class Raises(Asks):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            if mask.all():
+                raise ValueError("no padding")
+            return super().forward(ids, mask)
+
+    head = ScalePlan.of(Raises(), padded([5, 3])).head
+    assert head.answers == {(False, False), (False, True)}
+    with pytest.raises(ParameterError, match="lead the model another way"):
+        head.run(Asks().double(), padded([5, 3]))
+
+
+def test_numbers_read_from_inputs_and_questions_to_weights_are_refused() -> None:
+    class Longest(Asks):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            longest = int(mask.sum(1).max())
+            return super().forward(ids[:, :longest], mask[:, :longest])
+
+    class Weighs(Asks):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(ids, mask) * (2 if self.head.weight.sum() > 0 else 1)
+
+    for model in (Longest(), Weighs()):
+        with pytest.raises(ParameterError, match="reads the value of a tensor that depends on the data"):
+            ScalePlan.of(model, padded([6, 3]))
