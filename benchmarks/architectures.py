@@ -93,49 +93,327 @@ def _image(package: str, name: str, size: int = 32, **arguments: Any) -> Case:
     return Case(f"{package}:{name}", arguments, f"3,{size},{size}")
 
 
+PLANE = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
+GREY, MASKS = "1,16,16", (2, 16, 16)
+LONG = {"max_position_embeddings": 64, "vocab_size": VOCABULARY}
+
+
+def _text(name: str, rows: Any = PADDED, **arguments: Any) -> Case:
+    return _hf(f"{name}ForSequenceClassification", rows, **TEXT | arguments)
+
+
+def _llm(name: str, **arguments: Any) -> Case:
+    return _hf(f"{name}ForSequenceClassification", PADDED, **LLAMA | arguments)
+
+
+def _vision(name: str, rows: str = "3,32,32", **arguments: Any) -> Case:
+    return _hf(f"{name}ForImageClassification", rows, **arguments)
+
+
+def _dense(source: str, rows: str = GREY, outputs: tuple[int, ...] = MASKS, **arguments: Any) -> Case:
+    return Case(source, arguments, rows, outputs)
+
+
+GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": 32, "pad_token_id": 0}
+SOUND = {
+    **SMALL,
+    "conv_dim": [8, 8],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 2],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "classifier_proj_size": 8,
+    "layerdrop": 0.0,
+}
+
 CASES: dict[str, Case] = {
-    "bert": _hf("BertForSequenceClassification", PADDED, **TEXT),
-    "bert, no padding": _hf("BertForSequenceClassification", WORDS, **TEXT, **NO_DROPOUT),
-    "distilbert": _hf("DistilBertForSequenceClassification", PADDED, dim=16, n_layers=2, n_heads=2, hidden_dim=32, vocab_size=VOCABULARY, max_position_embeddings=32),
-    "roberta": _hf("RobertaForSequenceClassification", PADDED, **{**TEXT, "pad_token_id": 1}, **NO_DROPOUT),
-    "albert": _hf("AlbertForSequenceClassification", PADDED, **TEXT, embedding_size=8, classifier_dropout_prob=0.0),
-    "electra": _hf("ElectraForSequenceClassification", PADDED, **TEXT, embedding_size=8),
-    "deberta-v2": _hf("DebertaV2ForSequenceClassification", PADDED, **TEXT, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"], **NO_DROPOUT),
-    "gpt2": _hf("GPT2ForSequenceClassification", PADDED, n_embd=16, n_layer=2, n_head=2, vocab_size=VOCABULARY, n_positions=32, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
-    "llama": _hf("LlamaForSequenceClassification", PADDED, **LLAMA),
-    "qwen2": _hf("Qwen2ForSequenceClassification", PADDED, **LLAMA),
-    "mistral": _hf("MistralForSequenceClassification", PADDED, **LLAMA),
-    "gemma": _hf("GemmaForSequenceClassification", PADDED, **LLAMA, head_dim=8),
-    "t5 encoder, at every word": Case("transformers:T5ForTokenClassification", {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": VOCABULARY, "dropout_rate": 0.0, "num_labels": 3}, WORDS, (12, 3)),
-    "xlnet": _hf("XLNetForSequenceClassification", WORDS, d_model=16, n_layer=2, n_head=2, d_inner=32, vocab_size=VOCABULARY, dropout=0.0, summary_last_dropout=0.0),
+    # text
+    "bert": _text("Bert"),
+    "bert, no padding": _text("Bert", WORDS, **NO_DROPOUT),
+    "distilbert": _hf(
+        "DistilBertForSequenceClassification",
+        PADDED,
+        dim=16,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=32,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+    ),
+    "roberta": _text("Roberta", pad_token_id=1, **NO_DROPOUT),
+    "albert": _text("Albert", embedding_size=8, classifier_dropout_prob=0.0),
+    "electra": _text("Electra", embedding_size=8),
+    "deberta-v2": _text(
+        "DebertaV2", relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"], **NO_DROPOUT
+    ),
+    "mpnet": _text("MPNet", pad_token_id=1, **NO_DROPOUT),
+    "squeezebert": _text(
+        "SqueezeBert",
+        embedding_size=16,
+        q_groups=1,
+        k_groups=1,
+        v_groups=1,
+        post_attention_groups=1,
+        intermediate_groups=1,
+        output_groups=1,
+        **NO_DROPOUT,
+    ),
+    "roformer": _text("RoFormer", embedding_size=16, **NO_DROPOUT),
+    "modernbert": _hf(
+        "ModernBertForSequenceClassification", PADDED, **TEXT, global_attn_every_n_layers=2, local_attention=8
+    ),
+    "fnet": _hf(
+        "FNetForSequenceClassification",
+        WORDS,
+        hidden_size=16,
+        num_hidden_layers=2,
+        intermediate_size=32,
+        **LONG,
+        pad_token_id=0,
+        hidden_dropout_prob=0.0,
+    ),
+    "xlnet": _hf(
+        "XLNetForSequenceClassification",
+        WORDS,
+        d_model=16,
+        n_layer=2,
+        n_head=2,
+        d_inner=32,
+        vocab_size=VOCABULARY,
+        dropout=0.0,
+        summary_last_dropout=0.0,
+    ),
+    "t5 encoder, at every word": _dense(
+        "transformers:T5ForTokenClassification",
+        WORDS,
+        (12, 3),
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=VOCABULARY,
+        dropout_rate=0.0,
+        num_labels=3,
+    ),
+    "bert, at every word": Case(
+        "transformers:BertForTokenClassification", {**TEXT, **NO_DROPOUT, "num_labels": 3}, PADDED, (12, 3)
+    ),
+    "gpt2": _hf("GPT2ForSequenceClassification", PADDED, **GPT, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "opt": _hf(
+        "OPTForSequenceClassification",
+        PADDED,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        ffn_dim=32,
+        word_embed_proj_dim=16,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        pad_token_id=1,
+        dropout=0.0,
+    ),
+    "gpt-neox": _llm("GPTNeoX"),
+    "phi": _llm("Phi", resid_pdrop=0.0),
+    "llama": _llm("Llama"),
+    "qwen2": _llm("Qwen2"),
+    "qwen3": _llm("Qwen3", head_dim=8),
+    "mistral": _llm("Mistral"),
+    "mixtral": _llm("Mixtral", num_local_experts=2, num_experts_per_tok=1),
+    "gemma": _llm("Gemma", head_dim=8),
+    "gemma 2": _llm("Gemma2", head_dim=8),
     "mamba": Case("architectures:mamba", {}, WORDS),
-    "vit": _hf("ViTForImageClassification", "3,32,32", **PICTURE),
-    "swin": _hf("SwinForImageClassification", "3,32,32", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4),
-    "convnext": _hf("ConvNextForImageClassification", "3,32,32", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
-    "wav2vec2": _hf("Wav2Vec2ForSequenceClassification", "800", **SMALL, conv_dim=[8, 8], conv_kernel=[10, 3], conv_stride=[5, 2], num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, classifier_proj_size=8, mask_time_prob=0.0, layerdrop=0.0),
-    "timm resnet18": _image("timm", "resnet18", num_classes=3),
-    "timm vit": _image("timm", "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=3),
-    "timm efficientnet-b0": _image("timm", "efficientnet_b0", num_classes=3),
+    "lora on bert": Case("architectures:lora", {}, PADDED),
+    # images and sound
+    "vit": _vision("ViT", **PICTURE),
+    "deit": _vision("DeiT", **PICTURE),
+    "beit": _vision("Beit", **PICTURE, drop_path_rate=0.0),
+    "dinov2": _vision(
+        "Dinov2", image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2
+    ),
+    "swin": _vision(
+        "Swin",
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[1, 1],
+        num_heads=[2, 2],
+        window_size=4,
+        drop_path_rate=0.0,
+    ),
+    "convnext": _vision("ConvNext", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
+    "convnext v2": _vision("ConvNextV2", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
+    "resnet": _vision("ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"),
+    "regnet": _vision("RegNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4),
+    "mobilenet v2": _vision("MobileNetV2", image_size=32, depth_multiplier=0.1, min_depth=4, finegrained_output=False),
+    "poolformer": _vision("PoolFormer", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], drop_path_rate=0.0),
+    "segformer": _dense(
+        "transformers:SegformerForSemanticSegmentation",
+        "3,32,32",
+        (2, 8, 8),
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 8, 16, 16],
+        num_attention_heads=[1, 1, 2, 2],
+        decoder_hidden_size=8,
+        num_labels=2,
+        classifier_dropout_prob=0.0,
+        drop_path_rate=0.0,
+    ),
+    "wav2vec2": _hf("Wav2Vec2ForSequenceClassification", "800", **SOUND, mask_time_prob=0.0),
+    "hubert": _hf("HubertForSequenceClassification", "800", **SOUND, mask_time_prob=0.0),
+    "audio spectrogram transformer": _hf(
+        "ASTForAudioClassification",
+        "32,16",
+        **SMALL,
+        patch_size=8,
+        max_length=32,
+        num_mel_bins=16,
+        frequency_stride=8,
+        time_stride=8,
+    ),
+    "timm resnet": _image("timm", "test_resnet", num_classes=3),
+    "timm vit": _image("timm", "test_vit", img_size=32, num_classes=3),
+    "timm efficientnet": _image("timm", "test_efficientnet", num_classes=3),
+    "timm convnext": _image("timm", "test_convnext", num_classes=3),
+    "timm nfnet": _image("timm", "test_nfnet", num_classes=3),
     "timm mixer": _image("timm", "mixer_s16_224", img_size=32, patch_size=8, embed_dim=16, num_blocks=2, num_classes=3),
-    "timm convnext": _image("timm", "convnext_atto", num_classes=3, depths=[1, 1, 1, 1], dims=[8, 8, 16, 16]),
-    "resnet18": _image("torchvision", "resnet18", num_classes=3),
-    "densenet121": _image("torchvision", "densenet121", num_classes=3),
-    "mobilenet-v3": _image("torchvision", "mobilenet_v3_small", num_classes=3),
-    "efficientnet-b0": _image("torchvision", "efficientnet_b0", num_classes=3),
-    "deeplab-v3": Case("torchvision:deeplabv3_mobilenet_v3_large", {"num_classes": 2}, "3,32,32", (2, 32, 32)),
-    "monai densenet": Case("monai:DenseNet", {"spatial_dims": 2, "in_channels": 1, "out_channels": 3, "init_features": 8, "growth_rate": 4, "block_config": [2, 2]}, "1,32,32"),
-    "monai unet": Case("monai:UNet", {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8, 8], "strides": [2, 2]}, "1,16,16", (2, 16, 16)),
-    "monai unet, residual units": Case("monai:UNet", {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8, 8], "strides": [2, 2], "num_res_units": 2}, "1,16,16", (2, 16, 16)),
-    "monai segresnet": Case("monai:SegResNet", {"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "init_filters": 8, "blocks_down": [1, 1], "blocks_up": [1]}, "1,16,16", (2, 16, 16)),
-    "monai swin-unetr": Case("monai:SwinUNETR", {"in_channels": 1, "out_channels": 2, "feature_size": 12, "spatial_dims": 2, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2]}, "1,32,32", (2, 32, 32)),
-    "monai vit": Case("monai:ViT", {"in_channels": 1, "img_size": [16, 16], "patch_size": [8, 8], "hidden_size": 16, "mlp_dim": 32, "num_layers": 2, "num_heads": 2, "classification": True, "num_classes": 3, "spatial_dims": 2, "post_activation": ""}, "1,16,16"),
-    "smp unet": Case("segmentation_models_pytorch:Unet", {"encoder_name": "resnet18", "encoder_depth": 3, "decoder_channels": [16, 8, 8], "classes": 2}, "3,32,32", (2, 32, 32)),
-    "smp deeplab-v3+": Case("segmentation_models_pytorch:DeepLabV3Plus", {"encoder_name": "resnet18", "decoder_channels": 16, "classes": 2}, "3,32,32", (2, 32, 32)),
+    "timm mambaout": _image("timm", "test_mambaout", num_classes=3),
+    "torchvision densenet": _image(
+        "torchvision", "DenseNet", growth_rate=4, block_config=[2, 2], num_init_features=8, num_classes=3
+    ),
+    "torchvision vit": _image(
+        "torchvision",
+        "VisionTransformer",
+        image_size=32,
+        patch_size=8,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=16,
+        mlp_dim=32,
+        num_classes=3,
+    ),
+    "torchvision swin": _image(
+        "torchvision",
+        "SwinTransformer",
+        patch_size=[4, 4],
+        embed_dim=8,
+        depths=[1, 1],
+        num_heads=[2, 2],
+        window_size=[4, 4],
+        num_classes=3,
+        stochastic_depth_prob=0.0,
+    ),
+    "torchvision shufflenet": _image("torchvision", "shufflenet_v2_x0_5", num_classes=3),
+    "torchvision mnasnet": _image("torchvision", "MNASNet", alpha=0.1, num_classes=3, dropout=0.0),
+    "torchvision squeezenet": _image("torchvision", "squeezenet1_1", num_classes=3),
+    "torchvision lraspp": _dense("torchvision:lraspp_mobilenet_v3_large", "3,32,32", (2, 32, 32), num_classes=2),
+    # medicine
+    "monai densenet": Case(
+        "monai:DenseNet",
+        {
+            "spatial_dims": 2,
+            "in_channels": 1,
+            "out_channels": 3,
+            "init_features": 8,
+            "growth_rate": 4,
+            "block_config": [2, 2],
+        },
+        GREY,
+    ),
+    "monai resnet": Case(
+        "monai:ResNet",
+        {
+            "block": "basic",
+            "layers": [1, 1, 1, 1],
+            "block_inplanes": [4, 4, 8, 8],
+            "spatial_dims": 2,
+            "n_input_channels": 1,
+            "num_classes": 3,
+        },
+        GREY,
+    ),
+    "monai vit": Case(
+        "monai:ViT",
+        {
+            "in_channels": 1,
+            "img_size": [16, 16],
+            "patch_size": [8, 8],
+            "hidden_size": 16,
+            "mlp_dim": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "classification": True,
+            "num_classes": 3,
+            "spatial_dims": 2,
+            "post_activation": "",
+        },
+        GREY,
+    ),
+    "monai unet": _dense("monai:UNet", **PLANE, channels=[4, 8, 8], strides=[2, 2]),
+    "monai unet, residual units": _dense("monai:UNet", **PLANE, channels=[4, 8, 8], strides=[2, 2], num_res_units=2),
+    "monai unet, volumes": _dense(
+        "monai:UNet", "1,8,8,8", (2, 8, 8, 8), **{**PLANE, "spatial_dims": 3}, channels=[4, 8], strides=[2]
+    ),
+    "monai attention unet": _dense("monai:AttentionUnet", **PLANE, channels=[4, 8], strides=[2]),
+    "monai basic unet": _dense("monai:BasicUNet", **PLANE, features=[4, 4, 8, 8, 8, 4]),
+    "monai dynunet": _dense(
+        "monai:DynUNet",
+        **PLANE,
+        kernel_size=[3, 3, 3],
+        strides=[1, 2, 2],
+        upsample_kernel_size=[2, 2],
+        filters=[4, 8, 8],
+    ),
+    "monai segresnet": _dense("monai:SegResNet", **PLANE, init_filters=8, blocks_down=[1, 1], blocks_up=[1]),
+    "monai swin-unetr": _dense(
+        "monai:SwinUNETR",
+        "1,32,32",
+        (2, 32, 32),
+        in_channels=1,
+        out_channels=2,
+        feature_size=12,
+        spatial_dims=2,
+        depths=[1, 1, 1, 1],
+        num_heads=[2, 2, 2, 2],
+    ),
+    "monai unetr": _dense(
+        "monai:UNETR",
+        "1,16,16",
+        MASKS,
+        in_channels=1,
+        out_channels=2,
+        img_size=[16, 16],
+        feature_size=4,
+        hidden_size=16,
+        mlp_dim=32,
+        num_heads=2,
+        spatial_dims=2,
+    ),
+    "smp unet": _dense(
+        "segmentation_models_pytorch:Unet",
+        "3,32,32",
+        (2, 32, 32),
+        encoder_name="tu-test_resnet",
+        encoder_depth=3,
+        decoder_channels=[16, 8, 8],
+        classes=2,
+    ),
+    "smp fpn": _dense(
+        "segmentation_models_pytorch:FPN",
+        "3,32,32",
+        (2, 32, 32),
+        encoder_name="tu-test_resnet",
+        encoder_depth=4,
+        decoder_pyramid_channels=8,
+        decoder_segmentation_channels=8,
+        classes=2,
+        decoder_dropout=0.0,
+    ),
+    # sequences and tables
     "lstm": Case("architectures:recurrent", {"kind": "LSTM"}, WORDS),
     "gru": Case("architectures:recurrent", {"kind": "GRU", "bidirectional": True}, WORDS),
     "tcn": Case("architectures:tcn", {}, "4,24"),
     "ft-transformer": Case("architectures:ft_transformer", {}, "10"),
-    "lora on bert": Case("architectures:lora", {}, PADDED),
 }
 
 
@@ -294,7 +572,10 @@ def draws(model: nn.Module, arrays: Mapping[str, np.ndarray]) -> bool:
     with torch.no_grad():
         plain_output(
             copy.deepcopy(model).train(),
-            {n: torch.tensor(one).long() if one.dtype.kind == "i" else torch.tensor(one).float() for n, one in arrays.items()},
+            {
+                n: torch.tensor(one).long() if one.dtype.kind == "i" else torch.tensor(one).float()
+                for n, one in arrays.items()
+            },
         )
     return not torch.equal(before, torch.get_rng_state())
 
@@ -334,7 +615,9 @@ def federation(case: Case, folder: Path, protocol: str, dtype: str, settings: st
     np.savez(folder / "rows.npz", y=y if case.dense is None else y.reshape(ROWS, -1), **named)
     text = RUN.format(
         dtype=dtype,
-        model="\n".join(f"{key} = {json.dumps(value)}" for key, value in {"source": case.source, **case.arguments}.items()),
+        model="\n".join(
+            f"{key} = {json.dumps(value)}" for key, value in {"source": case.source, **case.arguments}.items()
+        ),
         protocol=protocol,
         rate=RATE,
         settings=settings,
@@ -407,7 +690,10 @@ def cut(case: Case) -> dict[str, Any]:
     x = made.silos[0].x
     at = forward.layout.flat(modules.arrays(made.model))
     outputs = forward.start(at, np.ascontiguousarray(x if x.dtype.kind in "iu" else x.astype("float32")))
-    arrays = {n: torch.tensor(one).long() if one.dtype.kind == "i" else torch.tensor(one).float() for n, one in held(made)[0][0].items()}
+    arrays = {
+        n: torch.tensor(one).long() if one.dtype.kind == "i" else torch.tensor(one).float()
+        for n, one in held(made)[0][0].items()
+    }
     with torch.no_grad():
         wanted = plain_output(bare(made.model).eval(), arrays).numpy()
     gap = float(np.abs(outputs - wanted).max() / max(np.abs(wanted).max(), 1e-30))

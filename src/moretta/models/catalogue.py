@@ -107,9 +107,10 @@ def build(
     """Build a model for samples of shape `inputs`, with `outputs` outputs.
 
     `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
-    with `arguments` only, or `package:Class` of a library (`moretta.models.libraries`). Dashes in argument names become underscores. Initial weights depend on `seed` alone; torch's
-    global generator is unchanged. layout: of samples of several arrays, which the model takes by keyword, and packed
-    (`moretta.models.by_keyword`). agreed: which functions may be called (`moretta.data.references.resolve`).
+    with `arguments` only, or `package:Class` of a library (`moretta.models.libraries`). Dashes in argument names become
+    underscores. Initial weights depend on `seed` alone; torch's global generator is unchanged. layout: of samples of
+    several arrays, which the model takes by keyword, and packed (`moretta.models.by_keyword`). agreed: which functions
+    may be called (`moretta.data.references.resolve`).
     Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
     for a function that fails or returns no module; MissingExtra without torch.
     """

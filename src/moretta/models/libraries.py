@@ -1,4 +1,4 @@
-"""Models of other libraries by their names: `transformers:BertForSequenceClassification`, `monai:UNet`, `timm:resnet18`.
+"""Models of other libraries by their names: `transformers:BertForSequenceClassification`, `monai:UNet`, `timm:NAME`.
 
 Any `package:Class` is called with the arguments of [model], as a function beside the run file is. Known libraries need
 three things besides: where their models are, what would load weights from the net, and transformers' configurations.
@@ -89,9 +89,7 @@ def construct(
     return function(**given)
 
 
-def _of_transformers(
-    kind: Any, outputs: int, base: Path, arguments: dict[str, Any], *, own: bool
-) -> Any:
+def _of_transformers(kind: Any, outputs: int, base: Path, arguments: dict[str, Any], *, own: bool) -> Any:
     """Return a model of transformers by its configuration: of the arguments, or of a `folder` and the arguments."""
     if "trust_remote_code" in arguments:
         raise ParameterError("[model] trust-remote-code: a folder's code is never run; remove it")

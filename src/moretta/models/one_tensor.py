@@ -62,8 +62,9 @@ def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
 def gives_one_tensor(model: nn.Module, output: str = "") -> nn.Module:
     """Let a module return one tensor, [rows, outputs], and return it. output: the tensor's name, where it has one."""
     if hook_of(model) is None:
-        if getattr(getattr(model, "config", None), "use_cache", False):
-            model.config.use_cache = False  # of transformers: keys and values for words to come, which none do
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # of transformers: keys and values for words to come, which none do
         model.register_forward_hook(OneTensor(output), with_kwargs=True, prepend=True)
     return model
 
@@ -80,4 +81,3 @@ def gives_all(model: nn.Module) -> nn.Module:
             del model._forward_hooks[key]
             model._forward_hooks_with_kwargs.pop(key, None)
     return model
-

@@ -415,7 +415,9 @@ def test_what_a_model_makes_is_a_constant_and_len_is_followed() -> None:
     cut = cut_of(model, layout, (6,), torch.float32)
     forward = TorchBlocks(model, layout, cut, blocks_of(cut, layout, Rule()))
     x = torch.randn(5, 6)
-    np.testing.assert_allclose(forward.start(layout.flat(modules.arrays(model)), x.numpy()), model(x).detach(), rtol=1e-6)
+    np.testing.assert_allclose(
+        forward.start(layout.flat(modules.arrays(model)), x.numpy()), model(x).detach(), rtol=1e-6
+    )
 
 
 def test_devices_in_a_graph_are_those_that_it_runs_on() -> None:

@@ -221,7 +221,7 @@ def test_a_run_on_dense_outputs_takes_the_steps_of_a_plain_one(kind: str) -> Non
 
 
 def test_dense_outputs_under_cross_entropy_are_refused_by_what_the_server_would_see() -> None:
-    with pytest.raises(ParameterError, match="outputs at 64 positions.*of an image its segmentation"):
+    with pytest.raises(ParameterError, match=r"outputs at 64 positions.*of an image its segmentation"):
         check(DENSE["1 x 1"][0](), [Input((1, 8, 8))], 2, PBPFL(loss="cross-entropy"))
 
 

@@ -86,9 +86,7 @@ def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | No
     return replace(setting, built=model), graph, said
 
 
-def _forward(
-    protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | None
-) -> tuple[TorchForward, Recipe]:
+def _forward(protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | None) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
     recipe = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied)
     if recipe.rule is None or graph is None:

@@ -158,8 +158,8 @@ def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = 
     if blocks and not by_batch and keeping:
         model.eval()
         said.append(
-            f"{len(keeping)} normalisation layers use the statistics that the model came with, as in evaluation: blocks "
-            "of layers are moved without a batch's own; start from a trained model, or use GroupNorm"
+            f"{len(keeping)} normalisation layers use the statistics that the model came with, as in evaluation: "
+            "blocks of layers are moved without a batch's own; start from a trained model, or use GroupNorm"
         )
     else:
         for one in norms:

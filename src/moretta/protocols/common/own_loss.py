@@ -99,8 +99,8 @@ def check(
 ) -> None:
     """Try a loss on made-up outputs. Raises `moretta.errors.ParameterError` where it cannot be trained on.
 
-    targets: some of a silo's own, as it has them; None makes some up. outputs: of the model. loss: the built-in one, which encodes targets. dtype: torch's, of the run. differentiable:
-    whether silos need its gradient.
+    targets: some of a silo's own, as it has them; None makes some up. outputs: of the model. loss: the built-in one,
+    which encodes targets. dtype: torch's, of the run. differentiable: whether silos need its gradient.
     """
     import torch
 

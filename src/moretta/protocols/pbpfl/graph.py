@@ -5,7 +5,8 @@ result and the layer it was called from. So containers of torch.nn (TransformerE
 on shapes are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be
 seen. Only a question with yes or no that follows from inputs alone (is every word of the batch a word?) is let be: the
 true and the perturbed model have the same answer, both answers are traced (`other_answers`), and a silo is held to
-answers that were (`Answers`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at every branch on a shape.
+answers that were (`Answers`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at
+every branch on a shape.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class CastsToDouble(TorchFunctionMode):
     ) -> Any:
         func = Tensor.double if func is Tensor.float else func
         args, kwargs = (
-            tree_map(lambda leaf: torch.float64 if leaf is torch.float32 else leaf, part) for part in (args, kwargs or {})
+            tree_map(lambda leaf: torch.float64 if leaf is torch.float32 else leaf, part)
+            for part in (args, kwargs or {})
         )
         return func(*args, **kwargs)
 

@@ -108,8 +108,9 @@ def refuse_dense(head: Head, loss: str) -> None:
     """Raise `moretta.errors.ParameterError` for outputs at positions under cross-entropy."""
     if head.positions > 1 and loss != "mse":
         raise ParameterError(
-            f'loss = "{loss}": the model has outputs at {head.positions} positions, and in PBPFL\'s exchange the server '
-            "would see the softmax at each: of an image its segmentation; use mse on one-hot targets, or another protocol"
+            f'loss = "{loss}": the model has outputs at {head.positions} positions, and in the exchange the server '
+            "would see the softmax at each: of an image its segmentation; use mse on one-hot targets, or another "
+            "protocol"
         )
 
 

@@ -307,4 +307,3 @@ class Server:
         self._sizes = Sizes(state["alpha"], state["outputs"]) if "alpha" in state else None
         self._so_far = {name: RunningMedian(state[f"sizes/{name}"]) for name in self._so_far}
         self._loss, self._root = float(state["loss"]), SecretRoot(state["secret_root"])
-

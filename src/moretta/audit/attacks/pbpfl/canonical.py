@@ -30,8 +30,8 @@ from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError, UnsupportedModel
 from moretta.protocols.pbpfl import patterns
-from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
 from moretta.protocols.pbpfl.head import Head
+from moretta.protocols.pbpfl.patterns import Pattern, Positions, Shuffle
 from moretta.protocols.pbpfl.scales import ScalePlan
 
 PLAN = "plan"  # in the names of arrays
