@@ -258,3 +258,23 @@ def test_an_audit_says_that_its_attacks_do_not_know_it(tmp_path: Path) -> None:
     assert not audit.attacks
     assert audit.record["not_run"]
     assert all("own-loss" in one["because"] for one in audit.record["not_run"])
+
+
+def weibull(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Survival: minus the log of a density of times, which cannot be negative; as torchsurv's, it says so."""
+    if (targets < 1.0).any():
+        raise ValueError("times are below 1")
+    shape, scale = outputs.exp()[:, 0], outputs.exp()[:, 1]
+    times = targets[:, 0]
+    return (times / scale) ** shape - torch.log(shape / scale) - (shape - 1) * torch.log(times / scale)
+
+
+def test_a_loss_is_tried_on_targets_of_a_silo_s_own() -> None:
+    random = np.random.default_rng(0)
+    held = [Silo(name, random.normal(size=(9, 4)), 1 + random.exponential(size=(9, 2))) for name in "ab"]
+    protocol = FedSGD(loss="mse", own_loss=weibull)
+    made = Federation(nn.Linear(4, 2), held, protocol, aggregation=SecureAggregation(scheme="none"))
+    assert np.isfinite(made.train(2, progress=False).history[-1]["loss"])
+    held[0].y[0] = -1.0
+    with pytest.raises(ParameterError, match=r"own-loss .*weibull.*with ValueError: times are below 1"):
+        Federation(nn.Linear(4, 2), held, protocol, aggregation=SecureAggregation(scheme="none"))

@@ -36,14 +36,18 @@ class OneTensor:
         """Return the one tensor of what a module returned for so many rows."""
         if isinstance(output, Tensor) and not self.name:
             return output.flatten(1) if output.ndim > 2 else output[:, None] if output.ndim == 1 else output
-        named = dict(_named(output))
-        fits = [key for key, one in named.items() if one.is_floating_point() and one.shape[:1] == (rows,)]
+        named, fits = dict(_named(output)), list(that_fit(output, rows))
         name = self.name or next((one for one in USUAL if one in named), fits[0] if len(fits) == 1 else "")
         if name not in fits:
             asked = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
             has = either(fits or list(named)) if named else type(output).__name__
             raise ParameterError(f'the model returns {asked}; it returns {has}: name one by [model] output = "NAME"')
         return OneTensor().taken(named[name], rows)
+
+
+def that_fit(output: Any, rows: int) -> dict[str, Tensor]:
+    """Return the tensors of an object, a dictionary or a tuple that could be trained: of floats, one a row."""
+    return {key: one for key, one in _named(output) if one.is_floating_point() and one.shape[:1] == (rows,)}
 
 
 def _named(output: Any) -> Iterator[tuple[str, Tensor]]:

@@ -113,7 +113,8 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
 def with_one_tensor(model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype) -> nn.Module:
     """Let a model that returns more than one tensor [rows, outputs] return that, and return it.
 
-    What fails here fails again where `count_outputs` says what is wrong.
+    Of several the one is taken that has as many outputs as targets ask for, if only one has. What fails here fails
+    again where `count_outputs` says what is wrong.
     """
     hook = one_tensor.hook_of(model) or one_tensor.OneTensor()
     one_tensor.gives_all(model)
@@ -122,7 +123,20 @@ def with_one_tensor(model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=()), suppress(Exception):
             output = clone.train(training)(_sample(silos, dtype))
             plain &= isinstance(output, torch.Tensor) and output.ndim == 2
+            fits = one_tensor.that_fit(output, 2)
+            if not hook.name and len(fits) > 1 and not set(one_tensor.USUAL) & set(fits):
+                wanted = _wanted_outputs(silos)
+                alike = [name for name, one in fits.items() if one[0].numel() == wanted]
+                hook = one_tensor.OneTensor(alike[0] if len(alike) == 1 else "")
     return model if plain else one_tensor.gives_one_tensor(model, hook.name)
+
+
+def _wanted_outputs(silos: Sequence[Silo]) -> int:
+    """Return how many outputs the targets of silos that are here ask for; 0 where none is."""
+    targets = [silo.y for silo in silos if not silo.remote and len(silo.y)]
+    if not targets or targets[0].ndim > 1:
+        return int(np.prod(targets[0].shape[1:])) if targets else 0
+    return max(int(y.max()) + 1 for y in targets) if targets[0].dtype.kind in "iub" else 1
 
 
 def count_outputs(

@@ -155,6 +155,26 @@ def test_hidden_channels_of_recurrent_layers_move_in_all_gates_at_once(kind: typ
     assert plan.parameters["middle.layer.weight_ih_l0"].follows  # the scales of what it reads
 
 
+class WideAndDeep(nn.Module):
+    """Two heads that are added up, as wide and deep networks of tables have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.deep, self.head = nn.Linear(5, 3), nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(x) + self.head(torch.relu(self.deep(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("settings", [{"loss": "mse"}, {"loss": "cross-entropy", "variant": "paper", "partitions": 2}])
+def test_what_is_added_to_the_head_s_outputs_stays_beside_them(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    found = check(WideAndDeep(), [Input((5,))], 3, PBPFL(**settings))
+    assert found["passes"], found
+    assert found["relative_error_float64"] < 1e-10
+    assert ScalePlan.of(WideAndDeep(), (torch.randn(4, 5),)).head.residual
+
+
 # -- dense outputs -----------------------------------------------------------------------------------------------------
 
 

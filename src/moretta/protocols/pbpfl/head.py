@@ -8,9 +8,9 @@ models have more behind or beside it, and are one matrix all the same:
 - **Dense outputs.** A layer at every position, or a convolution, whose features are the patches of its input. Every
   position is a row, z_p = W h_p + b, and the squared error adds up over positions, so that all identities hold.
 
-Where something that does not depend on the layer is added to its outputs (a residual unit at the end), that is kept
-beside them: y = W h + b + c. None of this is believed: it is tried on random rows, with the layer's weights and with
-others (`find`).
+Where something that does not depend on the layer is added to its outputs (a residual unit at the end, the wide part of
+a wide and deep network), that is kept beside them: y = W h + b + c. None of this is believed: it is tried on random
+rows, with the layer's weights and with others (`find`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ class Head:
 
         def instead(x: Tensor, *_: Any, **__: Any) -> Tensor:
             seen.append(features(layer, x))
-            return seen[0].new_zeros(len(x), self.outputs, *seen[0].shape[2:]) if self.residual else seen[0]
+            if not self.residual:
+                return seen[0]
+            plain = isinstance(layer, nn.Linear)
+            shape = (*x.shape[:-1], self.outputs) if plain else (len(x), self.outputs, *seen[0].shape[2:])
+            return seen[0].new_zeros(shape)
 
         asked = Answers()
         with _replaced(layer, instead), asked if self.answers else nullcontext():
@@ -198,11 +202,9 @@ def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
     bias = None if layer.bias is None else names[id(layer.bias)]
     inputs = weight.numel() // outputs
     head = Head(path, names[id(weight)], bias, outputs, inputs, tied, numbers // outputs, axis, plain)
-    yield head
-    if head.positions > 1:
-        yield replace(head, channels_last=not plain)
-        if not plain:
-            yield replace(head, residual=True)
+    for residual in (False,) if tied else (False, True):
+        for last in (plain, not plain) if head.positions > 1 else (plain,):
+            yield replace(head, residual=residual, channels_last=last)
 
 
 def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: bool) -> bool:

@@ -135,6 +135,7 @@ def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor)
     total = u.sum(dim=1, keepdim=True)  # U, [B, 1]
     error = total * y - u
     flat = torch.ones_like(at.h)  # d alpha / d h
+    beside = [error, *(torch.zeros_like(error) for _ in range(m))]
     cotangents = [error @ at.weight, *((error @ at.spread.T).T[:, :, None] * flat)]
     prefixes = ["noisy", *(f"sigma/{s}" for s in range(m))]
     weight, bias = {"noisy": error.T @ at.h / rows}, {"noisy": error.mean(0)}
@@ -142,6 +143,7 @@ def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor)
         tilde = total * y * k[:, parts]  # U y~
         cotangents += [*((tilde @ at.spread.T).T[:, :, None] * flat)]
         cotangents += [(tilde * (parts == s)) @ at.weight for s in range(m)]
+        beside += [*(torch.zeros_like(error) for _ in range(m)), *(tilde * (parts == s) for s in range(m))]
         prefixes += [*(f"beta/{s}" for s in range(m)), *(f"psi/{s}" for s in range(m))]
         # Each row of the head belongs to one part, so all psi_s fit one tensor there.
         weight["psi"], bias["psi"] = tilde.T @ at.h / rows, tilde.mean(0)
@@ -149,6 +151,7 @@ def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor)
         prefixes=tuple(prefixes),
         cotangents=torch.stack(cotangents) / rows,
         values=_loss_values(at, u, y, k.shape[1] > 0) / rows,
+        beside=torch.stack(beside) / rows if at.residual else None,
         weight=weight,
         bias=bias if at.bias else {},
     )
