@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Container, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from moretta.contract.wording import did_you_mean, shown
+from moretta.contract.wording import shown
 from moretta.data.references import OWN_CODE, resolve
 from moretta.errors import MissingExtra, ParameterError
 
@@ -96,9 +97,9 @@ def _of_transformers(kind: Any, outputs: int, base: Path, arguments: dict[str, A
     configuration = kind.config_class
     folder = arguments.pop("folder", None)
     known = {*vars(configuration()), *configuration.attribute_map, "num_labels"}
-    for name in arguments:
-        if name not in known:
-            raise ParameterError(f"{configuration.__name__} has no setting `{name}`; {did_you_mean(name, known)}")
+    for name in set(arguments) - known:  # some models read further ones, which their configurations do not declare
+        if close := get_close_matches(name, known, n=1, cutoff=0.85):
+            raise ParameterError(f'{configuration.__name__} has no setting `{name}`; did you mean "{close[0]}"?')
     if folder is None:
         return kind(configuration(**{"num_labels": outputs} | arguments))
     path = (base / str(folder)).resolve()

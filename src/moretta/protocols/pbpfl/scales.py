@@ -272,8 +272,8 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
             f"in training the model returns {type(training.output).__name__} and in evaluation "
             f"{type(evaluation.output).__name__}: switch auxiliary outputs off (for example aux_logits=False)"
         )
-    head = heads.find(clone, evaluation, inputs)
     selfcheck.refuse_non_finite(clone, inputs, evaluation)
+    head = heads.find(clone, evaluation, inputs)
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
     solver = Solver({name: one.shape for name, one in [*clone.named_parameters(), *clone.named_buffers()]})
     history = _solve(solver, clone, inputs, evaluation)

@@ -90,7 +90,7 @@ def _rows(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) -> None:
     """Raise UnsupportedModel, naming the layer, if an output is NaN or infinite and cannot be compared."""
-    if bool(trace.output.isfinite().all()):
+    if not isinstance(trace.output, Tensor) or bool(trace.output.isfinite().all()):
         return
     calls = record(model, inputs, keep=True).calls
     # Minus infinity may be meant, as in a mask.
