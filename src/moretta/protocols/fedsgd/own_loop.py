@@ -37,6 +37,7 @@ from moretta.data.references import said
 from moretta.data.silo import Silo
 from moretta.errors import RangeError, RowsError
 from moretta.models.by_keyword import arrays_of
+from moretta.models.one_tensor import gives_all
 from moretta.protocols.common import modules
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.own_loss import Function, named
@@ -63,7 +64,7 @@ def fitted(
     """
     before = model.state_dict()  # as it is until `load`, as the loop is given a copy
     trained, buffers, where = modules.trainable(model), modules.running_buffers(model), f"fit `{named(fit)}`"
-    copied = copy.deepcopy(model)
+    copied = gives_all(copy.deepcopy(model))  # a trainer of a library wants its objects
     pulls = [] if not pull else [_Pull(parameter, pull) for parameter in modules.trainable(copied).values()]
     try:
         returned = fit(copied, arrays_of(model, x), y, number)
