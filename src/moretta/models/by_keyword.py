@@ -30,8 +30,8 @@ class Unpack:
     arguments, of arrays that are called otherwise.
     """
 
-    def __init__(self, layout: SampleLayout, names: Mapping[str, str]) -> None:
-        self.layout, self.names = layout, names
+    def __init__(self, layout: SampleLayout, names: Mapping[str, str] | None = None) -> None:
+        self.layout, self.names = layout, names or {}
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments of the module's forward."""
@@ -42,7 +42,7 @@ class Unpack:
         found = dict[str, Tensor]()
         for one in self.layout.arrays:
             part = packed[..., self.layout.places[one.name]].reshape(*packed.shape[:-1], *one.shape)
-            found[self.names[one.name]] = part.long() if one.integers else part
+            found[self.names.get(one.name, one.name)] = part.long() if one.integers else part
         return found
 
 

@@ -158,7 +158,7 @@ def _exported(model: nn.Module, rows: Tensor) -> Any:
 
     Its tracing by running takes len(x) for a number; its tracing of Python's bytecode does not, and takes longer.
     """
-    first: Exception | None = None
+    first: BaseException = RuntimeError()
     for strict in (False, True):
         try:
             with quietly():
@@ -166,7 +166,7 @@ def _exported(model: nn.Module, rows: Tensor) -> Any:
                 program = torch.export.export(model, (rows,), dynamic_shapes=any_rows, strict=strict)
                 return program.run_decompositions({})
         except Exception as error:  # noqa: BLE001  # whatever a model of somebody's does while it is followed
-            first = first or error
+            first = first if strict else error
             if not str(first).lstrip().startswith(FOR_ONE_NUMBER):
                 break
     raise _uncut(_reason(first), "".join(traceback.format_tb(first.__traceback__))) from first

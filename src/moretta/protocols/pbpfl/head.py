@@ -103,8 +103,8 @@ class Head:
 
     def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
         """Return the outputs, [B positions, outputs]."""
-        layer = model.get_submodule(self.module)
-        found = F.linear(h, self.matrix(layer.weight), layer.bias)
+        bias = None if self.bias is None else model.get_parameter(self.bias)
+        found = F.linear(h, self.matrix(model.get_parameter(self.weight)), bias)
         return found if rest is None else found + rest
 
 
@@ -142,7 +142,8 @@ def features(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, TRANSPOSED):  # a convolution of its input with zeros between the entries, kernel reversed
         between = list(zip(x.shape[2:], layer.stride, strict=True))
         wide = x.new_zeros(*x.shape[:2], *((size - 1) * stride + 1 for size, stride in between))
-        wide[(..., *(slice(None, None, stride) for _, stride in between))] = x
+        inside: Any = (..., *(slice(None, None, stride) for _, stride in between))
+        wide[inside] = x
         edges = list[int]()
         for axis in reversed(range(len(between))):
             edge = layer.dilation[axis] * (layer.kernel_size[axis] - 1) - int(layer.padding[axis])
@@ -187,7 +188,7 @@ def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
 
 def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
     """Yield how a layer could be the head, likeliest first."""
-    layer = model.get_submodule(path)
+    layer: Any = model.get_submodule(path)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     plain = isinstance(layer, nn.Linear)
     weight, numbers = layer.weight, trace.output.shape[1]
@@ -209,15 +210,15 @@ def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
 
 def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: bool) -> bool:
     """Whether the model's outputs are W h + b (+ c), with the layer's weights and with others."""
-    layer, drawn = model.get_submodule(head.module), torch.Generator().manual_seed(0)
+    weight, drawn = model.get_parameter(head.weight), torch.Generator().manual_seed(0)
     held = {name: one.detach().clone() for name, one in model.state_dict(keep_vars=True).items()}
-    moves = [torch.zeros_like(layer.weight), torch.randn(layer.weight.shape, generator=drawn, dtype=layer.weight.dtype)]
+    moves = [torch.zeros_like(weight), torch.randn(weight.shape, generator=drawn, dtype=weight.dtype)]
 
     def run(move: Tensor, work: Callable[[], Any]) -> Any:
         """Return what work gives, on the same random numbers and the same statistics each time."""
         for name, one in model.state_dict(keep_vars=True).items():
             one.copy_(held[name])
-        layer.weight.add_(move)
+        weight.add_(move)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return work()
