@@ -57,7 +57,7 @@ RECORDS = [
     record(engine={"name": "fused"}, protocol={"momentum": 0.9, "loss": "cross-entropy"}),
     record(facts=NOISE, **OF_SUMS),
     record(facts={"free_scales": 0.0, "forced_to_one": 3.0}, protocol={"scales": "powers-of-two", "variant": "paper"}),
-    record(facts={"free_scales": 6.0}, protocol={"scales": "powers-of-two", "partitions": 2}),
+    record(facts={"free_scales": 6.0, "frozen": 2.0}, protocol={"scales": "powers-of-two", "partitions": 2}),
     record(protocol={"blind": False, "local-epochs": 1}),
     record(warnings=["layer 1 is shared by a and b and nobody else"], data={"grid": [2, 2]}),
     record(data={"grid": [2, 2]}, protocol={"vertical": "independent"}),

@@ -89,7 +89,7 @@ class Grouped(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+    def __init__(self, kind: Any, **settings: Any) -> None:
         super().__init__()
         self.layer = kind(8, 4 if settings.get("bidirectional") else 8, batch_first=True, **settings)
 
@@ -220,7 +220,8 @@ def test_dense_outputs_pass(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["3 x 3", "transposed", "residual"])
 def test_a_run_on_dense_outputs_takes_the_steps_of_a_plain_one(kind: str) -> None:
     torch.manual_seed(0)
-    model, random = DENSE[kind][0](), np.random.default_rng(0)
+    random = np.random.default_rng(0)
+    model: Any = DENSE[kind][0]()
     model[1] = nn.GroupNorm(2, 4)
     rows = [(random.normal(size=(5, 1, 8, 8)).astype("float32"), random.normal(size=(5, 2, 8, 8))) for _ in range(2)]
     silos = [Silo(name, x, y.reshape(5, -1).astype("float32")) for name, (x, y) in zip("ab", rows, strict=True)]
@@ -229,7 +230,7 @@ def test_a_run_on_dense_outputs_takes_the_steps_of_a_plain_one(kind: str) -> Non
     result = made.train(3, progress=False)
     plain = copy.deepcopy(model).double()
     for _ in range(3):
-        total = sum((plain(torch.tensor(x).double()) - torch.tensor(y)).square().sum() / 20 for x, y in rows)
+        total: Any = sum((plain(torch.tensor(x).double()) - torch.tensor(y)).square().sum() / 20 for x, y in rows)
         gradients = torch.autograd.grad(total, list(plain.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(plain.parameters(), gradients, strict=True):

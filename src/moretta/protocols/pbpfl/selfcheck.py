@@ -109,7 +109,11 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
     if any(isinstance(layer, _NormBase) and layer.running_mean is None for layer in model.modules()):
         return  # a batch normalisation without running statistics is meant to
     first = [tensor[:1] for tensor in inputs]
-    if close(record(model, first).output, together.output[:1], FORWARD):
+    same = close(record(model, first).output, together.output[:1], FORWARD)
+    if same and together.answers:  # a question about all rows may have the same answer for one of them
+        others = [torch.cat([one[:1], -one[1:] if one.is_floating_point() else one[1:].flip(-1)]) for one in inputs]
+        same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
+    if same:
         return
     calls = zip(record(model, first, keep=True).calls, record(model, inputs, keep=True).calls, strict=False)
     place = next((whole.place for alone, whole in calls if _differs(alone, whole)), "the model")
