@@ -272,7 +272,7 @@ def weibull(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_a_loss_is_tried_on_targets_of_a_silo_s_own() -> None:
     random = np.random.default_rng(0)
     held = [Silo(name, random.normal(size=(9, 4)), 1 + random.exponential(size=(9, 2))) for name in "ab"]
-    protocol = FedSGD(loss="mse", own_loss=weibull)
+    protocol = FedSGD(loss="mse", own_loss=weibull, learning_rate=1e-3)
     made = Federation(nn.Linear(4, 2), held, protocol, aggregation=SecureAggregation(scheme="none"))
     assert made.train(2, progress=False).history
     held[0].y[0] = -1.0
