@@ -5,7 +5,7 @@ result and the layer it was called from. So containers of torch.nn (TransformerE
 on shapes are followed like anything else. A branch on *data* is refused, naming its line: its other side would never be
 seen. Only a question with yes or no that follows from inputs alone (is every word of the batch a word?) is let be: the
 true and the perturbed model have the same answer, both answers are traced (`other_answers`), and a silo is held to
-answers that were (`Answers`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at
+answers that were (`YesOrNo`). Symbolic tracing (torch.fx) is not used, as it stops at the layers of torch.nn and at
 every branch on a shape.
 """
 
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """All calls of one run, its output, the layers that returned their input unchanged, and answers (`Answers`)."""
+    """All calls of one run, its output, the layers that returned their input unchanged, and answers (`YesOrNo`)."""
 
     calls: tuple[Call, ...]
     output: Any
@@ -88,7 +88,7 @@ class Trace:
 
 
 @dataclass(eq=False)
-class Answers(TorchFunctionMode):
+class YesOrNo(TorchFunctionMode):
     """Notes what a model asks tensors with yes or no, in order. turned: which answers are turned round."""
 
     turned: frozenset[int] = frozenset()
@@ -193,14 +193,14 @@ def record(
 ) -> Trace:
     """Run the model once, without gradients and with fixed randomness, and return its calls.
 
-    keep: copy every result at once, because a later in-place call may change it. turned: see `Answers`.
+    keep: copy every result at once, because a later in-place call may change it. turned: see `YesOrNo`.
     Raises UnsupportedModel, with the line of the user's code, if the model reads data or cannot run.
     """
     model.train(training)
     tensors = (*inputs, *model.parameters(), *model.buffers())
     weights = [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]
     recorder = _Recorder({id(tensor) for tensor in tensors}, {id(tensor) for tensor in weights}, keep)
-    answers = Answers(turned)
+    answers = YesOrNo(turned)
     idle: set[str] = set()
     hooks = [hook for name, layer in model.named_modules() for hook in _watch(name, layer, recorder, idle)]
     try:

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from moretta.errors import ParameterError, UnsupportedModel
-from moretta.protocols.pbpfl.graph import FAILURES, Answers, CastsToDouble, Trace
+from moretta.protocols.pbpfl.graph import FAILURES, CastsToDouble, Trace, YesOrNo
 from moretta.protocols.pbpfl.selfcheck import FORWARD, close
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -42,7 +42,7 @@ class Head:
     module: its path. weight, bias: its parameters. outputs, inputs: of a row. tied: another layer uses them too.
     positions: rows a sample. axis: of the weight, its outputs. channels_last: whether a sample's outputs lie position
     by position. residual: whether something is added to them. answers: to what the model asks about its inputs, as
-    they were traced; empty of a model that asks nothing (`moretta.protocols.pbpfl.graph.Answers`).
+    they were traced; empty of a model that asks nothing (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """
 
     module: str
@@ -91,7 +91,7 @@ class Head:
             shape = (*x.shape[:-1], self.outputs) if plain else (len(x), self.outputs, *seen[0].shape[2:])
             return seen[0].new_zeros(shape)
 
-        asked = Answers()
+        asked = YesOrNo()
         with _replaced(layer, instead), asked if self.answers else nullcontext():
             output = model(*inputs)
         if self.answers and tuple(asked.given) not in self.answers:

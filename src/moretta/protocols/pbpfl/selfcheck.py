@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from moretta.errors import UnsupportedModel
 from moretta.protocols.common import modules
-from moretta.protocols.pbpfl.graph import Answers, Call, CastsToDouble, Trace, record
+from moretta.protocols.pbpfl.graph import Call, CastsToDouble, Trace, YesOrNo, record
 from moretta.protocols.pbpfl.solver import Ids
 from moretta.protocols.pbpfl.terms import alpha_size, least_alpha
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot
@@ -112,7 +112,8 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
     same = close(record(model, first).output, together.output[:1], FORWARD)
     if same and together.answers:  # a question about all rows may have the same answer for one of them
         others = [torch.cat([one[:1], -one[1:] if one.is_floating_point() else one[1:].flip(-1)]) for one in inputs]
-        same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
+        with suppress(UnsupportedModel):  # of token ids, say, whose negatives are none
+            same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
     if same:
         return
     calls = zip(record(model, first, keep=True).calls, record(model, inputs, keep=True).calls, strict=False)
@@ -157,9 +158,9 @@ def refuse_vanishing_alpha(plan: _Plan, head: _Head, model: nn.Module, inputs: S
 def agrees(plan: _Plan, model: nn.Module, inputs: Sequence[Tensor], turned: frozenset[int] = frozenset()) -> bool:
     """Whether a random key leaves outputs, gradients and buffers of the model as they are.
 
-    turned: answers of each run of the model (`moretta.protocols.pbpfl.graph.Answers`).
+    turned: answers of each run of the model (`moretta.protocols.pbpfl.graph.YesOrNo`).
     """
-    answers = Answers(turned)
+    answers = YesOrNo(turned)
     hook = model.register_forward_pre_hook(lambda *_: answers.given.clear())
     try:
         with CastsToDouble(), answers if turned else nullcontext():
