@@ -240,5 +240,6 @@ def test_the_report_draws_the_loss_on_validation_rows(tmp_path: Path) -> None:
     result = validating("fedsgd", out=tmp_path / "run").train(6)
     page = result.report(tmp_path / "report.html").read_text()
     assert "Loss on validation rows over rounds" in page
+    assert "was not evaluated" not in page
     plain = validating("fedsgd", validation_fraction=None, out=tmp_path / "plain").train(6)
     assert "validation rows" not in plain.report(tmp_path / "plain.html").read_text()

@@ -304,7 +304,7 @@ class Hospitals:
         after, said = self.round(), len(self.said())
         wait_for(
             lambda: (
-                any(number > after for number in self.missed(name)) or f"of {name} to come back" in self.said()[said:]
+                any(number > after for number in self.missed(name)) or f"for {name} to come back" in self.said()[said:]
             ),
             f"the server misses {name}",
             self.said,

@@ -256,6 +256,11 @@ def test_a_key_that_is_open_to_others(here: Path) -> None:
     ],
 )
 def test_what_does_not_fit_the_run(here: Path, before: str, after: str, what: str, message: str) -> None:
+    silo = (here / "silo.toml").read_text()
+    (here / "silo.toml").write_text(silo.replace("[data]", "[data]\ntest-fraction = 0.25"))
+    sentence = looked("--silo", "silo.toml", "--run", "run.toml")["data"]["sentence"]
+    assert sentence == "7 rows of shape [2], as the run wants them; 2 more are held back"
+    (here / "silo.toml").write_text(silo)
     assert looked("--silo", "silo.toml", "--run", "run.toml")["data"]["sentence"].startswith("9 rows of shape [2]")
     edit(here / "run.toml", before, after)
     assert message in failed("--silo", "silo.toml", "--run", "run.toml")[what]

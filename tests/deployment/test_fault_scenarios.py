@@ -331,7 +331,7 @@ def test_a_site_whose_join_is_begun_again(hospitals: Callable[..., Hospitals], m
         with suppress(ProcessLookupError):
             hospital.kill(pid)
     hospital.until_noticed("north", killed)
-    assert "for 1 of north to come back" in hospital.said()
+    assert "for north to come back" in hospital.said()
     joined = time.monotonic()
     hospital.join("north")
     wait_for(lambda: "restarted, and back: north" in hospital.said(), "north is back", hospital.said)

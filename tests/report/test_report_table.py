@@ -24,6 +24,7 @@ from moretta.report.table import (
     human_bytes,
     human_seconds,
     labels,
+    mean_to_digits,
     plain,
     spread,
     to_digits,
@@ -111,6 +112,8 @@ def test_mean_and_deviation_over_seeds_by_hand(make_run: Any) -> None:
     assert {"loss", "rounds", "seconds", "up_per_silo_per_round", "down_per_silo_per_round"} < set(told)
     rows = cells_of(spread([found]))
     assert (rows["Accuracy"], rows["AUC"]) == (("0.850 ± 0.050",), ("–",))
+    assert rows["Rounds"] == (f"{records[0].rounds} ± 0",)
+    assert [mean_to_digits(one, 0.0) for one in (50.2536, 0.95614, 4000.0)] == ["50.25 ± 0", "0.9561 ± 0", "4000 ± 0"]
     one = OverSeeds("FedSGD", (0,), tuple(records[:1]))
     assert one.told()["accuracy"]["deviation"] is None
     assert cells_of(spread([one]))["Accuracy"] == ("0.9000",)

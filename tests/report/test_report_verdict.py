@@ -101,6 +101,9 @@ def test_what_the_commonest_class_gets_is_a_number_where_rows_of_classes_are_cou
     scale, *_ = remarks([read_run(make_run("local")), counted])  # which has no tables, and the same rows
     assert scale == f"1 is perfect; {always}."
     assert sum("commonest" in one for one in remarks([read_run(make_run("pbpfl")), counted])) == 1
+    sure = counted.model_copy(update={"test": test.model_copy(update={"intervals": {"auc": (0.9, 1.0)}})})
+    (scale,) = (one for one in remarks([counted, sure]) if "commonest" in one)  # one sentence, the longer
+    assert scale.endswith("intervals are in square brackets.")
 
 
 def surely(make_run, uneven, folder="", accuracy=0.9, **more):
@@ -174,6 +177,10 @@ def test_curves_stand_above_all_seconds_and_noise_is_not_magnified(make_run, tmp
     above = text[: text.rindex("Precision and recall")]
     assert not re.search(r"\d s\b|[Ss]econds|Total \(s\)", re.sub(r"<style>.*?</style>", "", above, flags=re.S))
     assert 'id="validated-best-20"' in text
+    assert "which choose the best round; a vertical line marks it." in text
+    result = json.loads((record.folder / "result.json").read_text())
+    (record.folder / "result.json").write_text(json.dumps(result | {"facts": {}}))
+    assert "Loss on the validation rows.\n" in write_report([record.folder], tmp_path / "a.html").read_text()
     assert "On the dashed line is what naming the commonest class always gets" in text
     for measure, values, ends_of in (
         ("test_accuracy", [0.97, 0.98], (0.75, 1.02)),  # from below what the commonest class gets

@@ -419,7 +419,9 @@ def rows_fit(run_file: RunFile, file: SiloFile) -> str:
     known = _as_sent(run_file, file)
     silos = EdgeRole(known, file).silos if file.silo.edge else shared_settings.site_side(known, file).silos
     mine = next(silo for silo in silos if not silo.remote)
-    return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them"
+    held = sum(len(part[0]) for part in (mine.held_out, mine.validation) if part is not None)
+    more = f"; {held} more are held back" if held else ""
+    return f"{len(mine.x)} rows of shape {list(mine.x.shape[1:])}, as the run wants them{more}"
 
 
 def _as_sent(run_file: RunFile, file: SiloFile | None) -> RunFile:

@@ -94,7 +94,8 @@ def verdicts(
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
     scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.given)
-    found = [f"{scale[0].upper()}{scale[1:]}." for scale in scales]
+    whole = [one for one in scales if not any(other != one and other.startswith(one) for other in scales)]
+    found = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
     if opening := _opening_of_all(records):
         found.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
     if any(record.audit and not all(one.succeeded for one in record.audit.attacks) for record in records):

@@ -428,7 +428,9 @@ def to_digits(value: float, error: float | None, sign: str = "") -> str:
 
 
 def mean_to_digits(mean: float, deviation: float | None) -> str:
-    """Write a mean and the deviation of what it is of, both to the digits that this leaves."""
+    """Write a mean and the deviation of what it is of, both to the digits that this leaves; four where it is 0."""
+    if deviation == 0:
+        return f"{mean:g} ± 0" if mean.is_integer() else f"{mean:.4g} ± 0"
     return to_digits(mean, deviation) + ("" if deviation is None else f" ± {to_digits(deviation, deviation)}")
 
 

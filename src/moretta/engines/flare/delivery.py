@@ -141,7 +141,8 @@ class Sites:
     def back(self, silos: Sequence[str], least: int) -> Sequence[str]:
         """Wait until so many of some sites that are gone have come back, for `BACK` seconds at most; return who has."""
         until = time.monotonic() + BACK
-        self._waiting(f"waiting up to {BACK:g} s for {least} of {', '.join(silos)} to come back")
+        some = f"{least} of " if least < len(silos) else ""
+        self._waiting(f"waiting up to {BACK:g} s for {some}{', '.join(silos)} to come back")
         free: list[str] = []
         while time.monotonic() < until:
             self._aborted()
