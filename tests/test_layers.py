@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[1] / "src" / "moretta"
 # Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else.
 ROOMS = (
     *("errors", "contract", "secure_aggregation", "data", "models", "engines", "protocols"),
-    *("config", "report", "audit", "run", "deployment", "commands", "client", "edge", "__main__"),
+    *("config", "report", "audit", "run", "deployment", "flare", "commands", "client", "edge", "__main__"),
 )
 MOST_ENTRIES = 15
-BY_NAME = ("client.py", "flare", "flower")
+BY_NAME = ("client.py", "flare.py", "flower.py")
 ROLES = {"Server", "Client"}  # every protocol has them
 FAMILIES = {
     "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"),
@@ -35,6 +35,7 @@ PLAIN_WORDS = {"local"}
 ASKED_BY = {"get", "pop", "setdefault", "startswith", "endswith", "removeprefix", "removesuffix"}
 # The public names, which are `moretta`'s and the command `python -m moretta.edge`, and the one list of protocols.
 MAY_NAME_ALL = {"moretta", "moretta.edge", "moretta.protocols.registry"}
+MAY_NAME_ALL |= {"moretta.flare", "moretta.deployment.recipe.server"}  # a class of another framework, and ours after it
 
 # -- What is read ------------------------------------------------------------------------------------------------------
 

@@ -192,10 +192,13 @@ class Floors(Section):
 
 
 class SiloFile(Section):
-    """All of silo.toml. base: its folder, beside which relative paths resolve."""
+    """All of silo.toml. base: its folder, beside which relative paths resolve.
+
+    data: of a site whose rows another framework's app reads, it stands at its default.
+    """
 
     silo: SiloSection
-    data: RowsSection
+    data: RowsSection = RowsSection(source="elsewhere")
     mapping: ColumnMapping = ColumnMapping()
     limits: Limits = Limits()
     runs: Runs = Runs()
@@ -227,8 +230,11 @@ class SiloFile(Section):
         return self.base / self.silo.out
 
 
-def load(path: str | Path) -> SiloFile:
-    """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it."""
+def load(path: str | Path, *, rows: bool = True) -> SiloFile:
+    """Read a silo.toml. Raises `moretta.errors.ParameterError`, in one sentence, for whatever is wrong with it.
+
+    rows: whether it must say where the site's rows are; they may be another framework's app's to read.
+    """
     path = Path(path)
     tables = read_toml(path, "the silo file")
     kinds: dict[str, type[Section]] = {
@@ -248,13 +254,14 @@ def load(path: str | Path) -> SiloFile:
         if "engine-name" in tables.get("silo", {}):
             raise ParameterError("[silo] engine-name belongs in the roster, beside the silo's key; move it there")
         for name, key in (("silo", "name"), ("data", "source")):
-            if name not in tables:
+            if name not in tables and (rows or name == "silo"):
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
         units = tables.get("mapping", {}).get("units", {})
         for name, given in units.items() if isinstance(units, dict) else ():
             run_files.check_table(f"mapping.units.{name}", given)
             run_files.section(f"mapping.units.{name}", Conversion, given)
-        sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in kinds.items()}
+        there = {name: kind for name, kind in kinds.items() if rows or name in tables}
+        sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in there.items()}
         return SiloFile(**sections, base=path.absolute().parent)
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None

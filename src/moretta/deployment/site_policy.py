@@ -29,6 +29,9 @@ from moretta.protocols.common.own_loss import named
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING
 from moretta.protocols.common.specification import playing
 from moretta.protocols.registry import OWN, edge_of
+from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,12 +144,18 @@ def looks(run: RunFile, site: SiloFile) -> None:
 
 def floors(run: RunFile, site: SiloFile) -> None:
     """A run hides at least as much as the floors of `[privacy]` ask for."""
-    floor, secure, protocol = site.privacy, run.secure_aggregation, run.protocol
-    masked = secure.scheme == "pairwise"
+    secure, protocol = run.secure_aggregation, run.protocol
     players = playing(secure, run.run.participation, run.engine.sites, run.run.seed)
-    least = secure.rules(None, players).least(secure.scheme)
-    noise = getattr(protocol, "dp_noise", None) or 0.0
     blind = secure.scheme != "none" and getattr(protocol, "blind", True) is not False
+    above_floors(site, secure, players, getattr(protocol, "dp_noise", None) or 0.0, blind=blind)
+
+
+def above_floors(
+    site: SiloFile, secure: SecureAggregation, players: Participation | None, noise: float = 0.0, *, blind: bool = True
+) -> None:
+    """Sums of these players hide at least as much as the floors of `[privacy]` ask for."""
+    floor, masked = site.privacy, secure.scheme == "pairwise"
+    least = secure.rules(None, players).least(secure.scheme)
     found: Mapping[str, tuple[bool, object, object]] = {
         "fewest-silos": (secure.scheme == "none" or least >= floor.fewest_silos, floor.fewest_silos, least),
         "threshold": (
@@ -169,6 +178,37 @@ def floors(run: RunFile, site: SiloFile) -> None:
                 f"[privacy] {key} = {wanted} in this site's silo.toml, and the run has less, {got}; have the run ask "
                 "for as much, or lower the floor"
             )
+
+
+def permitted_sums(text: str, players: Participation, site: SiloFile, roster: Roster | None) -> SecureAggregation:
+    """Return how sums are made in a run of another framework, if this site takes part in them.
+
+    Args:
+        text: [secure-aggregation] of the run, as TOML.
+        players: the run's silos, and how many of them play a round.
+        site: its silo.toml. roster: the one that it names.
+
+    Raises:
+        PolicyError: the text is no such section, or its sums hide less than silo.toml asks for.
+    """
+    with _refusing():
+        secure = run_files.section(
+            "secure-aggregation", SecureAggregation, run_files.parse_toml(text, Path("run.toml"))
+        )
+    if secure.roster is not None or secure.identity is not None:
+        raise PolicyError(
+            "[secure-aggregation] names a roster or an identity; only a machine's own files may name them"
+        )
+    if secure.scheme != "pairwise":
+        raise PolicyError(f'[secure-aggregation] scheme = "{secure.scheme}": expected "pairwise", in which masks hide')
+    if site.silo.name not in players.silos or len(set(players.silos)) < len(players.silos):
+        raise PolicyError(f"expected each silo of the run once, {site.silo.name!r} among them")
+    if roster is not None and set(players.silos) != roster.keys.keys():
+        raise PolicyError("expected all silos of this site's roster, and nobody else; bring the same roster to both")
+    if not 2 <= players.count <= len(players.silos):
+        raise PolicyError(f"expected 2 to {len(players.silos)} silos in a round, got {players.count}")
+    above_floors(site, secure, players)
+    return secure
 
 
 def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:

@@ -23,6 +23,7 @@ from moretta.secure_aggregation.agreement import RUN_DIGEST
 from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keyed_sums import Aggregator
+from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.schemes import MESSAGES, aggregator, contributor
 from moretta.secure_aggregation.settings import SecureAggregation
 from moretta.secure_aggregation.sums import Sum, query_of
@@ -85,6 +86,7 @@ class SumClient:
     opened follows from their number, so a server that leaves silos out cannot read a sum of two. tensors: real arrays,
     by name; never written to. weight: a whole number, 1 or more, by which the tensors count in the mean; the server
     learns only all silos' together. settings: as of a run; None is `SecureAggregation()`. All ends need the same.
+    helped: all sums that the silo has helped to open, with its owner's floors; None for a record of this one.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class SumClient:
         tensors: Tensors,
         weight: int = 1,
         settings: SecureAggregation | None = None,
+        helped: HelpedSums | None = None,
     ) -> None:
+        self._helped = helped
         self._settings = settings or SecureAggregation()
         self._name, self._silos, self._weight = name, silos, weight
         self._tensors = {key: np.asarray(value) for key, value in tensors.items()}
@@ -127,7 +131,9 @@ class SumClient:
         roster = None if of.roster is None else Roster.load(of.roster)
         origin = Origin(Credentials.of(self._name, of.identity_of(self._name), roster))
         self._run, rules = run, _rules(of, roster, self._silos)
-        self._half = contributor(of.scheme, self._name, of.ring_bits, rules, origin=origin, run=run)
+        self._half = contributor(
+            of.scheme, self._name, of.ring_bits, rules, origin=origin, run=run, helped=self._helped
+        )
 
 
 def _rules(settings: SecureAggregation, roster: Roster | None, silos: Collection[str]) -> Rules:

@@ -1,0 +1,189 @@
+"""The site's end: a filter that keeps a training task's result, and answers the server's secure sum of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
+
+from moretta.config import silo_file
+from moretta.config.silo_file import SiloFile, SiloSection
+from moretta.contract.messages import Array
+from moretta.deployment.server_key import SILO
+from moretta.deployment.site_policy import permitted_sums
+from moretta.engines.folder_lock import take_turn
+from moretta.errors import MisuseError, MorettaError, PeerError, PolicyError, RangeError, RowsError
+from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.secure_sum import CODEC, SumClient
+
+TASK, TOPIC = "train", "moretta.sum"
+SAID, DATA, SILOS, KIND, METRICS = (
+    "said",
+    "data",
+    "silos",
+    "kind",
+    "metrics",
+)  # of an aux message, or of a result's meta
+WEIGHT, METRIC = "weight/", "metric/"  # the tensors of a sum
+PRIVATE = "this site's result cannot be summed; its own log says why"
+KINDS = {DataKind.WEIGHTS: "FULL", DataKind.WEIGHT_DIFF: "DIFF"}
+
+log = logging.getLogger("moretta")
+
+
+@dataclass(frozen=True, repr=False)
+class TaskResult:
+    """What a script came to. kind: "FULL" weights, or their "DIFF" to the model. weight: how many steps they count."""
+
+    kind: str
+    weight: int
+    weights: Mapping[str, Array]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dxo: DXO, model: Mapping[str, Any]) -> TaskResult:
+        """Return a result. model: what the task was sent, whose names, shapes and kinds of numbers its own must have.
+
+        Raises `moretta.errors.PolicyError` for other arrays, and `moretta.errors.RowsError`, which stays at the site.
+        """
+        if dxo.data_kind not in KINDS or dxo.meta.get(MetaKey.PROCESSED_ALGORITHM):
+            raise PolicyError(f"expected weights or their difference, got {dxo.data_kind} as a filter changed it")
+        if different := sorted(model.keys() ^ dxo.data.keys()):
+            raise PolicyError(f"expected the arrays of the model; {different!r:.200} differ")
+        weights = {name: plain(one) for name, one in dxo.data.items()}
+        for name, one in weights.items():
+            like = plain(model[name])
+            if one.shape != like.shape or one.dtype.kind != like.dtype.kind:
+                raise PolicyError(
+                    f"`{name}`: expected {like.dtype} {list(like.shape)}, got {one.dtype} {list(one.shape)}"
+                )
+            if not np.isfinite(one).all():
+                raise RangeError(f"`{name}` has NaN or infinity; lower its learning rate, or look at its rows")
+        steps = dxo.meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+            raise RowsError(f"{MetaKey.NUM_STEPS_CURRENT_ROUND} is {steps!r:.40}; expected a whole number, 1 or more")
+        given = dxo.meta.get(MetaKey.INITIAL_METRICS)
+        numbers = given if isinstance(given, Mapping) else {} if given is None else {"metric": given}
+        metrics = {str(name): float(one) for name, one in numbers.items() if isinstance(one, int | float | np.number)}
+        return cls(
+            KINDS[dxo.data_kind], int(steps), weights, {n: one for n, one in metrics.items() if np.isfinite(one)}
+        )
+
+
+def plain(tensor: Any) -> Array:
+    """Return an array or a tensor as an array."""
+    return np.asarray(tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor)
+
+
+class KeepResult(Filter):  # type: ignore[misc]
+    """The last filter of a site: a training task's result stays here, and the server learns sums of it alone.
+
+    settings: [secure-aggregation] of the job, as TOML.
+    """
+
+    def __init__(self, settings: str) -> None:
+        super().__init__()
+        self.settings = settings
+        self._lock, self._model = threading.Lock(), dict[str, Any]()
+        self._result: TaskResult | None = None
+        self._sum: tuple[str, SumClient] | None = None
+        self._file: SiloFile | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take up the site's silo.toml as the job starts, and the model of each task."""
+        if event_type == EventType.START_RUN:
+            self._file = self._site(fl_ctx)
+            fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
+        elif event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
+            self._model = from_shareable(fl_ctx.get_prop(FLContextKey.TASK_DATA)).data
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Keep a result; return that there is one, or why not."""
+        code = shareable.get_return_code()
+        if code != ReturnCode.OK:
+            return make_reply(code)
+        meta: dict[str, Any] = {}
+        with self._lock:
+            self._result = None
+            try:
+                self._result = TaskResult.of(from_shareable(shareable), self._model)
+                meta = {KIND: self._result.kind, METRICS: sorted(self._result.metrics)}
+            except MorettaError as error:
+                meta = {SAID: _told(error)}
+            except Exception:  # whatever a script returns
+                log.exception("a result cannot be read")
+                meta = {SAID: PRIVATE}
+        kept = DXO(DataKind.METRICS, data={}, meta=meta).to_shareable()
+        kept.set_header(AppConstants.CURRENT_ROUND, shareable.get_header(AppConstants.CURRENT_ROUND))
+        return kept
+
+    def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        reply = make_reply(ReturnCode.OK)
+        try:
+            with self._lock:
+                reply[DATA] = self._summed(request, fl_ctx.get_identity_name())
+        except MorettaError as error:
+            reply[SAID] = _told(error)
+        return reply
+
+    def _summed(self, request: Shareable, name: str) -> bytes:
+        data = request.get(DATA)
+        if not isinstance(data, bytes):
+            raise PeerError("expected the bytes of a message")
+        run = CODEC.decode(data).stamp.run
+        if self._sum is None or self._sum[0] != run:
+            result, self._result = self._result, None
+            if result is None:
+                raise PeerError("this site has no result of a training task that is not summed yet")
+            self._sum = run, self._begin(result, request, name)
+        return self._sum[1].answer(data)
+
+    def _begin(self, result: TaskResult, request: Shareable, name: str) -> SumClient:
+        silos, metrics = request.get(SILOS), request.get(METRICS)
+        for one in (silos, metrics):
+            if not isinstance(one, list) or not all(isinstance(text, str) for text in one):
+                raise PeerError("expected names of silos and of metrics")
+        if request.get(KIND) != result.kind or not set(metrics) <= result.metrics.keys():
+            raise PolicyError(f"expected to sum {result.kind} with metrics of {sorted(result.metrics)!r:.200}")
+        file = self._file or SiloFile(silo=SiloSection(name=name))
+        if file.silo.name != name:
+            raise PolicyError(f"this site is {name!r} to FLARE, and {file.silo.name!r} in its silo.toml")
+        roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
+        secure = permitted_sums(self.settings, Participation(tuple(silos), len(silos)), file, roster)
+        if roster is not None and file.silo.roster is not None and file.silo.identity is not None:
+            keys = {"roster": file.base / file.silo.roster, "identity": str(file.base / file.silo.identity)}
+            secure = secure.model_copy(update=keys)
+        tensors = {WEIGHT + one: array for one, array in result.weights.items()}
+        tensors |= {METRIC + one: np.asarray(result.metrics[one]) for one in metrics}
+        helped = None if self._file is None else self._file.helped.opened
+        return SumClient(name, silos, tensors, result.weight, secure, helped)
+
+    def _site(self, fl_ctx: FLContext) -> SiloFile | None:
+        folder = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
+        if not (folder / SILO).is_file():
+            log.warning("this site has no silo.toml (moretta kit patch), so no floors bind its secure sums")
+            return None
+        file = silo_file.load(Path(json.loads((folder / SILO).read_text())["silo"]), rows=False)
+        take_turn(file.out, str(fl_ctx.get_job_id()), time.time())
+        return file
+
+
+def _told(error: MorettaError) -> str:
+    """Log an error; return what the server is told of it: nothing that follows from rows."""
+    log.error("%s", error)
+    return str(error) if isinstance(error, PeerError | MisuseError) else PRIVATE
