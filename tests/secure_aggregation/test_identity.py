@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -113,6 +114,7 @@ def test_a_private_key_has_32_bytes(length: int) -> None:
 def test_a_representation_shows_no_secret() -> None:
     identity = Identity(PRIVATE)
     assert repr(identity) == str(identity) == f"Identity({fingerprint(identity.public_key)}, <redacted>)"
+    assert re.fullmatch(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", fingerprint(identity.public_key))  # 128 bits
 
 
 # The two files of an identity.
