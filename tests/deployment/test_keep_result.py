@@ -17,6 +17,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 
 from moretta.config import silo_file
 from moretta.deployment.recipe.site import DATA, KIND, METRIC, METRICS, SAID, SILOS, TASK, WEIGHT, KeepResult
@@ -116,6 +117,17 @@ def _meta(left: Shareable) -> Mapping[str, Any]:
 
     found: Mapping[str, Any] = from_shareable(left).meta
     return found
+
+
+def test_what_a_filter_of_flares_has_changed_is_what_is_summed() -> None:
+    privacy, kept = PercentilePrivacy(percentile=0, gamma=0.05), {}
+    for name in NAMES:
+        changed = privacy.process(result(own(name), kind=DataKind.WEIGHT_DIFF), context(name))
+        kept[name], left = site(name, changed)
+        assert SAID not in _meta(left)
+    deliver = {name: delivers(one, name, **{KIND: "DIFF"}) for name, one in kept.items()}
+    total = secure_sum(deliver, SHAPES, SECURE, most_weight=2**10)
+    np.testing.assert_allclose(total.means[WEIGHT + "w"], np.mean([1 / 8, 2 / 8, 2 / 8, 2 / 8]), atol=1e-9)
 
 
 PRIVATE = "this site's result cannot be summed; its own log says why"
