@@ -6,7 +6,8 @@ of the library's model on all rows, silo by silo, against which the weights afte
 and the plain model's outputs, against which those of baffle's graph are. Lines are appended to a file as they come, and
 what is there is not measured again.
 
-    python benchmarks/architectures.py --json FILE [NAME ...]
+    python benchmarks/architectures.py --json benchmarks/records/architectures.jsonl [NAME ...]
+    python benchmarks/architectures.py --page    writes the table of docs/models.md from that record
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import copy
 import json
 import logging
+import re
 import sys
 import tempfile
 import time
@@ -46,6 +48,10 @@ ROWS, CLASSES, VOCABULARY = 8, 3, 50
 RATE = 0.05
 CLOSE = 1e-4  # by which two rounds' steps may differ from the plain run's; pbpfl's are in float64, all others float32
 SHARES = ("scaled", "permuted", "plain")
+KINDS = ("fedsgd", "pbpfl", "blocks")
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "benchmarks" / "records" / "architectures.jsonl", ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
 
 
 @dataclass(frozen=True)
@@ -367,8 +373,8 @@ CASES: dict[str, Case] = {
     "monai segresnet": _dense("monai:SegResNet", **PLANE, init_filters=8, blocks_down=[1, 1], blocks_up=[1]),
     "monai swin-unetr": _dense(
         "monai:SwinUNETR",
-        "1,32,32",
-        (2, 32, 32),
+        "1,64,64",
+        (2, 64, 64),
         in_channels=1,
         out_channels=2,
         feature_size=12,
@@ -727,12 +733,32 @@ def table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| architecture | fedsgd | pbpfl | scaled | permuted | plain | blocks |"
     yield "|---|---|---|---|---|---|---|"
     for line in lines:
-        cells = [line[kind] for kind in ("fedsgd", "pbpfl", "blocks")]
+        cells = [line[kind] for kind in KINDS]
         fedsgd, pbpfl, blocks = ("yes" if cell["passes"] else "no" for cell in cells)
         shares = [f"{100 * line['pbpfl'][kind]:.0f} %" if kind in line["pbpfl"] else "" for kind in SHARES]
         yield f"| {line['architecture']} | {fedsgd} | {pbpfl} | {' | '.join(shares)} | {blocks} |"
-    passed = [sum(line[kind]["passes"] for line in lines) for kind in ("fedsgd", "pbpfl", "blocks")]
+    passed = [sum(line[kind]["passes"] for line in lines) for kind in KINDS]
     yield f"| {len(lines)} in all | {passed[0]} | {passed[1]} | | | | {passed[2]} |"
+
+
+def page(text: str, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return docs/models.md with the table of a record, and the sentences by which architectures are refused."""
+    refused = [
+        f"- {line['architecture']}, {kind}: {told:.240}"
+        for line in lines
+        for kind in KINDS
+        if not line[kind]["passes"]
+        for told in [line[kind].get("refused") or line[kind].get("failed") or f"differs by {line[kind]['differs']:.0e}"]
+    ]
+    why = ["", "What is refused, and why:", "", *refused] if refused else []
+    block = "\n".join([*table(lines), *why])
+    return re.sub(rf"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n\n{block}\n\n{END}", text, flags=re.DOTALL)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a record, in the order of the list."""
+    held = {line["architecture"]: line for line in map(json.loads, path.read_text("utf-8").splitlines())}
+    return [held[name] for name in CASES if name in held]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -741,21 +767,24 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="the file that lines are appended to")
     parser.add_argument("--again", action="store_true", help="measure what is there too")
     parser.add_argument("names", nargs="*", help="of architectures; all by default")
+    parser.add_argument("--page", action="store_true", help="write the page's table from the record")
     given = parser.parse_args(words)
+    if given.page:
+        PAGE.write_text(page(PAGE.read_text("utf-8"), read(RECORD)), "utf-8")
+        return
     torchvision()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    lines: dict[str, dict[str, Any]] = {}
-    if given.json and given.json.exists():
-        lines = {line["architecture"]: line for line in map(json.loads, given.json.read_text().splitlines())}
+    known = read(given.json) if given.json and given.json.exists() else []
+    lines = {line["architecture"]: line for line in known}
     for name in given.names or CASES:
         if name not in lines or given.again:
             lines[name] = measured(name)
             if given.json:
                 with given.json.open("a") as file:
                     file.write(json.dumps(lines[name]) + "\n")
-        for kind in ("fedsgd", "pbpfl", "blocks"):
+        for kind in KINDS:
             cell = lines[name][kind]
             told = cell.get("refused") or cell.get("failed") or f"differs by {cell['differs']}"
             print(f"{name}: {kind}: {'passes' if cell['passes'] else 'no'}: {told}", flush=True)

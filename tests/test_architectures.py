@@ -1,0 +1,30 @@
+"""The table of architectures on docs/models.md is that of its record, and the list builds what it says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import architectures  # type: ignore[import-not-found]
+
+
+def test_the_table_of_the_page_is_the_record_s() -> None:
+    text = architectures.PAGE.read_text("utf-8")
+    assert architectures.page(text, architectures.read(architectures.RECORD)) == text, (
+        "run python benchmarks/architectures.py --page"
+    )
+
+
+def test_each_refusal_of_the_record_has_its_sentence() -> None:
+    lines = architectures.read(architectures.RECORD)
+    assert len(lines) >= 30
+    for line in lines:
+        for kind in architectures.KINDS:
+            cell = line[kind]
+            assert cell["passes"] or cell.get("refused") or cell.get("failed") or "differs" in cell
+
+
+def test_architectures_of_its_own_train_from_a_run_file() -> None:
+    for name in ("tcn", "ft-transformer"):
+        assert architectures.trained(architectures.CASES[name], "fedsgd", "float32")["differs"] < 1e-4
