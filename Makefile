@@ -87,6 +87,7 @@ wheelhouse: .venv/bin/python
 
 .venv/dev.stamp: .venv/torch.stamp
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps --requirement tests/flower.txt
 	@touch $@
 
 .venv/fuzz.stamp: .venv/dev.stamp

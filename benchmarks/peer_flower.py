@@ -20,12 +20,13 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import Context, ndarrays_to_parameters
+from flwr.common.serde import recorddict_to_proto
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
-from peer_task import Tally, Task
+from peer_task import WARM, Tally, Task
 
 
 class Silo(NumPyClient):
@@ -57,21 +58,59 @@ def arrays(module: torch.nn.Module) -> list[Any]:
     return [value.detach().numpy() for value in module.parameters()]
 
 
-def main() -> None:
+class CountingGrid:
+    """A grid that counts the bytes of messages' contents, as Flower serialises them, each round by itself.
+
+    Counting takes time, so only rounds that are not timed are counted.
+    """
+
+    def __init__(self, grid: Any) -> None:
+        self._grid, self._round = grid, 0
+        self.down, self.up = [0], [0]  # by round
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def next_round(self) -> None:
+        self.down.append(0)
+        self.up.append(0)
+
+    def send_and_receive(self, messages: Any, **options: Any) -> Any:
+        asked = list(messages)
+        counts = len(self.down) < WARM
+        if counts:
+            self.down[-1] += sum(map(_length, asked))
+        replies = self._grid.send_and_receive(asked, **options)
+        if counts:
+            self.up[-1] += sum(map(_length, replies))
+        return replies
+
+
+def _length(message: Any) -> int:
+    return int(recorddict_to_proto(message.content).ByteSize()) if message.has_content() else 0
+
+
+def play_rounds() -> None:
+    """Play the task over Flower's older interface, with or without SecAgg+."""
     task = Task.given()
     tally, module = Tally(task), task.build()
     names = [name for name, _ in module.named_parameters()]
 
+    grids = list[CountingGrid]()
+
     def ended(number: int, parameters: Any, config: Any) -> None:
         if number:
             tally.round()
+            grids[0].next_round()
         if number == task.rounds:  # while all processes are there
-            tally.tell(dict(zip(names, parameters, strict=True)))
+            weights = dict(zip(names, parameters, strict=True))
+            tally.tell(weights, down=grids[0].down[: WARM - 1], up=grids[0].up[: WARM - 1])
 
     server = ServerApp()
 
     @server.main()
     def play(grid: Any, context: Context) -> None:
+        grids.append(CountingGrid(grid))
         strategy = FedAvg(
             min_fit_clients=task.silos,
             min_available_clients=task.silos,
@@ -80,7 +119,7 @@ def main() -> None:
             evaluate_fn=ended,
         )
         secure = SecAggPlusWorkflow(task.shares, task.threshold, max_weight=float(task.rows)) if task.masks else None
-        DefaultWorkflow(secure)(grid, LegacyContext(context, ServerConfig(task.rounds), strategy))
+        DefaultWorkflow(secure)(grids[0], LegacyContext(context, ServerConfig(task.rounds), strategy))
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     client = ClientApp(
@@ -94,4 +133,4 @@ def main() -> None:
 if __name__ == "__main__":
     import peer_flower  # by name, so that ray's actors import it, with what it keeps
 
-    peer_flower.main()
+    peer_flower.play_rounds()

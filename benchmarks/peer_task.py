@@ -25,8 +25,9 @@ from torch import nn
 
 from moretta.models.catalogue import build
 
-SHAPES = {"mlp": (16,), "resnet20": (3, 32, 32)}
-RATES = {"mlp": 0.1, "resnet20": 0.01}
+SHAPES = {"mlp": (16,), "wide": (16,), "resnet20": (3, 32, 32)}
+RATES = {"mlp": 0.1, "wide": 0.1, "resnet20": 0.01}
+HIDDEN = {"mlp": [200, 128], "wide": [540, 540]}  # "wide" has 306,730 parameters
 CLASSES = 10
 WARM = 3  # rounds that are not timed
 
@@ -36,7 +37,7 @@ class Task:
     """FedAvg: each silo takes one step of SGD on the cross-entropy of all its rows, one epoch a round; the server adds
     the mean of their differences, by rows.
 
-    masks: sum under masks, with a silo's secrets in `shares` of which `threshold` restore them.
+    masks: sum under masks, with a silo's secrets in `shares` of which `threshold` restore them, in Z_2^ring_bits.
     began: `time.monotonic()` just before the process was started. weights: the file for those of the end.
     """
 
@@ -48,6 +49,7 @@ class Task:
     shares: int
     threshold: int
     workers: int = 1
+    ring_bits: int = 64
     began: float = 0.0
     weights: str = ""
 
@@ -68,8 +70,9 @@ class Task:
 
     def build(self) -> nn.Module:
         """Return the model at its start. Groups are normalised, not batches: there are no buffers to average."""
-        arguments: dict[str, Any] = {"hidden": [200, 128]} if self.model == "mlp" else {"norm": "group"}
-        name = "mlp" if self.model == "mlp" else "resnet"
+        hidden = HIDDEN.get(self.model)
+        arguments: dict[str, Any] = {"norm": "group"} if hidden is None else {"hidden": hidden}
+        name = "resnet" if hidden is None else "mlp"
         return build(name, inputs=SHAPES[self.model], outputs=CLASSES, **arguments)
 
     def data(self) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
@@ -93,8 +96,8 @@ class Tally:
         if len(self._ends) in (1, WARM, self._task.rounds):
             self._processor[len(self._ends)] = sum(map(_processor_seconds, processes()))
 
-    def tell(self, weights: Mapping[str, Any]) -> None:
-        """Print what was noted as one line. weights: the server's at the end, by the model's names."""
+    def tell(self, weights: Mapping[str, Any], **more: Any) -> None:
+        """Print what was noted, and more, as one line. weights: the server's at the end, by the model's names."""
         timed = self._task.rounds - WARM
         told = {
             "rounds_s": np.diff(self._ends)[WARM - 1 :].tolist(),
@@ -102,6 +105,7 @@ class Tally:
             "first_s": self._ends[0] - self._task.began,
             "first_processor_s": self._processor[1],
             "peak_mib": sum(map(_peak_mib, processes())),
+            **more,
         }
         np.savez(self._task.weights, **{name: np.array(value) for name, value in weights.items()})
         print("\n" + json.dumps(told), flush=True)

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "moretta"
-# Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else.
+# Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else, and the
+# public names of adapters to other frameworks.
 ROOMS = (
     *("errors", "contract", "secure_aggregation", "data", "models", "engines", "protocols"),
-    *("config", "report", "audit", "run", "deployment", "flare", "commands", "client", "edge", "__main__"),
+    *("config", "report", "audit", "run", "deployment", "flare", "commands", "client", "edge", "flower"),
+    "__main__",
 )
 MOST_ENTRIES = 15
 BY_NAME = ("client.py", "flare.py", "flower.py")
@@ -33,9 +35,11 @@ PROTOCOLS = tuple(name for names in FAMILIES.values() for name in names)
 # A plain word, too: it names a protocol where a string is nothing else.
 PLAIN_WORDS = {"local"}
 ASKED_BY = {"get", "pop", "setdefault", "startswith", "endswith", "removeprefix", "removesuffix"}
-# The public names, which are `moretta`'s and the command `python -m moretta.edge`, and the one list of protocols.
-MAY_NAME_ALL = {"moretta", "moretta.edge", "moretta.protocols.registry"}
-MAY_NAME_ALL |= {"moretta.flare", "moretta.deployment.recipe.server"}  # a class of another framework, and ours after it
+    *("config", "report", "audit", "run", "deployment", "flare", "commands", "client", "edge", "flower"),
+    "__main__",
+)
+MOST_ENTRIES = 15
+BY_NAME = ("client.py", "flare.py", "flower.py")
 
 # -- What is read ------------------------------------------------------------------------------------------------------
 

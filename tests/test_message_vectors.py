@@ -24,6 +24,7 @@ from test_codec import json_values, same
 from moretta.contract.codec import Codec, size, type_of
 from moretta.contract.messages import Array, Message, Spent, Stamp, Tensors
 from moretta.data.alignment import steps
+from moretta.deployment.flower import messages as flower
 from moretta.engines import child as edge
 from moretta.errors import CodecError
 from moretta.protocols.baffle.silo import messages as baffle
@@ -47,6 +48,7 @@ SCHEMA = (
     Spent,
     *SUM_MESSAGES,
     AskSum,
+    *flower.MESSAGES,
     *silo_rows.MESSAGES,
     *overlap.MESSAGES,
     *scoring.MESSAGES,

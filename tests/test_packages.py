@@ -22,7 +22,7 @@ contents, resolve, try_wheel = (runpy.run_path(str(ROOT / "release" / f"{name}.p
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-APART = ("fuzz", "trackers")  # extras that are no part of dev, nor of constraints.txt
+APART = ("fuzz", "trackers", "flower")  # extras that are no part of dev, nor of constraints.txt
 
 
 # -- what pip is told --------------------------------------------------------------------------------------------------

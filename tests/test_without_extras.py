@@ -9,6 +9,7 @@ from test_without_torch import without
 
 EXTRAS = (
     *("torch", "sklearn", "scipy", "matplotlib", "jinja2", "markupsafe", "pyarrow", "PIL", "pydicom", "nvflare"),
+    "flwr",
     "nibabel",
     *("onnx", "onnxscript", "onnxruntime", "dp_accounting", "tensorboard", "pandas"),
 )
@@ -58,6 +59,7 @@ def needs(extra, act):
         raise AssertionError(f"nothing was said of {extra}")
 
 needs("torch", lambda: moretta.Federation)
+needs("flower", lambda: __import__("moretta.flower"))
 needs("torch", lambda: moretta.Result)
 needs("torch", lambda: moretta.load)
 try:

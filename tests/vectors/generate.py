@@ -1197,6 +1197,20 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             },
         ),
         "secure-sum/ask": (made, {"encoding": {"x": 41, "most weight": 3}}),
+        "flower/ask-name": (made, {}),
+        "flower/silo-name": (made, {"name": "anna"}),
+        "flower/terms": (
+            made,
+            {
+                "settings": "ring-bits = 32\n",
+                "silos": ["anna", "bea", "dora"],
+                "count": 2,
+                "seed": 7,
+                "most_weight": 4096,
+                "weighted_by": "num-examples",
+            },
+        ),
+        "flower/upload-names": (made, {"metrics": {"loss": 0, "recall": 3}}),
         "enrolment/begin": (
             "schema: SHA-256 over a linear layer's tensors, a line `name:shape:dtype` each; the rest chosen here",
             {

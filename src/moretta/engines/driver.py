@@ -83,7 +83,8 @@ class Driver:
 
     run: the id that all stamps carry. least: the fewest silos a round may have. chosen: which silos take part in a
     round, by its number; all of them if None. asked: the takes that were asked for in earlier sessions. draws: whether
-    each round is known to draw other rows than the one before.
+    each round is known to draw other rows than the one before. only: whether the run has no other session than this, so
+    that nobody has opened a sum which was not asked for here.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class Driver:
         asked: AskedTakes | None = None,
         *,
         draws: bool = False,
+        only: bool = False,
     ) -> None:
         self._server, self._silos, self._run = server, list(silos), run
-        self._engine, self._least, self._chosen, self._draws = engine, least, chosen, draws
+        self._engine, self._least, self._chosen, self._draws, self._only = engine, least, chosen, draws, only
         self._asked = asked or AskedTakes()
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
         self._wanted: Sequence[str] = ()  # who is to play the round
@@ -169,7 +171,7 @@ class Driver:
                 try:
                     lost = self._after_waiting(failure, waits, takes, lost)
                 except MorettaError as raised:
-                    if raised is not shortage or named or not self._may_be_lost(takes, lost):
+                    if raised is not shortage or (named and not self._only) or not self._may_be_lost(takes, lost):
                         raise
                     end = RoundEnd(number, attempt, present, Report({}), _dropped(number, gone), now.take)
                     raise RoundLost(replace(end, lost=str(raised))) from None
@@ -282,7 +284,8 @@ class Driver:
                 self._opens |= not set_up and opens(ask)
                 heard = self._engine.deliver(ask)
                 # Also in an earlier session: whoever says so has helped to open a sum of this round.
-                self._opens |= not set_up and any(why.spent is not None for why in heard.missing.values())
+                spent = any(why.spent is not None for why in heard.missing.values())
+                self._opens |= spent and not set_up and not self._only
                 replies = self._believed(heard)
                 _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))

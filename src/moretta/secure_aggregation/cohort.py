@@ -137,9 +137,10 @@ class Credentials:
 class Origin:
     """Where a silo's secrets come from.
 
-    credentials: None trusts the keys that the server relays. insecure: for tests only, a root from which key pairs,
-    self-masks and shares follow; None draws them from the operating system. session: how often the run was resumed, so
-    that no key is used twice.
+    credentials: None trusts the keys that the server relays. insecure: a root from which key pairs, self-masks and
+    shares follow, for tests; None draws them from the operating system. A role that is another process for each message
+    has one too, drawn from the operating system for each set-up and each upload, and kept in memory alone.
+    session: how often the run was resumed, so that no key is used twice.
     """
 
     credentials: Credentials | None = None

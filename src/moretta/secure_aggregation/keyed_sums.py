@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Replies
 from moretta.errors import MisuseError
@@ -76,8 +78,9 @@ class Scheme:
     hide: makes the upload of a silo's part, and what answers `opens` after it, or raises `moretta.errors.PeerError`.
     check: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
     add_up: the server's steps from the uploads, and the digest of what they answer, to their sum.
-    keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes; None where
-    there is no limit.
+    reopen: makes again what answers `opens`, of a part whose upload an earlier process sent; None where a scheme
+    cannot. keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes; None
+    where there is no limit.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Scheme:
     hide: Callable[[Summand], tuple[Message, Answer]]
     check: Callable[[PlannedSum, str, Any], None]
     add_up: Callable[[PlannedSum, Replies, bytes], Exchange[Relayed | Aborted]]
+    reopen: Callable[[Summand], Answer] | None = None
     keys: Callable[[Rules], Rules] = lambda rules: rules
     check_size: Callable[[int], None] | None = None
 
@@ -141,13 +145,14 @@ class KeyedContributor:
         *,
         asked: Query,
         least: float | None = None,
+        origin: Origin | None = None,
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
         tensors: real arrays, as the ask wants them; never written to. encoding: as the ask carries it.
         blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
         asked: what this answers (`moretta.secure_aggregation.sums`). least: what every entry's limit must be at least;
-        None is the limit of the settings.
+        None is the limit of the settings. origin: of this upload's secrets; None is the contributor's own.
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
         `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`) or
         of other tensors, `moretta.errors.SumSpent` where the silo has helped to open another sum of this round,
@@ -166,9 +171,25 @@ class KeyedContributor:
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
         encoded = whole[:1].reshape(()), words, public, hidden
-        part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, self._origin)
+        part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, origin or self._origin)
         upload, self._open = self._scheme.hide(part)
         return upload
+
+    def reopen(self, stamp: Stamp, shapes: Shapes, encoding: Mapping[str, int], asked: Query, origin: Origin) -> None:
+        """Take up an upload that an earlier process of this silo sent, to answer what opens its sum.
+
+        shapes: of its tensors. All else as for `upload`; origin is what that one had. Nothing of the numbers is needed.
+        Raises `moretta.errors.MisuseError` where the scheme cannot.
+        """
+        if self._scheme.reopen is None:
+            raise MisuseError(f'scheme = "{self._scheme.name}" needs one process from an upload to its sum')
+        agreement, labels = self._keys.agreed
+        labels.use(stamp, shapes)
+        label = label_of(stamp, agreement.cohort.digest, shapes, encoding, asked.digest)
+        nothing = np.zeros((), self._ring.dtype)
+        encoded = nothing, dict[str, Array](), self._rules.public_weights, nothing
+        part = Summand(stamp, agreement, label, asked, *encoded, (), self._helped, origin)
+        self._open = self._scheme.reopen(part)
 
     def read(
         self,

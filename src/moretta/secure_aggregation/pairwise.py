@@ -247,6 +247,7 @@ PAIRWISE = Scheme(
     opens=(Survivors, Unmask),
     early="was asked to unmask before there was an upload in this set-up",
     hide=_mask,
+    reopen=lambda part: unmasking.OpenSum(part, unmasking.SelfMask(part)).answer,
     check=_check,
     add_up=_unmasked,
 )

@@ -1,0 +1,72 @@
+"""What server and sites say to each other beside the secure sum's own messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Message, Spent, message, within
+from moretta.errors import PeerError
+from moretta.secure_aggregation.identity import is_silo_name
+from moretta.secure_aggregation.schemes import MESSAGES as SUM_MESSAGES
+from moretta.secure_aggregation.secure_sum import AskSum
+
+SLOTS = 64  # numbers of metrics that a site may upload; the names come with the upload, so the server plans for all
+ARRAY, METRICS = "array/", "metrics"  # the tensors of a sum: one for each of the app's arrays, and one for all metrics
+
+
+def check_name(name: str) -> None:
+    """Raise `moretta.errors.PeerError` unless a silo may be called so."""
+    if not is_silo_name(name):
+        raise PeerError(f"expected a silo's name, got {name!r:.80}")
+
+
+@message("flower/ask-name")
+class AskName(Message):
+    """Say who you are."""
+
+
+@message("flower/silo-name")
+class SiloName(Message):
+    """The name of the silo that answers at this node."""
+
+    name: Annotated[str, check_name]
+
+
+@message("flower/terms")
+class SumTerms(Message):
+    """How sums are made in this run, the same for all silos.
+
+    settings: [secure-aggregation], as TOML. silos: of the run, in its order. count, seed: how many of them play a
+    round, and the seed by which they are chosen. most_weight: a bound of all silos' examples together. weighted_by: the
+    metric that says how many a silo has.
+    """
+
+    settings: str
+    silos: tuple[str, ...]
+    count: Annotated[int, within(2)]
+    seed: Annotated[int, within(0)]
+    most_weight: Annotated[int, within(1)]
+    weighted_by: str
+
+
+@message("flower/upload-names")
+class UploadNames(Message):
+    """Which metrics an upload holds, in the order of their names. metrics: the length of each list; 0 for a number."""
+
+    metrics: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for more numbers than an upload has room for."""
+        if min(self.metrics.values(), default=0) < 0 or self.slots > SLOTS:
+            raise PeerError(f"expected metrics of up to {SLOTS} numbers together, got {self.slots}")
+
+    @property
+    def slots(self) -> int:
+        """How many numbers all metrics have together."""
+        return sum(width or 1 for width in self.metrics.values())
+
+
+MESSAGES = (AskName, SiloName, SumTerms, UploadNames)
+CODEC = Codec((*SUM_MESSAGES, AskSum, Spent, *MESSAGES))

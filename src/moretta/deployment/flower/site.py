@@ -1,0 +1,300 @@
+"""A site's half: the mod that answers the secure sum's messages, and uploads what the app's functions return."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, MessageType, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
+
+from moretta.config import silo_file
+from moretta.config.silo_file import SiloFile, SiloSection
+from moretta.contract.messages import Message, Spent, Tensors
+from moretta.deployment.flower.messages import ARRAY, CODEC, METRICS, SLOTS, AskName, SiloName, SumTerms, UploadNames
+from moretta.deployment.flower.records import RECORD, packed, question_digest, unpacked
+from moretta.deployment.site_policy import permitted_sums
+from moretta.engines.folder_lock import held
+from moretta.errors import (
+    MisuseError,
+    MorettaError,
+    ParameterError,
+    PeerError,
+    PolicyError,
+    RowsError,
+    SumSpent,
+    with_notes,
+)
+from moretta.secure_aggregation.agreement import AdvertiseKey
+from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, shapes_of
+from moretta.secure_aggregation.graph import AdvertiseCommitted
+from moretta.secure_aggregation.identity import Roster
+from moretta.secure_aggregation.keyed_sums import KeyedContributor
+from moretta.secure_aggregation.keystream import KEY_BYTES, SecretRoot
+from moretta.secure_aggregation.one_sum import HelpedSums
+from moretta.secure_aggregation.pairwise import PAIRWISE
+from moretta.secure_aggregation.secure_sum import AskSum
+from moretta.secure_aggregation.settings import SecureAggregation
+from moretta.secure_aggregation.sums import Query, message_digest, query_of
+
+FOLDER = "moretta"  # the key of --node-config that names the site's silo.toml
+SIMULATED = "partition-id"  # and that by which a simulation counts its nodes
+LOCK, HELD = "flower.json", "{folder} is in use by {holder}; give each SuperNode a silo.toml of its own"
+PRIVATE = "this site cannot take part in this sum; its own log says why"  # whatever its rows or files are
+KINDS = (MessageType.TRAIN, MessageType.EVALUATE)
+
+log = logging.getLogger("flwr")  # where whoever runs a SuperNode looks
+
+
+def secure_sum() -> Mod:
+    """Return the mod that sums what a ClientApp's functions return without showing it: ``ClientApp(mods=[...])``.
+
+    The server needs `SecureFedAvg`. A question of any other strategy is refused, so nothing is sent in the clear. A
+    SuperNode names its silo.toml by ``--node-config 'moretta="silo.toml"'``; nodes of a simulation need none.
+    Functions registered by ``@app.query()`` are left alone.
+    """
+    return _mod
+
+
+def _mod(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> FlowerMessage:
+    if message.metadata.message_type.partition(".")[0] not in KINDS:
+        return call_next(message, context)
+    try:
+        with _site(context) as site:
+            answers = site.answer(message, context, call_next)
+        return FlowerMessage(RecordDict({RECORD: packed(*answers)}), reply_to=message)
+    except MorettaError as error:
+        private = isinstance(error, RowsError) or not isinstance(error, PeerError | MisuseError)
+        log.error("Moretta: %s", with_notes(error))
+        said = PRIVATE if private else str(error)
+        return FlowerMessage(Error(ErrorCode.MOD_FAILED_PRECONDITION, said), reply_to=message)
+
+
+@dataclass(repr=False)
+class Memory:
+    """What a site keeps between two messages, in Flower's `context.state`: secret, and never on disk.
+
+    root: of the keys of the last set-up. heard: its messages, the terms first. upload_root: of the secrets of the last
+    upload. ask, asked, shapes: what that answered. opened: what was asked to open its sum. helped: the record of sums
+    of a site without a folder, in a simulation.
+    """
+
+    root: bytes = b""
+    heard: list[bytes] = field(default_factory=list)
+    upload_root: bytes = b""
+    ask: bytes = b""
+    asked: bytes = b""
+    shapes: str = ""
+    opened: list[bytes] = field(default_factory=list)
+    helped: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, context: Context) -> Memory:
+        """Return what was kept."""
+        record = context.state.get(RECORD)
+        return cls(**record) if isinstance(record, ConfigRecord) else cls()
+
+    def keep(self, context: Context) -> None:
+        """Keep it for the next message."""
+        context.state[RECORD] = ConfigRecord({key: value for key, value in vars(self).items() if value})
+
+
+class FlowerSite:
+    """A silo's role for one message: made anew from what was kept.
+
+    file: its silo.toml. helped: which sums it has helped to open.
+    """
+
+    def __init__(self, file: SiloFile, memory: Memory, helped: HelpedSums) -> None:
+        self._file, self._memory, self._helped = file, memory, helped
+        self._name = file.silo.name
+        self._roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
+        identity = "" if file.silo.identity is None else str(file.base / file.silo.identity)
+        self._credentials = Credentials.of(self._name, identity, self._roster)
+
+    def answer(self, message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> list[Message]:
+        """Answer a message, by training where it asks for that. Raises `moretta.errors.MorettaError` to refuse."""
+        asks = unpacked(message.content)
+        try:
+            match asks:
+                case [AskName(stamp=now)]:
+                    return [SiloName(stamp=now, name=self._name)]
+                case [SumTerms() as terms, AdvertiseKey() | AdvertiseCommitted() as begin]:
+                    return [self._set_up(terms, begin)]
+                case [AskSum() as ask]:
+                    return self._upload(ask, message, context, call_next)
+                case [one]:
+                    return [self._go_on(one)]
+        except SumSpent as spent:
+            stamp, take = asks[-1].stamp, spent.next_take
+            return [Spent(stamp=stamp, next_take=take, survivors=spent.survivors, whole=spent.whole)]
+        raise PolicyError(
+            "the server asks for a reply in the clear, and this app has moretta.flower.secure_sum(); use "
+            "moretta.flower.SecureFedAvg in the ServerApp"
+        )
+
+    def _set_up(self, terms: SumTerms, begin: Message) -> Message:
+        memory, before = self._memory, [CODEC.decode(data).stamp for data in self._memory.heard[1:2]]
+        self._agreed(terms)
+        if not self._helped.answers.hold(terms.stamp.run, "terms", message_digest(terms)):
+            raise PolicyError("expected the terms of this run's first set-up, got others; begin another run for them")
+        if any(begin.stamp.run == one.run and begin.stamp <= one for one in before):
+            raise PeerError(f"expected a set-up after {before[0]}, got {begin.stamp}")
+        memory.root, memory.heard = os.urandom(KEY_BYTES), [CODEC.encode(terms)]
+        memory.ask, memory.opened = b"", []
+        return self._go_on(begin)
+
+    def _go_on(self, asks: Message) -> Message:
+        role, memory = self._role(), self._memory
+        answer = role.answer(asks)
+        if answer is None:
+            raise PeerError(f"expected a message of a secure sum, got `{asks.TAG}`")
+        (memory.opened if memory.ask else memory.heard).append(CODEC.encode(asks))
+        return answer
+
+    def _upload(
+        self, ask: AskSum, message: FlowerMessage, context: Context, call_next: ClientAppCallable
+    ) -> list[Message]:
+        role, memory, terms = self._role(), self._memory, self._terms()
+        if ask.encoding.get(MOST_WEIGHT) != terms.most_weight:
+            raise PeerError(f"expected an encoding for {terms.most_weight} examples, as in the terms of this run")
+        kind = message.metadata.message_type.partition(".")[0]
+        del message.content[RECORD]
+        asked, sent = question_digest(kind, message.content), _arrays(message.content)
+        reply = _replied(message, context, call_next)
+        tensors, weight, names = taken(reply, sent if kind == MessageType.TRAIN else None, terms)
+        query = query_of(ask, asked, message_digest(names), whole=True)
+        memory.upload_root = os.urandom(KEY_BYTES)
+        upload = role.upload(
+            ask.stamp, tensors, weight, ask.encoding, asked=query, origin=self._origin(memory.upload_root)
+        )
+        memory.ask, memory.asked, memory.opened = CODEC.encode(ask), query.digest, []
+        memory.shapes = json.dumps(shapes_of(tensors))
+        return [upload, names]
+
+    def _role(self) -> KeyedContributor:
+        """Return the silo's half of the sums, as it was after the last message: it follows from roots and messages."""
+        terms, memory = self._terms(), self._memory
+        settings, rules = self._agreed(terms)
+        origin, run = self._origin(memory.root), terms.stamp.run
+        role = KeyedContributor(PAIRWISE, self._name, Ring(settings.ring_bits), rules, origin, self._helped, run)
+        for data in memory.heard[1:]:
+            role.answer(CODEC.decode(data))
+        if memory.ask:
+            ask: Any = CODEC.decode(memory.ask)
+            shapes = {name: tuple(shape) for name, shape in json.loads(memory.shapes).items()}
+            query, origin = Query(memory.asked, whole=True), self._origin(memory.upload_root)
+            role.reopen(ask.stamp, shapes, ask.encoding, query, origin)
+        for data in memory.opened:
+            role.answer(CODEC.decode(data))
+        return role
+
+    def _terms(self) -> SumTerms:
+        if not self._memory.heard:
+            raise PeerError("expected a set-up before this; this process has none, as after a restart")
+        terms: Any = CODEC.decode(self._memory.heard[0])
+        return cast(SumTerms, terms)
+
+    def _agreed(self, terms: SumTerms) -> tuple[SecureAggregation, Rules]:
+        players = Participation(terms.silos, terms.count, terms.seed)
+        settings = permitted_sums(terms.settings, players, self._file, self._roster)
+        return settings, settings.rules(self._roster, players)
+
+    def _origin(self, root: bytes) -> Origin:
+        return Origin(self._credentials, SecretRoot(root))
+
+
+@contextmanager
+def _site(context: Context) -> Iterator[FlowerSite]:
+    """Make the silo's role for one message, hold its folder, and keep what it needs for the next one."""
+    memory, named = Memory.of(context), context.node_config.get(FOLDER)
+    try:
+        if named is not None:
+            file = silo_file.load(str(named), rows=False)
+            with held(file.out, LOCK, HELD):
+                yield FlowerSite(file, memory, file.helped.opened)
+        elif _simulated():
+            name = f"silo-{context.node_config.get(SIMULATED, context.node_id)}"
+            helped = HelpedSums(memory.helped, lambda line, force: memory.helped.append(line))
+            yield FlowerSite(SiloFile(silo=SiloSection(name=name)), memory, helped)
+        else:
+            raise PolicyError(
+                "this SuperNode names no folder for what its site must not forget; start it with "
+                f"--node-config '{FOLDER}=\"silo.toml\"'"
+            )
+    finally:
+        memory.keep(context)
+
+
+def _simulated() -> bool:
+    """Return whether this process is an actor of Flower's simulation, which has all nodes on one machine."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _replied(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    """Return what the app's own function returns. What it raises may tell of rows, and stays here."""
+    try:
+        reply = call_next(message, context)
+        return reply.content
+    except Exception as error:  # whatever somebody's app raises
+        log.exception("Moretta: the app's %s function failed", message.metadata.message_type)
+        raise RowsError(f"the app's function failed with {type(error).__name__}") from error
+
+
+def _arrays(content: RecordDict) -> ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise ParameterError(f"expected one ArrayRecord, got {len(records)}")
+    return records[0]
+
+
+def taken(content: RecordDict, sent: ArrayRecord | None, terms: SumTerms) -> tuple[Tensors, int, UploadNames]:
+    """Return what a reply of an app adds to a sum: its tensors, how many examples they count for, and metrics' names.
+
+    sent: the arrays that it was sent, whose names, shapes and kinds its own must have; None where only metrics count.
+    Raises `moretta.errors.PolicyError` for other arrays, which the server is told, and `moretta.errors.RowsError`.
+    """
+    tensors = {} if sent is None else _like(sent, _arrays(content))
+    records = list(content.metric_records.values())
+    if len(records) != 1 or terms.weighted_by not in records[0]:
+        raise PolicyError(f"expected one MetricRecord in the app's reply, with the key `{terms.weighted_by}`")
+    metrics = dict(records[0])
+    weight = metrics.pop(terms.weighted_by)
+    if isinstance(weight, list) or weight != int(weight) or not 1 <= weight <= terms.most_weight:
+        raise RowsError(
+            f"`{terms.weighted_by}` is {weight!r:.40}; expected a whole number from 1 to {terms.most_weight}, which is "
+            "all silos' most (SecureFedAvg(most_examples=...))"
+        )
+    widths = {name: len(value) if isinstance(value, list) else 0 for name, value in sorted(metrics.items())}
+    names = UploadNames(stamp=terms.stamp, metrics=widths)
+    slots = np.zeros(SLOTS)
+    slots[: names.slots] = [number for name in widths for number in np.atleast_1d(metrics[name])]
+    return {**tensors, METRICS: slots}, int(weight), names
+
+
+def _like(sent: ArrayRecord, own: ArrayRecord) -> dict[str, Any]:
+    if different := sorted(sent.keys() ^ own.keys()):
+        raise PolicyError(f"expected the arrays that were sent back from the app; {different!r:.200} differ")
+    tensors = {}
+    for name, given in sent.items():
+        for what, expected, got in (
+            ("shape", tuple(given.shape), tuple(own[name].shape)),
+            ("kind of numbers", np.dtype(given.dtype).kind, np.dtype(own[name].dtype).kind),
+        ):
+            if expected != got:
+                raise PolicyError(
+                    f"`{name}`: expected the {what} that was sent, {expected!r}, from the app; got {got!r}"
+                )
+        tensors[ARRAY + name] = own[name].numpy()
+    return tensors

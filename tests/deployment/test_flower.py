@@ -1,0 +1,430 @@
+"""The secure sum inside Flower: what a strategy gets, what a site sends, who may be missing, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="pip install 'moretta[flower]'")
+
+from flower_nodes import WEIGHTS, Nodes, app, folders, reply, start, steps
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg, Result
+
+from moretta import SecureAggregation, flower
+from moretta.contract.messages import Stamp
+from moretta.deployment.flower import server
+from moretta.deployment.flower.messages import AskName, SiloName, SumTerms
+from moretta.deployment.flower.records import RECORD, packed, unpacked
+from moretta.deployment.flower.site import Memory
+from moretta.engines.folder_lock import held
+from moretta.errors import ParameterError, RunFailed
+from moretta.secure_aggregation.agreement import AdvertiseKey
+from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.secure_sum import AskSum
+from moretta.secure_aggregation.unmasking import Survivors, Unmask
+
+NAMES = ("north", "south", "east", "west")
+Say = pytest.LogCaptureFixture
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Flower's log be read, and let nobody wait for silos that stay away."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("moretta"), "parent", logging.getLogger("flwr"))
+    monkeypatch.setattr(server, "WAIT", 0.0)
+    caplog.set_level(logging.INFO, "flwr")
+
+
+def strategy(path: Path | None = None, evaluate: float = 0.0, **settings: Any) -> flower.SecureFedAvg:
+    secure = SecureAggregation(roster=None if path is None else path / "roster.toml", **settings)
+    return flower.SecureFedAvg(fraction_evaluate=evaluate, secure=secure, most_examples=4096)
+
+
+def play(nodes: Nodes, strategy: FedAvg, rounds: int = 1) -> Result:
+    return strategy.start(nodes, start(), num_rounds=rounds, timeout=60)  # type: ignore[arg-type]
+
+
+def mean(*who: int) -> Any:
+    """Return the mean of what `steps` makes of the first weights."""
+    return WEIGHTS * 0.5 + sum(k * (10 + k) for k in who) / sum(10 + k for k in who)
+
+
+@pytest.mark.parametrize("roster", [True, False])
+@pytest.mark.parametrize(("bits", "step"), [(64, 1e-12), (32, 1e-3)])
+def test_a_strategy_gets_what_flowers_own_computes(tmp_path: Path, roster: bool, bits: int, step: float) -> None:
+    made = folders(tmp_path, *NAMES, roster=roster)
+    ours = play(Nodes(made.values(), app(steps)), strategy(tmp_path if roster else None, 1.0, ring_bits=bits), 2)
+    plain = play(Nodes([None] * 4, app(steps, secure=False)), FedAvg(), 2)
+    np.testing.assert_allclose(ours.arrays["w"].numpy(), plain.arrays["w"].numpy(), rtol=1e-6, atol=step)
+    assert (ours.arrays["w"].dtype, ours.arrays["seen"].numpy()) == ("float32", plain.arrays["seen"].numpy())
+    for found, expected in (
+        (ours.train_metrics_clientapp, plain.train_metrics_clientapp),
+        (ours.evaluate_metrics_clientapp, plain.evaluate_metrics_clientapp),
+    ):
+        assert found.keys() == expected.keys() == {1, 2}
+        for number in found:
+            assert found[number].keys() == expected[number].keys()
+            for name in found[number]:
+                np.testing.assert_allclose(found[number][name], expected[number][name], rtol=1e-6, atol=20 * step)
+
+
+def test_no_reply_shows_a_clients_numbers(tmp_path: Path) -> None:
+    made = folders(tmp_path, *NAMES)
+
+    def zeros(message: Message, context: Context) -> Message:
+        arrays = {"w": np.zeros((3, 4), "f4"), "seen": np.asarray(0)} if "arrays" in message.content else None
+        extra = reply(message, arrays, loss=0.0, num_examples=1)
+        extra.content["clear"] = ConfigRecord({"rows": "31 patients"})
+        return extra
+
+    nodes = Nodes(made.values(), app(zeros))
+    play(nodes, strategy(tmp_path, 1.0))
+    replies = nodes.replies
+    assert {tuple(one.content) for one in replies} == {(RECORD,)}
+    uploads = [one for reply in replies for one in unpacked(reply.content) if isinstance(one, MaskedUpload)]
+    assert len(uploads) == 2 * len(NAMES)  # of training and of evaluation
+    words = np.concatenate([one.tensors["metrics"] for one in uploads] + [one.weight.reshape(1) for one in uploads])
+    assert len(np.unique(words)) == words.size  # all hold zeros or ones, which no word shows
+    assert words.min() > 2**32  # each is this small in one of 2^32 cases
+
+
+def gone_at(kind: type, *, times: int = 1) -> Callable[[Nodes, int, Message], bool]:
+    """Return a watch that kills the last node as it is about to get a message of a kind."""
+    left = [times]
+
+    def watch(nodes: Nodes, node: int, message: Message) -> bool:
+        if node == nodes.nodes[-1] and left[0] and any(isinstance(one, kind) for one in unpacked(message.content)):
+            left[0] -= 1
+            nodes.gone.add(node)
+        return node not in nodes.gone
+
+    return watch
+
+
+@pytest.mark.parametrize("kind", [AskSum, Survivors, Unmask])
+@pytest.mark.parametrize("roster", [True, False])
+def test_a_node_killed_at_any_step_is_survived_and_is_back_after_a_restart(
+    tmp_path: Path, kind: type, roster: bool
+) -> None:
+    made = folders(tmp_path, *NAMES, roster=roster)
+    nodes = Nodes(made.values(), app(steps), gone_at(kind))
+    restarted = list[int]()
+
+    def evaluated(number: int, arrays: Any) -> None:
+        if number == 1:  # between two rounds: a new process, at a new node id and with nothing in memory
+            restarted.append(nodes.add(made["west"], app(steps), 3))
+
+    if kind is Survivors and not roster:
+        nodes.watch = gone_at(Unmask)  # without a roster nobody is asked who is left while all are there
+    found = strategy(tmp_path if roster else None).start(nodes, start(), num_rounds=2, evaluate_fn=evaluated)  # type: ignore[arg-type]
+    assert 2 in found.train_metrics_clientapp  # the second round was summed
+    first = found.train_metrics_clientapp.get(1)
+    expected = 4 if kind is Unmask or (kind is Survivors and not roster) else 3
+    if first is not None:  # with a roster a silo that is lost while others sign costs the round
+        np.testing.assert_allclose(first["loss"], _loss(*range(expected)), rtol=1e-9)
+    else:
+        assert (kind, roster) == (Survivors, True)
+    np.testing.assert_allclose(found.train_metrics_clientapp[2]["loss"], _loss(0, 1, 2, 3), rtol=1e-9)
+    assert any(node == restarted[0] for node, _ in nodes.sent)
+
+
+def _loss(*who: int) -> float:
+    return sum((10 + k) / (k + 1) for k in who) / sum(10 + k for k in who)
+
+
+def spoilt(**changes: Any) -> Callable[[Message, Context], Message]:
+    """Return the steps of an app whose third node returns something else."""
+
+    def train(message: Message, context: Context) -> Message:
+        good = steps(message, context)
+        if context.run_config["k"] != 2 or "arrays" not in good.content:
+            return good
+        arrays = {name: one.numpy() for name, one in good.content["arrays"].items()}
+        arrays |= {name: value for name, value in changes.items() if name in ("w", "seen", "more")}
+        metrics = {"loss": 1 / 3, "by-class": [0.5, 2.0], "num-examples": 12} | changes.get("metrics", {})
+        left = {name: one for name, one in arrays.items() if one is not None}
+        return reply(message, left, **{name: one for name, one in metrics.items() if one is not None})
+
+    return train
+
+
+BAD = {
+    "an array is missing": (spoilt(w=None), r"expected the arrays that were sent .*\['w'\] differ"),
+    "an array more": (spoilt(more=np.zeros(3)), r"\['more'\] differ"),
+    "another shape": (spoilt(w=np.zeros((4, 3), "f4")), r"`w`: expected the shape that was sent, \(3, 4\).*\(4, 3\)"),
+    "whole numbers": (spoilt(w=np.zeros((3, 4), "i8")), "`w`: expected the kind of numbers that was sent, 'f'.*'i'"),
+    "NaN": (spoilt(w=np.full((3, 4), np.nan, "f4")), "`array/w`: expected finite numbers, got NaN or infinity"),
+    "too large": (spoilt(w=np.full((3, 4), 1e9, "f4")), "`array/w`: a value is outside the range"),
+    "a metric is NaN": (spoilt(metrics={"loss": float("nan")}), "`metrics`: expected finite numbers"),
+    "no examples": (spoilt(metrics={"num-examples": 0}), "`num-examples` is 0; expected a whole number"),
+    "half an example": (spoilt(metrics={"num-examples": 1.5}), "`num-examples` is 1.5; expected a whole number"),
+    "examples are not counted": (spoilt(metrics={"num-examples": None}), "with the key `num-examples`"),
+    "too many metrics": (spoilt(metrics={"all": [0.0] * 65}), "expected metrics of up to 64 numbers"),
+    "another metric": (spoilt(metrics={"recall": 1.0}), "`east` returns the metrics .*recall.* and most others'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_the_round_goes_on_without_a_client_that_returns(what: str, tmp_path: Path, caplog: Say) -> None:
+    train, sentence = BAD[what]
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(train))
+    found = play(nodes, strategy(tmp_path))
+    np.testing.assert_allclose(found.arrays["w"].numpy(), mean(0, 1, 3), rtol=1e-6)
+    lines = [record.message for record in caplog.records if "east" in record.message or "Moretta" in record.message]
+    assert any(re.search(sentence, line) for line in lines), lines
+    own = what in ("NaN", "too large", "a metric is NaN", "no examples", "half an example")
+    assert not own or set(nodes.told) == {"this site cannot take part in this sum; its own log says why"}
+
+
+def test_what_an_app_raises_stays_at_its_site(tmp_path: Path, caplog: Say) -> None:
+    def train(message: Message, context: Context) -> Message:
+        if context.run_config["k"] == 1:
+            raise ValueError("patient 4711 is 207 years old")
+        return steps(message, context)
+
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(train))
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 2, 3), rtol=1e-6)
+    assert set(nodes.told) == {"this site cannot take part in this sum; its own log says why"}
+    assert any(record.exc_info and "4711" in str(record.exc_info[1]) for record in caplog.records)
+
+
+def test_a_client_that_is_there_twice_takes_no_part(tmp_path: Path, caplog: Say) -> None:
+    made = folders(tmp_path, *NAMES)
+    nodes = Nodes([*made.values(), made["west"]], app(steps))
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
+    assert "nodes 1004, 1005 all call themselves `west`" in caplog.text.replace("[", "").replace("]", "")
+
+
+def test_a_client_without_an_entry_in_the_roster_takes_no_part(tmp_path: Path, caplog: Say) -> None:
+    made = folders(tmp_path, *NAMES)
+    stranger = folders(tmp_path / "else", "centre", "south")
+    nodes = Nodes([*list(made.values())[:3], stranger["centre"]], app(steps))
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
+    assert "it calls itself `centre`, which is not in the roster" in caplog.text
+    # one that uses another's name has no key for it
+    nodes = Nodes([made["north"], made["east"], made["west"], stranger["south"]], app(steps))
+    play(nodes, strategy(tmp_path))
+    assert any("roster" in sentence for sentence in nodes.told), nodes.told
+
+
+def test_more_clients_than_ids_of_a_run_without_a_roster(tmp_path: Path, caplog: Say) -> None:
+    made = folders(tmp_path, *NAMES, roster=False)
+    nodes = Nodes(list(made.values())[:3], app(steps))
+
+    def evaluated(number: int, arrays: Any) -> None:
+        if number == 1:
+            nodes.add(made["west"], app(steps), 3)
+
+    strategy().start(nodes, start(), num_rounds=2, evaluate_fn=evaluated)  # type: ignore[arg-type]
+    assert "calls itself `west`, which is not in the roster, or was not there as the run began" in caplog.text
+
+
+def test_a_supernode_without_a_folder_is_told_how_to_name_one(tmp_path: Path) -> None:
+    made = folders(tmp_path, *NAMES)
+    nodes = Nodes([*list(made.values())[:3], None], app(steps))
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
+    assert nodes.told == [
+        "this SuperNode names no folder for what its site must not forget; start it with "
+        "--node-config 'moretta=\"silo.toml\"'"
+    ]
+
+
+def test_nothing_is_sent_in_the_clear_to_another_strategy(tmp_path: Path) -> None:
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
+    result = play(nodes, FedAvg())
+    assert (len(result.train_metrics_clientapp), len(result.evaluate_metrics_clientapp)) == (0, 0)
+    assert len(nodes.told) == 8
+    assert all("asks for a reply in the clear" in sentence for sentence in nodes.told)
+
+
+def test_an_app_without_the_mod_takes_no_part(tmp_path: Path, caplog: Say) -> None:
+    made = folders(tmp_path, *NAMES)
+    nodes = Nodes(list(made.values())[:3], app(steps))
+    nodes.add(made["west"], app(lambda message, context: reply(message, None, loss=0.0), secure=False), 3)
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
+    assert "its reply holds no message of a secure sum, and was dropped" in caplog.text
+
+
+def test_too_few_clients_end_the_run_by_a_sentence(tmp_path: Path, caplog: Say) -> None:
+    made = folders(tmp_path, *NAMES)
+    with pytest.raises(RunFailed, match="round 1 cannot be completed by 2 of 4 silos, at least 3 are needed"):
+        play(Nodes(list(made.values())[:2], app(steps)), strategy(tmp_path))
+
+
+def test_floors_of_a_site_hold(tmp_path: Path) -> None:
+    made = folders(tmp_path, *NAMES[:3])
+    made |= {"west": folders(tmp_path / "x", "west", roster=False, more="[privacy]\nfewest-silos = 4\n")["west"]}
+    # without rosters, so that all could sum
+    plain = folders(tmp_path / "y", *NAMES[:3], roster=False)
+    nodes = Nodes([*plain.values(), made["west"]], app(steps))
+    np.testing.assert_allclose(play(nodes, strategy()).arrays["w"].numpy(), mean(0, 1, 2), rtol=1e-6)
+    assert any(
+        "[privacy] fewest-silos = 4 in this site's silo.toml, and the run has less, 3" in one for one in nodes.told
+    )
+
+
+def test_some_clients_play_a_round(tmp_path: Path) -> None:
+    made = folders(tmp_path, *NAMES, "centre", "coast", "hills", "lakes")
+    nodes = Nodes(made.values(), app(steps))
+    some = flower.SecureFedAvg(
+        fraction_train=0.5,
+        fraction_evaluate=0.5,
+        min_available_nodes=8,
+        secure=SecureAggregation(roster=tmp_path / "roster.toml"),
+        seed=3,
+    )
+    found = play(nodes, some, 2)
+    uploads = [
+        node for node, message in nodes.sent if any(isinstance(one, AskSum) for one in unpacked(message.content))
+    ]
+    assert len(uploads) == 4 * 4
+    assert len(set(uploads)) > 4
+    assert found.train_metrics_clientapp.keys() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"secure": SecureAggregation(scheme="none")}, 'scheme = "pairwise"'),
+        ({"fraction_evaluate": 0.5}, "expected 0 or fraction_train, 1.0"),
+    ],
+)
+def test_settings_that_no_sum_has_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence):
+        flower.SecureFedAvg(**options)
+
+
+def test_examples_beyond_the_bound_end_the_run_by_a_sentence(tmp_path: Path) -> None:
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
+    few = flower.SecureFedAvg(secure=SecureAggregation(roster=tmp_path / "roster.toml"), most_examples=46)
+    with pytest.raises(RunFailed, match=r"together are 46 or more.*larger most_examples"):
+        play(nodes, few)
+
+
+# -- A server that deviates --------------------------------------------------------------------------------------------
+
+
+class Deviating:
+    """A server of three sites that sends what it likes. told: what came back from a node last."""
+
+    def __init__(self, path: Path) -> None:
+        self.made = folders(path, *NAMES[:3], roster=False)
+        self.nodes = Nodes(self.made.values(), app(steps))
+        self.terms = SumTerms(
+            stamp=Stamp("run", 0, 0), settings="", silos=NAMES[:3], count=3, seed=0, most_weight=99,
+            weighted_by="num-examples",
+        )  # fmt: skip
+
+    def ask(self, *messages: Any, node: int = 0, **content: Any) -> Any:
+        asked = Message(RecordDict({**content, RECORD: packed(*messages)}), self.nodes.nodes[node], "train")
+        [answer] = self.nodes.send_and_receive([asked])
+        return answer.error.reason if answer.has_error() else unpacked(answer.content)
+
+
+def test_terms_are_those_of_a_runs_first_set_up(tmp_path: Path) -> None:
+    bad = Deviating(tmp_path)
+    first = bad.ask(bad.terms, AdvertiseKey(stamp=Stamp("run", 1, 0)))
+    assert first[0].public_key
+    others = replace(bad.terms, most_weight=1)
+    assert "expected the terms of this run's first set-up" in bad.ask(others, AdvertiseKey(stamp=Stamp("run", 1, 1)))
+    assert "expected a set-up after round 1, attempt 0" in bad.ask(bad.terms, AdvertiseKey(stamp=Stamp("run", 1, 0)))
+    again = bad.ask(bad.terms, AdvertiseKey(stamp=Stamp("run", 1, 1)))
+    assert again[0].public_key != first[0].public_key
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"settings": 'scheme = "none"'}, 'expected "pairwise"'),
+        ({"settings": 'roster = "x.toml"'}, "only a machine's own files may name them"),
+        ({"settings": "ring-bits = 65"}, "ring-bits"),
+        ({"settings": "{"}, "run.toml"),
+        ({"silos": ("south", "east")}, "expected each silo of the run once"),
+        ({"silos": ("north", "north", "east")}, "expected each silo of the run once"),
+        ({"count": 9}, "expected 2 to 3 silos in a round"),
+    ],
+)
+def test_terms_that_hide_nothing_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    bad = Deviating(tmp_path)
+    assert sentence in bad.ask(replace(bad.terms, **changes), AdvertiseKey(stamp=Stamp("run", 1, 0)))
+
+
+def test_a_site_answers_nothing_out_of_turn(tmp_path: Path) -> None:
+    bad = Deviating(tmp_path)
+    now = Stamp("run", 1, 0)
+    ask = AskSum(stamp=now, encoding={"metrics": 1, "most weight": 99})
+    assert "expected a set-up before this" in bad.ask(ask, arrays=start())
+    assert "asks for a reply in the clear" in bad.ask(AdvertiseKey(stamp=now), AdvertiseKey(stamp=now))
+    assert "asks for a reply in the clear" in bad.ask(AskName(stamp=now), AskName(stamp=now))
+    bad.ask(bad.terms, AdvertiseKey(stamp=now))
+    assert "upload was asked for without a set-up" in bad.ask(ask, arrays=start())
+    assert "before there was an upload" in bad.ask(Survivors(stamp=now, survivors=NAMES[:2]))
+    assert "expected a message of a secure sum, got `flower/silo-name`" in bad.ask(SiloName(stamp=now, name="north"))
+
+
+def test_a_model_of_its_own_for_one_client_is_not_summed(tmp_path: Path, caplog: Say) -> None:
+    """Its masks would not cancel, and the difference is noticed before anything is opened."""
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
+    plain = nodes.send_and_receive
+
+    def deviating(messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.dst_node_id == nodes.nodes[2] and "arrays" in message.content:
+                message.content = RecordDict({**message.content, "config": ConfigRecord({"server-round": 9})})
+        return plain(messages, timeout=timeout)
+
+    nodes.send_and_receive = deviating  # type: ignore[method-assign]
+    np.testing.assert_allclose(play(nodes, strategy(tmp_path)).arrays["w"].numpy(), mean(0, 1, 3), rtol=1e-6)
+
+
+def test_one_sum_of_a_round_is_kept_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a round over all four, the same round over three is not opened, also by processes that began anew."""
+    made = folders(tmp_path, *NAMES)
+    play(Nodes(made.values(), app(steps)), strategy(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "north" / "moretta" / "helped.jsonl").read_text().splitlines()]
+    [run] = {str(line[1]) for line in lines if line[0] == "sum"}
+    assert [line[3] for line in lines if line[0] == "sum" and line[4] == "GIVEN"] == [1]
+
+    def same_run(count: int | None = None) -> str:
+        return run.partition(".")[0]
+
+    monkeypatch.setattr(server.secrets, "token_hex", same_run)
+    again = Nodes(list(made.values())[:3], app(steps))  # with nothing in memory
+    with pytest.raises(RunFailed, match="only be played again by the same silos"):
+        play(again, strategy(tmp_path))
+    assert not any(isinstance(one, Unmask) for _, message in again.sent for one in unpacked(message.content))
+
+
+def test_secrets_are_in_memory_alone(tmp_path: Path) -> None:
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), app(steps))
+    play(nodes, strategy(tmp_path))
+    memory = [Memory.of(nodes.context(node)) for node in nodes.nodes]
+    assert len({one.root for one in memory} | {one.upload_root for one in memory}) == 8
+    assert not any(repr(value) in repr(memory[0]) for value in vars(memory[0]).values())
+    files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    sent = b"".join(bytes(reply.content[RECORD]["0"].data) for reply in nodes.replies)
+    for one in memory:
+        for secret in (one.root, one.upload_root):
+            assert secret not in files + sent
+            assert secret.hex().encode() not in files
+
+
+def test_two_supernodes_do_not_share_a_folder(tmp_path: Path) -> None:
+    made = folders(tmp_path, *NAMES)
+    nodes = Nodes(made.values(), app(steps))
+    with held(tmp_path / "north" / "moretta", "flower.json"):
+        nodes.send_and_receive(
+            [Message(RecordDict({RECORD: packed(AskName(stamp=Stamp("x", 0, 0)))}), nodes.nodes[0], "train")]
+        )
+    assert nodes.told == ["this site cannot take part in this sum; its own log says why"]
