@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "moretta"
-# Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else, and the
-# public names of adapters to other frameworks.
+# Imports run to the left. Top of all are `edge` and `__main__`, which are `python -m` of them and nothing else.
 ROOMS = (
     *("errors", "contract", "secure_aggregation", "data", "models", "engines", "protocols"),
     *("config", "report", "audit", "run", "deployment", "flare", "commands", "client", "edge", "flower"),
@@ -35,11 +34,11 @@ PROTOCOLS = tuple(name for names in FAMILIES.values() for name in names)
 # A plain word, too: it names a protocol where a string is nothing else.
 PLAIN_WORDS = {"local"}
 ASKED_BY = {"get", "pop", "setdefault", "startswith", "endswith", "removeprefix", "removesuffix"}
-    *("config", "report", "audit", "run", "deployment", "flare", "commands", "client", "edge", "flower"),
-    "__main__",
-)
-MOST_ENTRIES = 15
-BY_NAME = ("client.py", "flare.py", "flower.py")
+# The public names, which are `moretta`'s and the command `python -m moretta.edge`, and the one list of protocols.
+MAY_NAME_ALL = {"moretta", "moretta.edge", "moretta.protocols.registry"}
+# A class of another framework, and ours after it.
+MAY_NAME_ALL |= {"moretta.flare", "moretta.deployment.recipe.server"}
+MAY_NAME_ALL |= {"moretta.flower", "moretta.deployment.flower.server"}
 
 # -- What is read ------------------------------------------------------------------------------------------------------
 

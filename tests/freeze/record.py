@@ -46,6 +46,7 @@ from moretta.contract.roles import Reason  # noqa: E402
 from moretta.deployment import agreed_settings  # noqa: E402
 from moretta.engines import checkpoint, run_folder, views  # noqa: E402
 from moretta.engines.flare import delivery, envelope, liveness, site_worker  # noqa: E402
+from moretta.errors import MissingExtra  # noqa: E402
 from moretta.models import graph  # noqa: E402
 from moretta.protocols.baffle.edge import metadata  # noqa: E402
 from moretta.report import folder as report_folder  # noqa: E402
@@ -422,7 +423,11 @@ def wire() -> Record:
     """Every message by its tag: its fields in order and their kinds."""
     for found in pkgutil.walk_packages(moretta.__path__, "moretta."):
         if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+            try:
+                importlib.import_module(found.name)
+            except (ModuleNotFoundError, MissingExtra) as error:  # messages are in modules that need no framework
+                if "flower" not in found.name or "flwr" not in f"{error} {error.__cause__} {error.__context__}":
+                    raise
     tags: Record = {}
     waiting = [Message]
     while waiting:
