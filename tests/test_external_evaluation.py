@@ -15,7 +15,8 @@ from torch import nn
 
 from moretta import Federation, FedSGD, Silo, load
 from moretta.errors import ParameterError
-from moretta.run.intervals import judged
+from moretta.protocols.common.targets import probabilities
+from moretta.run.intervals import best_threshold, judged
 
 
 def others(rows: int = 40, change: Callable[[list[str]], list[str]] = lambda lines: lines) -> Path:
@@ -41,6 +42,35 @@ def test_figures_are_scikit_learn_s_with_intervals_around_them(train: Train) -> 
     assert done.told["baseline"] == 0.5
     again = call("evaluate", str(run), "--data", "others.csv", "--json").told
     assert again == done.told  # intervals are drawn by a fixed seed
+
+
+def test_a_threshold_is_chosen_on_validation_rows_alone(train: Train) -> None:  # noqa: F811
+    assert "threshold" not in call("evaluate", str(train()), "--data", str(others()), "--json").told
+    run = train("data.validation-fraction=0.3", folder="other")
+    told = call("evaluate", str(run), "--data", "others.csv", "--json").told
+    assert call("predict", str(run), "--data", "others.csv", "--out", "p.csv").code == 0
+    truth, chance = np.arange(40) % 2, np.genfromtxt("p.csv", delimiter=",", names=True)["probability_1"]
+    taken, figures = chance >= told["threshold"] - 1e-9, told["figures"]
+    assert figures["sensitivity_at_threshold"]["value"] == pytest.approx(taken[truth == 1].mean())
+    assert figures["specificity_at_threshold"]["value"] == pytest.approx(1 - taken[truth == 0].mean())
+    expected = balanced_accuracy_score(truth, taken)
+    assert figures["balanced_accuracy_at_threshold"]["value"] == pytest.approx(expected)
+    assert (
+        figures["balanced_accuracy_at_threshold"]["low"]
+        <= expected
+        <= figures["balanced_accuracy_at_threshold"]["high"]
+    )
+    assert "(by validation rows)" in call("evaluate", str(run), "--data", "others.csv").out
+
+
+def test_the_best_threshold_is_where_balanced_accuracy_is_highest() -> None:
+    outputs, y = np.zeros((5, 2)), np.array([0, 1, 0, 1, 1])
+    outputs[:, 1] = [-2.0, -1.0, 0.5, 1.0, 3.0]
+    chances = probabilities(outputs, "cross-entropy")[:, 1]
+    best = best_threshold(outputs, y, "cross-entropy")
+    assert best == chances[3]  # both 0s below it, two of three 1s at it or above
+    assert best_threshold(outputs, np.ones(5, np.int64), "cross-entropy") is None
+    assert best_threshold(np.eye(3)[[0, 1, 2]], np.arange(3), "cross-entropy") is None
 
 
 def test_an_interval_covers_what_it_says() -> None:

@@ -117,6 +117,8 @@ def evaluate(
             print(f"{part}: {found['rows']} rows{units}")
             for name, figure in found["figures"].items():
                 print(f"    {name} {figure['value']:.4g} ({figure['low']:.4g} to {figure['high']:.4g})")
+            if "threshold" in found:
+                print(f"    class 1 is taken from a probability of {found['threshold']:.3g} on (by validation rows)")
             print(f"    the {'commonest class' if 'classes' in found else 'mean'} alone: {found['baseline']:.4g}")
         if told.get("parts_withheld"):
             print(f"{told['parts_withheld']} values of {by} have too few rows to be shown")

@@ -26,7 +26,7 @@ from moretta.protocols.common.modules import Inputs, outputs_of
 from moretta.protocols.common.targets import classes_of
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
-from moretta.run.intervals import curves, judged
+from moretta.run.intervals import best_threshold, curves, judged
 from moretta.run.metrics import Metric, figures_of_classes, name_of, scores
 
 SCORES = ("loss", "accuracy", "mse")
@@ -134,13 +134,21 @@ class Evaluator:
             }
         return scores
 
+    def threshold(self, model: Tensors | None, validation: LabelledRows | None) -> float | None:
+        """Return the threshold that does best on validation rows (`best_threshold`); None without a common model."""
+        if validation is None or not model or self._task != "classification":
+            return None
+        return best_threshold(self._outputs(model, validation[0]), classes_of(validation[1]), self._loss)
+
+    def _outputs(self, tensors: Tensors, x: NDArray[np.generic]) -> NDArray[np.floating[Any]]:
+        modules.load(self._module, tensors)
+        return self._preparation().unscaled(outputs_of(self._module, self._prepared(x)).cpu().numpy())
+
     def _surely(
         self, tensors: Tensors, rows: LabelledRows, whom: NDArray[np.str_] | None, figures: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return how sure one model's figures are, what no model at all reaches, and its curves."""
-        modules.load(self._module, tensors)
-        raw = outputs_of(self._module, self._prepared(rows[0])).cpu().numpy()
-        outputs, classified = self._preparation().unscaled(raw), self._task == "classification"
+        outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
         found = judged(outputs, y, self._task, self._loss, None, whom, "test")
         sure = {name: [one["low"], one["high"]] for name, one in found["figures"].items() if name in figures}

@@ -37,18 +37,20 @@ def judged(
     names: Sequence[str] | None = (),
     together: NDArray[np.str_] | None = None,
     where: str = "rows",
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and of classes their tables.
 
     outputs: [rows, outputs], as the model has them; y: int64[rows] of classes, or numbers [rows, outputs]. names: of
     the classes; None leaves their tables out. together: whom rows are about. baseline: the accuracy of the commonest
-    class here, or the squared error of the mean here.
+    class here, or the squared error of the mean here. threshold: the probability from which on a row is taken for class
+    1 of two, for the figures ``.._at_threshold`` (`best_threshold`).
     """
     check_fit(y, outputs.shape[1], where)
     outputs, classes = outputs.astype(np.float64), task == "classification"
     y = y if classes else y.reshape(outputs.shape)
     tables = None if names is None or not classes else figures_of_classes(outputs, y, loss, names)["classes"]
-    measure = _of_classes(outputs, y, loss) if classes else _of_numbers(outputs, y)
+    measure = _of_classes(outputs, y, loss, threshold) if classes else _of_numbers(outputs, y)
     figures = {name: float(one[0]) for name, one in measure(np.ones((1, len(y)))).items() if not np.isnan(one[0])}
     units, random = units_of(len(y), together, where), generator(0)
     count, drawn = len(units.sizes), {name: list[Array]() for name in figures}
@@ -66,6 +68,7 @@ def judged(
         told[name] = {"value": value, "low": low, "high": high}
     alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": told, "baseline": alone}
+    result |= {} if threshold is None else {"threshold": threshold}
     return result | ({"classes": tables} if tables else {})
 
 
@@ -86,11 +89,39 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
     return {name: _interval(values[np.isfinite(values)]) for name, values in found.items()}
 
 
-def _of_classes(outputs: Array, y: Array, loss: str) -> Measure:
+def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
+    """Return from which probability on a row is best taken for class 1, by balanced accuracy; None but for two classes.
+
+    It is the highest of several (Youden, 1950). Where rows lack a class, or the model diverged, there is none.
+    """
+    if outputs.shape[1] > 2 or not rankings(outputs, y, loss):
+        return None
+    of_class_1 = probabilities(outputs.astype(np.float64), loss)[:, 1]
+    true, false = (side[0] for side in at_thresholds((y == 1, of_class_1), np.ones((1, len(y)))))
+    return float(np.unique(of_class_1)[::-1][np.argmax(true / true[-1] - false / false[-1])])
+
+
+def _at_threshold(outputs: Array, y: Array, loss: str, threshold: float) -> Measure:
+    found = (probabilities(outputs, loss)[:, 1] >= threshold) == (y == 1)
+
+    def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
+        right, rows = ([weights @ (one & (y == of)) for of in (1, 0)] for one in (found, np.ones_like(found)))
+        with np.errstate(invalid="ignore"):
+            sensitivity, specificity = right[0] / rows[0], right[1] / rows[1]
+        both = {"sensitivity": sensitivity, "specificity": specificity}
+        both["balanced_accuracy"] = (sensitivity + specificity) / 2
+        return {f"{name}_at_threshold": one for name, one in both.items()}
+
+    return measure
+
+
+def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = None) -> Measure:
     """Return what measures drawn rows of classes, as `figures_of_classes` does rows that each count once."""
     chosen, count, every = predicted(outputs), max(outputs.shape[1], 2), np.ones(len(y))
     orders, counted = rankings(outputs, y, loss), [(y, chosen == y, count), (y, every, count), (chosen, every, count)]
-    distances = None
+    distances, at_threshold = None, None
+    if threshold is not None:
+        at_threshold = _at_threshold(outputs, y, loss, threshold)
     if np.isfinite(outputs).all():
         chances = probabilities(outputs, loss)
         bins, summed = binned(chances, y)
@@ -104,7 +135,8 @@ def _of_classes(outputs: Array, y: Array, loss: str) -> Measure:
         total = weights.sum(axis=1)
         brier = {} if distances is None else {"brier": weights @ distances / total}
         by_class = by_counts(right, rows, taken, np.stack(tables, axis=1) if tables else None)
-        return {"accuracy": right.sum(axis=1) / total, **ranked(orders, weights), **brier, **by_class}
+        further = {} if at_threshold is None else at_threshold(weights)
+        return {"accuracy": right.sum(axis=1) / total, **ranked(orders, weights), **brier, **by_class, **further}
 
     return measure
 

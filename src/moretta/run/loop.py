@@ -257,8 +257,12 @@ class Session:
             log.warning("%s", sentence)
         for sentence in spent(record):
             log.info("%s", sentence)
+        threshold = self._evaluator.threshold(outcome.parameters, self._of.validation)
+        inputs = inputs_of(self._of, self._players.preparation()) | (
+            {} if threshold is None else {"threshold": threshold}
+        )
         if self._files is not None:
-            self._files.end(outcome, record)
+            self._files.end(outcome, record, inputs)
         models = outcome.models
         if self._players.displacement is not None:  # confined ones, which only a simulation has all of
             confined = self._players.models()
@@ -270,7 +274,7 @@ class Session:
             released=None if outcome.released is None else self._module(outcome.released),
             models={name: self._module(tensors) for name, tensors in models.items()},
             folder=None if self._files is None else self._files.folder.path,
-            inputs=inputs_of(self._of, self._players.preparation()),
+            inputs=inputs,
         )
 
     def _plan(self) -> RunPlan:

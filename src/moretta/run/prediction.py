@@ -106,7 +106,7 @@ def evaluate(
     of = found.task, found.loss, found.classes
     together = Subjects(rows.ids, rows.groups).whom
     outputs = found.outputs(rows.x, str(data))
-    result = judged(outputs, rows.y, *of, together, str(data))
+    result = judged(outputs, rows.y, *of, together, str(data), found.threshold)
     if by is None:
         return result, rows.left_out
     if not is_table(data.name):
@@ -123,7 +123,7 @@ def evaluate(
         chosen = np.flatnonzero(which == number)
         if len(chosen) >= LEAST_SHOWN:
             some = None if together is None else together[chosen]
-            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data))
+            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data), found.threshold)
     return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}, rows.left_out
 
 

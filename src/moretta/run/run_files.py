@@ -74,11 +74,11 @@ class RunFiles:
         if self.recorder is not None:
             self.recorder.flush()
 
-    def end(self, outcome: Outcome, record: dict[str, Any]) -> None:
+    def end(self, outcome: Outcome, record: dict[str, Any], inputs: Mapping[str, Any]) -> None:
         """Write a run's models, what their inputs mean, and its record, which is given the digests of both."""
         self._write_models(outcome)
         record["models"] = dict(self.folder.models)
-        record["inputs"] = self.folder.write_json("inputs.json", inputs_of(self.of, self.roles.preparation()))
+        record["inputs"] = self.folder.write_json("inputs.json", inputs)
         self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
 
     @property

@@ -80,6 +80,7 @@ class TrainedModel(nn.Module):
         self.task, self.loss = str(inputs["task"]), str(inputs["loss"])
         self.classes, self.columns = tuple(inputs["classes"]), tuple(inputs["columns"])
         self.integers = bool(inputs.get("integers", False))  # whether rows are token ids
+        self.threshold: float | None = inputs.get("threshold")  # chosen on validation rows
         self.form = run_file.data.form if run_file else Format()
         self.source = run_file.data.source if run_file else ""
         self.image = _image(run_file, self.table, self.shape)
@@ -163,7 +164,7 @@ class TrainedModel(nn.Module):
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
         whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
-        return judged(outputs, targets, self.task, self.loss, self.classes, whom)
+        return judged(outputs, targets, self.task, self.loss, self.classes, whom, threshold=self.threshold)
 
     def outputs(self, x: Array, where: str) -> NDArray[np.floating[Any]]:
         """Return the outputs, [rows, outputs], of rows as a silo has them, which may be lazy.
