@@ -23,7 +23,7 @@ from test_cli import call
 from moretta.config import run_files, silo_file
 from moretta.config.silo_file import SiloFile
 from moretta.contract.messages import Stamp
-from moretta.deployment import shared_settings, site_policy
+from moretta.deployment import checks, shared_settings, site_policy
 from moretta.deployment.agreed_settings import MOST, MOVES, SiteAgreement, differences, pinned_settings
 from moretta.deployment.checks import CheckResult
 from moretta.deployment.doctor import examine
@@ -78,6 +78,29 @@ def rostered(folder: Path) -> SiloFile:
 
 def refused_text(silo: Callable[[Path], SiloFile] = site, **sections: str) -> Callable[[ModuleType, Path], None]:
     return lambda policy, folder: policy.permitted(text_of(**sections), silo(folder))
+
+
+BUDGET = f"{PRIVATE}\ndp-epsilon = 5.0"
+
+
+def charged(*runs: str, batch: int = 0) -> Callable[[ModuleType, Path], None]:
+    """Let runs be charged to a site's data set, which has room for one of them; the last one with another batch."""
+
+    def attack(policy: ModuleType, folder: Path) -> None:
+        file = site(folder, more='[privacy]\nmax-epsilon = 8.0\nper = "data set"')
+        for place, run in enumerate(runs):
+            size = f"\nbatch-size = {batch}" if batch and place else ""
+            text = text_of(protocol=BUDGET, data=f"least-rows = 5{size}")
+            policy.charge(run * 32, policy.permitted(text, file), file)
+
+    return attack
+
+
+def damaged_ledger(policy: ModuleType, folder: Path) -> None:
+    file = site(folder)
+    file.out.mkdir()
+    (file.out / policy.LEDGER).write_text("5.0\n")
+    policy.charge("a" * 32, policy.permitted(text_of(protocol=BUDGET, data="least-rows = 5"), file), file)
 
 
 def silo_of(silo: str = "", more: str = "") -> Callable[[Path], SiloFile]:
@@ -219,6 +242,25 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
         refused_text(silo_of(more="[privacy]\ndp-noise = 2.0"), protocol=PRIVATE, data="least-rows = 5"),
         r"\[privacy\] dp-noise = 2.0",
     ),
+    "noise that hides less than the site's unit": (
+        refused_text(silo_of(more='[privacy]\nunit = "silo"'), protocol=PRIVATE, data="least-rows = 5"),
+        r"\[privacy\] unit = silo .* hides one row",
+    ),
+    "an epsilon above the site's": (
+        refused_text(silo_of(more="[privacy]\nmax-epsilon = 2.0"), protocol=BUDGET, data="least-rows = 5"),
+        r"\[privacy\] max-epsilon = 2.0 .* dp-epsilon = 5",
+    ),
+    "an epsilon without an end": (
+        refused_text(silo_of(more="[privacy]\nmax-epsilon = 2.0"), protocol=PRIVATE, data="least-rows = 5"),
+        r"\[privacy\] max-epsilon = 2.0 .* dp-epsilon = none",
+    ),
+    "a larger delta": (
+        refused_text(silo_of(more="[privacy]\ndelta = 1e-6"), protocol=BUDGET, data="least-rows = 5"),
+        r"\[privacy\] delta = 1e-06 .* dp-delta = 1e-05",
+    ),
+    "more than the epsilon of the data set": (charged("a", "b"), "1 runs before may have spent 5, and this one asks"),
+    "an id used again for other settings": (charged("a", "a", batch=3), "1 runs before may have spent 5"),
+    "a record of epsilon that is damaged": (damaged_ledger, "record of its epsilon is damaged"),
     "no masks under a roster": (refused_text(rostered, more=PLAIN), "this site has a roster"),
     "noise of unknown lots": (refused_text(protocol=PRIVATE), r"\[data\] least-rows is missing"),
     "a model beyond the site's memory": (huge_model, "here allows 10 in 10000"),
@@ -271,6 +313,21 @@ def test_what_silo_toml_permits_is_played(tmp_path: Path) -> None:
     greeting()(site_policy, tmp_path)
     greeting(outputs=3)(site_policy, tmp_path)
     regression(2)(site_policy, tmp_path)
+
+
+def test_a_site_charges_a_run_once_and_doctor_tells(tmp_path: Path) -> None:
+    file = site(tmp_path, more='[privacy]\nunit = "row"\nmax-epsilon = 10.0\ndelta = 1e-5\nper = "data set"')
+    run = site_policy.permitted(text_of(protocol=BUDGET, data="least-rows = 5"), file)
+    for number in ("a", "a", "b", "b"):
+        site_policy.charge(number * 32, run, file)
+    assert sorted(site_policy.spent_by(file).values()) == [5.0, 5.0]
+    assert checks.spent(file) == "2 runs may have spent 10 together; the limit of all runs is 10"
+    with pytest.raises(PolicyError, match="2 runs before may have spent 10"):
+        site_policy.charge("c" * 32, run, file)
+    alone = file.model_copy(update={"privacy": file.privacy.model_copy(update={"per": "run"})})
+    site_policy.charge("c" * 32, run, alone)
+    silos = text_of(protocol='name = "fedavg"\ndp-noise = 1.0\ndp-clip = 1.0\ndp-epsilon = 9.0')
+    site_policy.permitted(silos, file)  # a silo is more than a row, and needs no least-rows
 
 
 # -- each line of the policy holds something ---------------------------------------------------------------------------

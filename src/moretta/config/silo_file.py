@@ -45,6 +45,10 @@ scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
 blind = true                  # of cgd: sums that the server cannot read
 roster = true                 # that the run has this site's roster
 dp-noise = 1.0                # the least noise multiplier
+unit = "row"                  # what noise hides at least; "silo", all that the site uploads, is more
+max-epsilon = 8.0             # the most that a run may come to, which has dp-epsilon = 8 or less then
+delta = 1e-5                  # at which that is stated, or less
+per = "run"                   # or "data set": of all runs together
 apart = 2                     # silos by which the sets that it helps to sum differ at least, if they differ; 1: any
 repeat-whole-rows = false     # whether a round that uses all rows may be summed again over other silos
 repeat-statistics = false     # and statistics of its rows, in another run
@@ -175,9 +179,11 @@ class Floors(Section):
 
     fewest_silos: in any sum that it helps to open. threshold: of the masks' shares. scheme: of the sums; "pairwise" is
     above "additive-shares". blind: under cgd, that the server reads no sum. roster: that there is one. dp_noise: the
-    least noise multiplier. apart: by how many silos the sets that it helps to sum differ at least, if they differ; 1:
-    any. repeat_whole_rows: whether what uses all
-    rows may be summed over other silos too. repeat_statistics: the same of its rows' statistics from run to run.
+    least noise multiplier. unit: what noise hides at least. max_epsilon: the most that a run's epsilon may come to.
+    delta: the most at which that is stated. per: whether max_epsilon is of each run, or of all runs together, each of
+    which counts with its dp-epsilon. apart: by how many silos the sets that it helps to sum differ at least, if they
+    differ; 1: any. repeat_whole_rows: whether what uses all rows may be summed over other silos too. repeat_statistics:
+    the same of its rows' statistics from run to run.
     """
 
     fewest_silos: Annotated[PositiveInt, Unit("silos")] = 2
@@ -186,6 +192,10 @@ class Floors(Section):
     blind: bool = False
     roster: bool = False
     dp_noise: Positive | None = None
+    unit: Literal["row", "silo"] | None = None
+    max_epsilon: Positive | None = None
+    delta: Positive | None = None
+    per: Literal["run", "data set"] = "run"
     apart: Annotated[PositiveInt, Unit("silos")] = 1
     repeat_whole_rows: bool = False
     repeat_statistics: bool = False

@@ -451,6 +451,13 @@ def agreed(run_file: RunFile | None, file: SiloFile) -> str:
     return f"{len(known)} sets of settings" if known else "nothing yet: the first run's settings will be pinned"
 
 
+def spent(file: SiloFile) -> str:
+    """Tell what the site's rows have spent of its own limit."""
+    before, most = site_policy.spent_by(file), file.privacy.max_epsilon
+    of = "of all runs" if file.privacy.per == "data set" else "of each run"
+    return f"{len(before)} runs may have spent {sum(before.values()):g} together; the limit {of} is {most:g}"
+
+
 def same_sums(run_file: RunFile, file: SiloFile) -> str:
     """Check that a run and a site agree whether there is a roster."""
     secure = run_file.secure_aggregation

@@ -107,6 +107,8 @@ def _of_site(file: SiloFile, silo: Path | None, kit: Path | None, run_file: RunF
     if kit is not None:
         yield look("server's key", lambda: checks.pinned(kit, file))
     yield look("agreed", lambda: checks.agreed(run_file, file))
+    if file.privacy.max_epsilon is not None:
+        yield look("epsilon", lambda: checks.spent(file))
     if file.limits.device != "cpu" and not file.silo.edge:
         yield look("device", lambda: checks.device_is_there(file.limits.device))
     if file.silo.edge:

@@ -93,6 +93,7 @@ class Site:
             self._roster.check_identity(self.name, self._key)
         self._agreement.open(self._settings)
         site_policy.greet(hello, self._role.own(self._text))
+        site_policy.charge(hello.run, self._run_file, self._file)
         helped = self._helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
         self._began = time.monotonic()
         path = self._file.out / hello.run

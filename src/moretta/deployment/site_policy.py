@@ -9,6 +9,8 @@ What a run asks for beside its text comes with its hello (`greet`) and its model
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +25,10 @@ from moretta.config.specification import shared
 from moretta.contract.settings import Section, kebab
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
 from moretta.engines.flare.envelope import Hello, digest_of
+from moretta.engines.journal import Journal
 from moretta.errors import ParameterError, PolicyError
 from moretta.models.catalogue import BUILT_IN
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.own_loss import named
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING
 from moretta.protocols.common.specification import playing
@@ -36,6 +40,7 @@ from moretta.secure_aggregation.settings import SecureAggregation
 if TYPE_CHECKING:
     from torch import nn
 
+LEDGER = "epsilon.txt"  # beside the folders of runs
 SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
 
 
@@ -208,7 +213,73 @@ def permitted_sums(text: str, players: Participation, site: SiloFile, roster: Ro
     if not 2 <= players.count <= len(players.silos):
         raise PolicyError(f"expected 2 to {len(players.silos)} silos in a round, got {players.count}")
     above_floors(site, secure, players)
+    within_budget(None, site)
     return secure
+
+
+def budget(run: RunFile, site: SiloFile) -> None:
+    """Where `[privacy]` has unit, max-epsilon or delta, a run has noise and dp-epsilon within them."""
+    within_budget(run.protocol.privacy, site)
+
+
+def within_budget(noise: Privacy | None, site: SiloFile) -> None:
+    """Check a run's noise, None for none, against the budget of `[privacy]`. Raises `moretta.errors.PolicyError`."""
+    floor, most = site.privacy, None if noise is None else noise.most
+    found: Mapping[str, tuple[bool, object, str, object]] = {
+        "unit": (
+            floor.unit is None or (noise is not None and (noise.unit == "silo" or floor.unit == "row")),
+            *(floor.unit, "the run's noise hides", "nothing" if noise is None else f"one {noise.unit}"),
+        ),
+        "max-epsilon": (
+            floor.max_epsilon is None or (most is not None and most <= floor.max_epsilon),
+            *(floor.max_epsilon, "the run has dp-epsilon =", "none" if most is None else f"{most:g}"),
+        ),
+        "delta": (
+            floor.delta is None or (noise is not None and noise.delta <= floor.delta),
+            *(floor.delta, "the run has dp-delta =", "none" if noise is None else f"{noise.delta:g}"),
+        ),
+    }
+    for key, (good, wanted, what, got) in found.items():
+        if not good:
+            raise PolicyError(
+                f"[privacy] {key} = {wanted} in this site's silo.toml, and {what} {got}; have the run keep to it, or "
+                "change it here"
+            )
+
+
+def charge(run_id: str, run: RunFile, site: SiloFile) -> None:
+    """Write a run's dp-epsilon to the site's ledger before anything is sent, whole and once.
+
+    Raises:
+        PolicyError: all runs together would pass max-epsilon, and `per` is "data set".
+    """
+    noise, floor = run.protocol.privacy, site.privacy
+    if noise is None or noise.most is None:
+        return
+    # A server may use an id again: with other settings, whose releases are not counted together, it is another run.
+    settings = json.dumps(pinned_settings(run), sort_keys=True, default=str)
+    before, key = spent_by(site), f"{run_id}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
+    total = sum(before.values())
+    if key in before:
+        return
+    if floor.per == "data set" and floor.max_epsilon is not None and total + noise.most > floor.max_epsilon:
+        raise PolicyError(
+            f"[privacy] max-epsilon = {floor.max_epsilon:g} of this site's data set: {len(before)} runs before may "
+            f"have spent {total:g}, and this one asks for dp-epsilon = {noise.most:g}; have it ask for less"
+        )
+    Journal(site.out / LEDGER).append(f"{key} {noise.most!r}")
+
+
+def spent_by(site: SiloFile) -> Mapping[str, float]:
+    """Return the dp-epsilon of each run that the site took part in. Raises `moretta.errors.PolicyError`."""
+    lines = Journal(site.out / LEDGER).lines()
+    try:
+        return {run: float(most) for run, most in (line.split() for line in lines)}
+    except ValueError:
+        raise PolicyError(
+            f"this site's record of its epsilon is damaged: expected a run and its dp-epsilon in each line of "
+            f"{LEDGER}; its operator restores it"
+        ) from None
 
 
 def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:
@@ -235,6 +306,7 @@ RULES: tuple[Callable[[RunFile, SiloFile], None], ...] = (
     length,
     looks,
     floors,
+    budget,
     masked_under_a_roster,
     noise_of_known_lots,
 )

@@ -117,6 +117,7 @@ class Session:
         }
         told = {"run.seed": seed, **settings}, None if folder is None else folder.path
         tracked = TrackedRun(spec.run.name, place.run, rounds, place.round, *told)
+        self._unplayed = list[str]()  # why rounds are left
         self._untracked = list[str]()  # trackers that failed, a sentence each
         self._tracking = following(trackers, tracked, self._untracked)
         recorder = recorder_of(spec, folder, place)
@@ -167,7 +168,7 @@ class Session:
             self._stopping.best = self._files.begin()
         driver = self._driver()
         try:
-            for line in self._lines(driver):
+            for line in self._lines(driver) if self._has_budget() else ():
                 if self._ends_with(line):
                     break
             if self._stopping.best is not None:
@@ -248,7 +249,19 @@ class Session:
             self._stopped = isinstance(error, StopTraining)
             if not self._stopped:
                 raise
-        return self._stopped or stops
+        return self._stopped or stops or not self._has_budget()
+
+    def _has_budget(self) -> bool:
+        """Return whether one more sum keeps to dp-epsilon; else a warning says why the run ends."""
+        noise, last = self._players.accountant, self._history[-1]["round"] if self._history else 0
+        if noise is None or noise.allows(noise.releases.count + 1):
+            return True
+        if last < self._rounds:
+            most = noise.privacy.most
+            self._unplayed.append(
+                f"the run ended after round {last} of {self._rounds}, as another would pass dp-epsilon = {most:g}"
+            )
+        return False
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> Result:
         """Score the outcome, write it and return it."""
@@ -301,7 +314,7 @@ class Session:
             has_scores_of_silos=bool(by_silos),
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else views.digest(self._files.folder.path / "views"),
-            warnings=[*self._players.warnings, *self._untracked],
+            warnings=[*self._players.warnings, *self._unplayed, *self._untracked],
             data=self._data(),
             stopped=self._stopped,
             sums=sums,

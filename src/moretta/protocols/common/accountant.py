@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.errors import MissingExtra, ParameterError
+from moretta.errors import MissingExtra, ParameterError, RunFailed
 from moretta.protocols.common.lattice import Lattice, Privacy
 from moretta.protocols.common.releases import Releases
 
@@ -160,13 +160,26 @@ class Accountant:
         return facts | ({"epsilon_leaves_out": self.left_out} if self.left_out else {})
 
     def want(self, aggregator: Aggregator, shapes: Shapes, secure: SecureAggregation, most_weight: int) -> Wanted:
-        """Plan a sum whose ring adds whole steps of noise exactly. Raises as `Lattice.check`."""
+        """Plan a sum whose ring adds whole steps of noise exactly.
+
+        Raises as `Lattice.check`, and `moretta.errors.RunFailed` where further takes have spent the budget.
+        """
+        if not self.allows(self.releases.count + 1):
+            raise RunFailed(
+                f"dp-epsilon = {self.privacy.most:g} is spent by {self.releases.count} sums that may have been opened, "
+                "and this take would pass it; resume the run, which then ends with the model of its last checkpoint"
+            )
         lattice, limit = self._lattice(shapes), secure.largest
         if secure.ring_bits == 64:
             limit = lattice.range(limit, most_weight)
         wanted = aggregator.want(shapes, dict.fromkeys(shapes, limit), most_weight)
         lattice.check(wanted.fraction_bits, most_weight)
         return wanted
+
+    def allows(self, releases: int) -> bool:
+        """Return whether so many releases keep to the most that epsilon may come to."""
+        most, spent = self.privacy.most, None if self.privacy.most is None else self.spent(releases)
+        return most is None or (isinstance(spent, float) and spent <= most)
 
     def _lattice(self, shapes: Shapes) -> Lattice:
         return Lattice.of(self.privacy, sum(map(math.prod, shapes.values())))

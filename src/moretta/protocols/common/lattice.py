@@ -44,7 +44,8 @@ class Privacy:
     """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
 
     sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
-    unit: what it hides, one "row" of a silo, or all that one "silo" uploads.
+    unit: what it hides, one "row" of a silo, or all that one "silo" uploads. most: the epsilon that a run may come to;
+    None is any.
     """
 
     noise: float
@@ -52,6 +53,7 @@ class Privacy:
     delta: float
     sharers: int = 1
     unit: str = "row"
+    most: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from moretta.contract.messages import Stamp
 from moretta.contract.roles import State
+from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Lots, Purpose, purpose_of
 from moretta.protocols.common.lattice import Lattice, Privacy
@@ -46,6 +47,21 @@ class SiloNoise:
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
         """Return the indices of the rows in the lot of one purpose, ascending; perhaps none."""
         return self._lots.draw(self.root, *purpose)
+
+    def uploading(self, now: Stamp, *of: int | str | bytes) -> None:
+        """Note the upload that is about to be sent. of: see `moretta.protocols.common.releases.Releases.add`.
+
+        Raises `moretta.errors.ParameterError` where its sum would pass the most that epsilon may come to. The silo's
+        own count decides, whatever the server says of its own; the last upload may be sent again.
+        """
+        accountant = None if self.privacy.most is None else Accountant(self.privacy, self.rate)
+        again = self.releases.is_last(now, *of)
+        if accountant is not None and not again and not accountant.allows(self.releases.counted.count + 1):
+            raise ParameterError(
+                f"dp-epsilon = {self.privacy.most:g} is spent by the sums that this silo has helped to open; nothing "
+                "was sent"
+            )
+        self.releases.uploaded(now, *of)
 
     def noised(
         self, totals: Mapping[str, NDArray[np.float64]], encoding: Mapping[str, int], *purpose: int | str | bytes

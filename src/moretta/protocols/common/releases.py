@@ -135,6 +135,10 @@ class OwnReleases:
         """Note the upload that is about to be sent. of: see `Releases.add`."""
         self._upload = now, of
 
+    def is_last(self, now: Stamp, *of: int | str | bytes) -> bool:
+        """Return whether this upload is the last one, whatever the attempt."""
+        return self._upload is not None and (self._upload[0].drawn, self._upload[1]) == (now.drawn, of)
+
     @contextmanager
     def sent(self) -> Iterator[None]:
         """Count the last upload if it is refused for its range meanwhile: that is told, and tells of noised values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from moretta.data.holders import check_ids, check_order, grid_of
 from moretta.data.tables.preparation import ColumnRules, Preparation
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.accountant import Accountant, noise_for
 from moretta.protocols.common.batches import Batches, Lots, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.overlap import COMPARISON, Comparison
@@ -210,7 +211,14 @@ def accountant_of(setting: Setting, scheme: str, batch_size: int, statistics: St
         return None
     left_out = without_noise([*statistics.names, *([] if setting.tested is None else [COMPARISON])])
     rate = 1.0 if privacy.unit == "silo" else highest_rate(setting, batch_size)
-    return Accountant(privacy, rate, left_out)
+    made, rounds = Accountant(privacy, rate, left_out), setting.spec.run.rounds
+    if not made.allows(1):
+        enough = noise_for(float(privacy.most or 0.0), privacy.delta, rate, rounds)
+        raise ParameterError(
+            f"dp-epsilon = {privacy.most:g} is less than the {made.spent(1):.3g} of one round; for {rounds} rounds "
+            f"give dp-noise = {math.ceil(1000 * enough) / 1000:g} or more, or a larger dp-epsilon"
+        )
+    return made
 
 
 def model_bound_to(setting: Setting, trained: Collection[str] = ()) -> bytes:

@@ -159,18 +159,21 @@ class PrivateTraining(Training):
     dp_clip: the largest norm of what one example adds to a round's sum; where silos step by themselves, of one silo's
         whole update, and silos then count alike.
     dp_delta: the delta at which epsilon is stated.
+    dp_epsilon: the most that epsilon may come to: the run ends before a round would pass it, and no silo uploads then.
     """
 
     dp_noise: NonNegative | None = None
     dp_clip: Positive | None = None
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    dp_epsilon: Positive | None = None
 
     @property
     def privacy(self) -> Privacy | None:
         """The settings of the noise; None for none."""
         if self.dp_noise is None or self.dp_clip is None:
             return None
-        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta, unit="silo" if self.steps_at_silos else "row")
+        unit = "silo" if self.steps_at_silos else "row"
+        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta, unit=unit, most=self.dp_epsilon)
 
     @model_validator(mode="after")
     def _fits_privacy(self) -> Self:
@@ -180,6 +183,8 @@ class PrivateTraining(Training):
                 f"{there} is given and {missing} is not; they belong together (the noise has the deviation dp-noise "
                 "times dp-clip): give both, or neither for no differential privacy"
             )
+        if self.dp_epsilon is not None and not self.dp_noise:
+            raise ParameterError("dp-epsilon bounds what noise leaves, and dp-noise is not given; give it, above 0")
         if self.steps_at_silos:
             return self
         if self.privacy and self.own_loss is not None:

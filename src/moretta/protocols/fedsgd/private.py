@@ -73,7 +73,7 @@ class PrivateGradient:
         difference.
         """
         purpose = self.purpose(parameters, now)
-        self.noise.releases.uploaded(now, purpose[-1])
+        self.noise.uploading(now, purpose[-1])
         with _seeded(model, self.noise.root, *purpose):
             total = self.clipped_sum(model, self.noise.rows_of_lot(*purpose))
         return {f"gradient/{name}": value for name, value in self.noise.noised(total, encoding, *purpose).items()}
@@ -138,7 +138,7 @@ class PrivateUpdate:
         one = {name: torch.from_numpy(np.asarray(update[name], dtype=np.float64))[None] for name in names}
         total = modules.on_host(clipped_sum(one, self.noise.privacy.clip))
         purpose = self.noise.purpose(now, self._rows.of.digest, digest_of(parameters), digest_of(total))
-        self.noise.releases.uploaded(now, purpose[-1])
+        self.noise.uploading(now, purpose[-1])
         return dict(self.noise.noised(total, encoding, *purpose))
 
     def check(self, model: nn.Module) -> None:

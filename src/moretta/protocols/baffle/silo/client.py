@@ -226,7 +226,7 @@ class Client:
         # Another cohort has another seed, and so other directions: a draw is for one upload.
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
-        private.releases.uploaded(ask.stamp, drawn[-1])
+        private.uploading(ask.stamp, drawn[-1])
         index = private.rows_of_lot(*drawn)
         if len(index):
             derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
