@@ -33,6 +33,7 @@ from moretta.errors import MorettaError, ParameterError, PolicyError, RangeError
 from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.run import record
+from moretta.secure_aggregation.cohort import Participation
 
 RUN = """
 [run]
@@ -80,6 +81,7 @@ def refused_text(silo: Callable[[Path], SiloFile] = site, **sections: str) -> Ca
     return lambda policy, folder: policy.permitted(text_of(**sections), silo(folder))
 
 
+TWO = Participation(("silo-1", "silo-2"), 2, 0)
 BUDGET = f"{PRIVATE}\ndp-epsilon = 5.0"
 
 
@@ -260,6 +262,10 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     ),
     "more than the epsilon of the data set": (charged("a", "b"), "1 runs before may have spent 5, and this one asks"),
     "an id used again for other settings": (charged("a", "a", batch=3), "1 runs before may have spent 5"),
+    "another framework's sums at a site with a budget": (
+        lambda policy, folder: policy.permitted_sums("", TWO, site(folder, more="[privacy]\nmax-epsilon = 2.0"), None),
+        r"\[privacy\] max-epsilon = 2.0 .* dp-epsilon = none",
+    ),
     "a record of epsilon that is damaged": (damaged_ledger, "record of its epsilon is damaged"),
     "no masks under a roster": (refused_text(rostered, more=PLAIN), "this site has a roster"),
     "noise of unknown lots": (refused_text(protocol=PRIVATE), r"\[data\] least-rows is missing"),
