@@ -169,6 +169,12 @@ def count_outputs(
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         raise ParameterError(f"expected a model with outputs of shape [rows, outputs], got {shape}")
+    recurrent = any(isinstance(layer, torch.nn.RNNBase) for layer in clone.modules())
+    if recurrent and not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6):  # of two equal rows
+        raise ParameterError(
+            "the model reads the rows of a batch as the steps of one sequence, so that a row's outputs follow from the "
+            "rows before it; give its recurrent layer [rows, steps, columns], with batch_first = True"
+        )
     if written:
         raise ParameterError(
             "the model changes its input in place, and whoever uses those rows next has others; write x = x * 2 in "
