@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.run import record
 from moretta.secure_aggregation.cohort import Participation
+from moretta.secure_aggregation.identity import Identity, Roster
 
 RUN = """
 [run]
@@ -94,6 +95,16 @@ def charged(*runs: str, batch: int = 0) -> Callable[[ModuleType, Path], None]:
             size = f"\nbatch-size = {batch}" if batch and place else ""
             text = text_of(protocol=BUDGET, data=f"least-rows = 5{size}")
             policy.charge(run * 32, policy.permitted(text, file), file)
+
+    return attack
+
+
+def summed(
+    text: str = "", players: Participation | None = None, more: str = "", roster: Sequence[str] = ()
+) -> Callable[[ModuleType, Path], None]:
+    def attack(policy: ModuleType, folder: Path) -> None:
+        keys = Roster({name: Identity.fresh().public_key for name in roster}) if roster else None
+        policy.permitted_sums(text, players or TWO, site(folder, more=more), keys)
 
     return attack
 
@@ -262,6 +273,19 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     ),
     "more than the epsilon of the data set": (charged("a", "b"), "1 runs before may have spent 5, and this one asks"),
     "an id used again for other settings": (charged("a", "a", batch=3), "1 runs before may have spent 5"),
+    "another framework's sums below a floor": (
+        summed(more="[privacy]\nfewest-silos = 3"), r"\[privacy\] fewest-silos = 3",
+    ),
+    "a roster of the server's for another framework": (summed('roster = "r.toml"'), "names a roster or an identity"),
+    "another framework's sums in the clear": (summed('scheme = "none"'), 'expected "pairwise", in which masks hide'),
+    "a silo that is there twice": (
+        summed(players=Participation(("silo-1", "silo-1"), 2, 0)), "expected each silo of the run once",
+    ),
+    "another silo's place in another framework": (
+        summed(players=Participation(("silo-2", "silo-3"), 2, 0)), "'silo-1' among them",
+    ),
+    "some of a roster's silos": (summed(roster=("silo-1", "silo-2", "silo-3")), "expected all silos of this site's"),
+    "a round of one silo": (summed(players=Participation(("silo-1", "silo-2"), 1, 0)), "expected 2 to 2 silos"),
     "another framework's sums at a site with a budget": (
         lambda policy, folder: policy.permitted_sums("", TWO, site(folder, more="[privacy]\nmax-epsilon = 2.0"), None),
         r"\[privacy\] max-epsilon = 2.0 .* dp-epsilon = none",
