@@ -90,7 +90,7 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "a model of other rows": ({"model": nn.Linear(7, 3)}, r"the model cannot take rows of shape \[4\]"),
     "a model of one number": (
         {"model": nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))},
-        r"\[rows, outputs\], got \[2\]",
+        "for a model with 1 outputs, got 0 to 2",
     ),
     "no test rows": ({"test": rows(9, 0)}, "test: .*at least one"),
     "fewer test targets": ({"test": (rows(9, 4)[0], rows(9, 3)[1])}, "test: .*3 targets"),

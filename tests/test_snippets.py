@@ -55,7 +55,20 @@ LONG = (
 ELSEWHERE = {"CONTRIBUTING.md": "tests/test_docs.py"}  # code to add to the package, played section by section
 
 WORDS = ("python", "sh", "toml", "text")
-COMMANDS = ("moretta", "python", "pip", "git", "make", "nvflare", "podman", "ssh", "printf")
+COMMANDS = (
+    "moretta",
+    "python",
+    "pip",
+    "git",
+    "make",
+    "nvflare",
+    "flwr",
+    "flower-supernode",
+    "flower-superlink",
+    "podman",
+    "ssh",
+    "printf",
+)
 
 
 def unaccounted(page: str, played: bool) -> Iterator[Block]:

@@ -183,10 +183,10 @@ def as_written(words: Sequence[str], decimal: str) -> Number | None:
 
 
 def _shared_unit(words: Sequence[str]) -> str:
-    """Return what stands behind or before all numbers; nothing where they differ, or some have none."""
+    """Return the one sign or word that stands behind or before numbers; nothing where there are several."""
     for place in (_BEHIND, _BEFORE):
-        units = {match["unit"] if (match := place.match(word)) else "" for word in words}
-        if len(units) == 1 and units != {""}:
+        units = {match["unit"] for word in words if (match := place.match(word))}
+        if len(units) == 1:
             return units.pop()
     return ""
 
