@@ -51,7 +51,7 @@ SHARES = ("scaled", "permuted", "plain")
 KINDS = ("fedsgd", "pbpfl", "blocks")
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks" / "records" / "architectures.jsonl", ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
+BEGIN, END = "<!-- architectures -->", "<!-- architectures end -->"
 
 
 @dataclass(frozen=True)
