@@ -46,13 +46,13 @@ def test_an_edited_block_is_noticed_and_mended(pages, monkeypatch, tmp_path, cap
     for page in pages.PAGES:
         (tmp_path / page).write_text((ROOT / page).read_text())
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    readme = tmp_path / "README.md"
-    readme.write_text(readme.read_text().replace("the true function with the released model", "nothing"))
-    assert readme.read_text() != (ROOT / "README.md").read_text()
+    page = tmp_path / "docs" / "privacy.md"
+    page.write_text(page.read_text().replace("the true function with the released model", "nothing"))
+    assert page.read_text() != (ROOT / "docs" / "privacy.md").read_text()
     assert pages.main(["--check"]) == 1
-    assert "README.md: its blocks differ from the claims" in capsys.readouterr().out
+    assert "docs/privacy.md: its blocks differ from the claims" in capsys.readouterr().out
     assert pages.main([]) == 0
-    assert readme.read_text() == (ROOT / "README.md").read_text()
+    assert page.read_text() == (ROOT / "docs" / "privacy.md").read_text()
 
 
 def test_the_page_names_every_attack_and_no_other():

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import lru_cache
 
 import numpy as np
@@ -68,7 +68,7 @@ def structure(plan: ScalePlan) -> dict[str, Array]:
         "free": plan.free,
         "blocks": plan.blocks,
         "aliases": dict(plan.aliases),
-        "head": asdict(replace(plan.head, answers=frozenset())) | {"answers": ()},
+        "head": asdict(plan.head) | {"answers": ()},  # none, as no model runs on rows here
         "parameters": {
             name: [one.shape, len(one.follows), [shuffle.axis for shuffle in one.shuffles]]
             for name, one in plan.parameters.items()
@@ -92,7 +92,7 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
         moving = [Positions.of(arrays[f"{at}/channel/{k}"], arrays[f"{at}/rank/{k}"]) for k in range(len(axes))]
         shuffles = tuple(Shuffle(axis, one) for axis, one in zip(axes, moving, strict=True))
         parameters[name] = Pattern(tuple(shape), follows, shuffles)
-    head = Head(**plain["head"])
+    head = Head(**plain["head"] | {"answers": frozenset()})
     return ScalePlan(parameters, {}, plain["aliases"], plain["free"], tuple(plain["blocks"]), (), head)
 
 
