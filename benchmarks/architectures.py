@@ -642,6 +642,7 @@ def held(made: Federation) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
     ]
 
 
+@torch.no_grad()
 def moved(after: Mapping[str, Tensor], wanted: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
     """Return by how much steps differ from the plain run's, of the size of all of these."""
     gaps = sum(float((after[name].double() - one.double()).square().sum()) for name, one in wanted.items())
