@@ -198,6 +198,11 @@ def check_cohort(cohort: Sequence[str]) -> None:
         raise MisuseError(f"expected a cohort of different names, got {list(cohort)!r:.200}")
 
 
+def as_summed(mean: Array, dtype: np.dtype[Any]) -> Array:
+    """Return a mean in the dtype of the arrays that were summed; of whole numbers the nearest one."""
+    return np.asarray(np.rint(mean) if dtype.kind in "iu" else mean).astype(dtype)
+
+
 def as_real(name: str, values: Array) -> Array:
     """Return a tensor as an array of real numbers. Raises `moretta.errors.MisuseError` for anything else."""
     array = np.asarray(values)

@@ -17,7 +17,6 @@ from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from numpy.typing import NDArray
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report, Server
@@ -37,7 +36,7 @@ from moretta.secure_aggregation.keyed_sums import KeyedAggregator
 from moretta.secure_aggregation.pairwise import PAIRWISE, MaskedUpload
 from moretta.secure_aggregation.secure_sum import AskSum
 from moretta.secure_aggregation.settings import SecureAggregation
-from moretta.secure_aggregation.sums import Sum
+from moretta.secure_aggregation.sums import Sum, as_summed
 
 METRIC_LIMIT = 2.0**16  # the largest metric
 WHOLE_LIMITS = {64: 2.0**31, 32: 2.0**16}  # the largest entry of an array of whole numbers, by the ring's bits
@@ -161,8 +160,8 @@ class SummingGrid:
             metrics[name] = [next(slots) for _ in range(width)] if width else next(slots)
         metrics[self._strategy.weighted_by_key] = total.weight
         reply = RecordDict({"metrics": metrics})
-        if self._server.arrays:
-            means = {name: _like(one, total.means[ARRAY + name]) for name, one in self._server.arrays.items()}
+        if sent := self._server.arrays:
+            means = {name: as_summed(total.means[ARRAY + name], np.dtype(one.dtype)) for name, one in sent.items()}
             reply["arrays"] = ArrayRecord({name: Array(mean) for name, mean in means.items()})
         return reply
 
@@ -171,10 +170,6 @@ def _sent(asked: FlowerMessage) -> ArrayRecord:
     """Return the arrays that are to come back changed; none of an evaluation."""
     trains = asked.metadata.message_type == MessageType.TRAIN
     return next(iter(asked.content.array_records.values())) if trains else ArrayRecord()
-
-
-def _like(sent: Array, mean: NDArray[np.float64]) -> NDArray[Any]:
-    return np.asarray(np.rint(mean) if _is_whole(sent) else mean).astype(sent.dtype)
 
 
 def _is_whole(array: Array) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
@@ -33,7 +32,7 @@ from moretta.deployment.recipe.site import (
 from moretta.errors import Disconnected, ParameterError, PeerError, RunFailed
 from moretta.secure_aggregation.secure_sum import secure_sum
 from moretta.secure_aggregation.settings import SecureAggregation
-from moretta.secure_aggregation.sums import Sum
+from moretta.secure_aggregation.sums import Sum, as_summed
 
 MOST_LOST = 3  # rounds in a row
 ELSEWHERE = ("aggregator", "aggregation_weights", "exclude_vars")  # of FLARE's, for servers that see each result
@@ -138,8 +137,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
 
 
 def _like(sent: Any, mean: Any) -> Any:
-    dtype = plain(sent).dtype
-    array = np.asarray(np.rint(mean) if dtype.kind in "iu" else mean).astype(dtype)
+    array = as_summed(mean, plain(sent).dtype)
     if not hasattr(sent, "detach"):
         return array
     import torch
