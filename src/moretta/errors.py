@@ -20,6 +20,10 @@ value's size stands in its notes, which stay on the machine (`with_notes`). A si
 itself; see `moretta.engines.driver`.
 """
 
+import logging
+
+PRIVATE = "this site cannot take part in this sum; its own log says why"  # whatever its rows or files are
+
 
 class MorettaError(Exception):
     """The root of the tree drawn above."""
@@ -91,3 +95,9 @@ class RunFailed(MorettaError):
 def with_notes(error: BaseException) -> str:
     """Return an error's sentence with its notes, such as a magnitude: for its own machine, and for no message."""
     return "; ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def told(error: MorettaError, log: logging.Logger) -> str:
+    """Log an error with its notes. Return what a server is told of it: its sentence if that follows from no row."""
+    log.error("Moretta: %s", with_notes(error))
+    return str(error) if isinstance(error, PeerError | MisuseError) else PRIVATE

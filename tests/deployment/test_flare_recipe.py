@@ -88,7 +88,7 @@ def test_filters_change_a_result_before_it_is_summed(tmp_path: Path) -> None:
 
 WRONG = {"site-1:0": "nan", "site-2:1": "missing", "site-3:2": "integers", "site-4:3": "shape"}
 TOLD = {
-    "site-1": "this site's result cannot be summed; its own log says why",
+    "site-1": "this site cannot take part in this sum; its own log says why",
     "site-2": "expected the arrays of the model; ['first.weight'] differ",
     "site-3": "`first.weight`: expected float32 [6, 4], got int32 [6, 4]",
     "site-4": "`first.weight`: expected float32 [6, 4], got float32 [1, 6, 4]",

@@ -27,6 +27,7 @@ from moretta.deployment.flower.records import RECORD, packed, unpacked
 from moretta.deployment.flower.site import Memory
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError, RunFailed
+from moretta.secure_aggregation import agreement
 from moretta.secure_aggregation.agreement import AdvertiseKey
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.secure_sum import AskSum
@@ -399,7 +400,7 @@ def test_one_sum_of_a_round_is_kept_in_the_folder(tmp_path: Path, monkeypatch: p
     def same_run(count: int | None = None) -> str:
         return run.partition(".")[0]
 
-    monkeypatch.setattr(server.secrets, "token_hex", same_run)
+    monkeypatch.setattr(agreement.secrets, "token_hex", same_run)
     again = Nodes(list(made.values())[:3], app(steps))  # with nothing in memory
     with pytest.raises(RunFailed, match="only be played again by the same silos"):
         play(again, strategy(tmp_path))

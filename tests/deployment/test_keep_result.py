@@ -130,7 +130,7 @@ def test_what_a_filter_of_flares_has_changed_is_what_is_summed() -> None:
     np.testing.assert_allclose(total.means[WEIGHT + "w"], np.mean([1 / 8, 2 / 8, 2 / 8, 2 / 8]), atol=1e-9)
 
 
-PRIVATE = "this site's result cannot be summed; its own log says why"
+PRIVATE = "this site cannot take part in this sum; its own log says why"
 WRONG = {
     "not finite": (result({**own("north"), "w": np.full((2, 3), np.nan, np.float32)}), PRIVATE),
     "another shape": (result({**own("north"), "w": np.zeros((3, 2), np.float32)}), "expected float32 [2, 3], got"),

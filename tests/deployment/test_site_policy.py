@@ -34,7 +34,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.fedsgd.messages import TrainOn
 from moretta.run import record
 from moretta.secure_aggregation.cohort import Participation
-from moretta.secure_aggregation.identity import Identity, Roster
+from moretta.secure_aggregation.identity import Identity, public_line
 
 RUN = """
 [run]
@@ -103,8 +103,14 @@ def summed(
     text: str = "", players: Participation | None = None, more: str = "", roster: Sequence[str] = ()
 ) -> Callable[[ModuleType, Path], None]:
     def attack(policy: ModuleType, folder: Path) -> None:
-        keys = Roster({name: Identity.fresh().public_key for name in roster}) if roster else None
-        policy.permitted_sums(text, players or TWO, site(folder, more=more), keys)
+        file, text_of_roster = site(folder, more=more), ""
+        for name in roster:
+            text_of_roster += f'[[silo]]\nname = "{name}"\nkey = "{public_line(Identity.fresh().public_key)}"\n'
+        if roster:
+            (file.base / "roster.toml").write_text(text_of_roster)
+            own = {"roster": Path("roster.toml"), "identity": Path("key")}
+            file = file.model_copy(update={"silo": file.silo.model_copy(update=own)})
+        policy.permitted_sums(text, players or TWO, file)
 
     return attack
 
@@ -287,7 +293,7 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
     "some of a roster's silos": (summed(roster=("silo-1", "silo-2", "silo-3")), "expected all silos of this site's"),
     "a round of one silo": (summed(players=Participation(("silo-1", "silo-2"), 1, 0)), "expected 2 to 2 silos"),
     "another framework's sums at a site with a budget": (
-        lambda policy, folder: policy.permitted_sums("", TWO, site(folder, more="[privacy]\nmax-epsilon = 2.0"), None),
+        lambda policy, folder: policy.permitted_sums("", TWO, site(folder, more="[privacy]\nmax-epsilon = 2.0")),
         r"\[privacy\] max-epsilon = 2.0 .* dp-epsilon = none",
     ),
     "a record of epsilon that is damaged": (damaged_ledger, "record of its epsilon is damaged"),

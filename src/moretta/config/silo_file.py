@@ -70,7 +70,8 @@ from moretta.data.tables.mapping import ColumnMapping, Conversion
 from moretta.engines.journal import HelpedFile
 from moretta.engines.settings import Engine, Precision
 from moretta.errors import ParameterError
-from moretta.secure_aggregation.identity import parse_server_keys
+from moretta.secure_aggregation.identity import Roster, parse_server_keys
+from moretta.secure_aggregation.settings import SecureAggregation
 
 
 class SiloSection(Section):
@@ -227,6 +228,22 @@ class SiloFile(Section):
             repeats=privacy.repeat_whole_rows,
             fewest=privacy.fewest_silos,
         )
+
+    def load_roster(self) -> Roster | None:
+        """Return the site's own list of everybody's keys. Raises `moretta.errors.ParameterError` for a bad file."""
+        return None if self.silo.roster is None else Roster.load(self.base / self.silo.roster)
+
+    @property
+    def engine_name(self) -> str:
+        """The site's name in the framework that carries its messages. Raises as `load_roster`."""
+        roster = self.load_roster()
+        return self.silo.name if roster is None else roster.engine_name(self.silo.name)
+
+    def with_keys(self, secure: SecureAggregation) -> SecureAggregation:
+        """Return settings of sums with the site's own roster and identity, or none, in the place of any others."""
+        roster, identity = self.silo.roster, self.silo.identity
+        own = {} if roster is None else {"roster": self.base / roster, "identity": str(self.base / (identity or ""))}
+        return secure.model_copy(update={"roster": None, "identity": None, **own})
 
     def edge_engine(self, engine: Engine) -> Engine:
         """Return [engine] of a run as this site has it where it takes part as an edge client."""

@@ -56,7 +56,6 @@ from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import (
     Identity,
-    Roster,
     fingerprint,
     grouped,
     parse_public_line,
@@ -324,7 +323,7 @@ def request(kit: Path, file: SiloFile, now: datetime) -> tuple[Request, Path]:
     now: with a time zone. Raises `moretta.errors.ParameterError` where the folder holds anything, or the site has a
     name that FLARE cannot take.
     """
-    name = _name_in_flare(file)
+    name = file.engine_name
     if not NAME.fullmatch(name):
         raise ParameterError(
             f"FLARE takes up to 63 letters, digits, '-' and '_' as a site's name, got {name!r}; rename the silo, or "
@@ -349,7 +348,7 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
     where the reply is to another request, of another server, or not what it should be.
     """
     processes.require("edge-flare" if file.silo.edge else "flare")
-    name = _name_in_flare(file)
+    name = file.engine_name
     wanted = kit / f"{name}.request"
     if not (kit / KEY).is_file() or not wanted.is_file():
         raise ParameterError(
@@ -384,11 +383,6 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
     (kit / KEY).unlink()  # it is in startup/
     wanted.unlink()
     return fingerprint(key)
-
-
-def _name_in_flare(file: SiloFile) -> str:
-    name = file.silo.name
-    return name if file.silo.roster is None else Roster.load(file.base / file.silo.roster).engine_name(name)
 
 
 def _check_server(key: bytes, file: SiloFile, kit: Path, agrees: Callable[[bytes], bool]) -> None:

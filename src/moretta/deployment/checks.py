@@ -306,9 +306,7 @@ def belongs(kit: Path, silo: Path, file: SiloFile) -> str:
     """Check that a silo.toml and a site's kit are of the same site. Raises `moretta.errors.ParameterError`."""
     if kits.is_server(kit):
         raise ParameterError(f"{kit} is the server's kit; a site joins by its own, which moretta serve made beside it")
-    name = file.silo.name
-    if file.silo.roster is not None:
-        name = Roster.load(file.base / file.silo.roster).engine_name(name)
+    name = file.engine_name
     if name != kits.name_of(kit):
         raise ParameterError(
             f"{silo} is of `{name}`, and {kit} is the kit of `{kits.name_of(kit)}`; use the kit of the same name"
@@ -318,9 +316,10 @@ def belongs(kit: Path, silo: Path, file: SiloFile) -> str:
 
 def identified(file: SiloFile) -> str:
     """Check a site's own key against its list of everybody's. Raises `moretta.errors.ParameterError`."""
-    if file.silo.roster is None or file.silo.identity is None:
+    roster = file.load_roster()
+    if roster is None or file.silo.roster is None or file.silo.identity is None:
         return "none, so it is for runs without a roster"
-    roster, identity = Roster.load(file.base / file.silo.roster), Identity.load(file.base / file.silo.identity)
+    identity = Identity.load(file.base / file.silo.identity)
     roster.check([file.silo.name])
     if roster.keys[file.silo.name] != identity.public_key:
         raise ParameterError(

@@ -34,8 +34,8 @@ def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
     """
     if file.silo.server_key:
         return parse_server_keys(file.silo.server_key), "silo.toml"
-    if file.silo.roster is not None and (keys := Roster.load(file.base / file.silo.roster).server):
-        return keys, str(file.silo.roster)
+    if (roster := file.load_roster()) is not None and roster.server:
+        return roster.server, str(file.silo.roster)
     return server_keys(local), SERVER_KEY
 
 

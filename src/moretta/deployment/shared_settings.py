@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import tomli_w
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
@@ -46,6 +47,16 @@ if TYPE_CHECKING:
 def shared_text(run_file: RunFile) -> str:
     """Return what sites are sent, as TOML that `moretta.config.run_files.loads` reads."""
     return run_files.dumps(shared(run_file))
+
+
+def shared_sums(secure: SecureAggregation, who: str) -> str:
+    """Return how sums are made, as TOML for another framework's sites (`site_policy.permitted_sums`).
+
+    who: asks, for an error. Raises `moretta.errors.ParameterError` for settings that such sums do not have.
+    """
+    if secure.scheme != "pairwise" or secure.identity is not None:
+        raise ParameterError(f'{who} sums with scheme = "pairwise", and sites name their own identities')
+    return tomli_w.dumps(secure.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"roster"}))
 
 
 def server_side(run_file: RunFile, out: Path) -> Federation:
@@ -86,11 +97,7 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
 def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
     """Return the specification as a site has it. An edge site imports none of the code that the run names."""
     own = {"device": site.limits.device, "insecure_secret_seed": site.silo.insecure_secret_seed}
-    places: dict[str, object] = {"roster": None, "identity": None}  # of its own list of all keys, and of its own key
-    if site.silo.roster is not None and site.silo.identity is not None:
-        places = {"roster": site.base / site.silo.roster, "identity": str(site.base / site.silo.identity)}
-    aggregation = run_file.secure_aggregation.model_copy(update=places)
-    return _specification(run_file, own, aggregation, imports=not site.silo.edge)
+    return _specification(run_file, own, site.with_keys(run_file.secure_aggregation), imports=not site.silo.edge)
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:

@@ -40,7 +40,7 @@ from moretta.engines.journal import HelpedFile
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
 from moretta.errors import CodecError, MorettaError, ParameterError, RowsError
-from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
+from moretta.secure_aggregation.identity import Identity, fingerprint
 
 log = logging.getLogger("moretta")
 
@@ -57,8 +57,7 @@ class Site:
 
     def __init__(self, file: SiloFile, text: str, certificate: str) -> None:
         self.name = file.silo.name
-        self._roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
-        expected = self.name if self._roster is None else self._roster.engine_name(self.name)
+        self._roster, expected = file.load_roster(), file.engine_name
         if expected != certificate:
             raise ParameterError(
                 f"silo.toml says name = {self.name!r}, and this site's certificate is of `{certificate}`; use the "

@@ -34,7 +34,6 @@ from moretta.protocols.common.setting import LEAST_ROWS_MISSING
 from moretta.protocols.common.specification import playing
 from moretta.protocols.registry import OWN, edge_of
 from moretta.secure_aggregation.cohort import Participation
-from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.settings import SecureAggregation
 
 if TYPE_CHECKING:
@@ -185,16 +184,17 @@ def above_floors(
             )
 
 
-def permitted_sums(text: str, players: Participation, site: SiloFile, roster: Roster | None) -> SecureAggregation:
-    """Return how sums are made in a run of another framework, if this site takes part in them.
+def permitted_sums(text: str, players: Participation, site: SiloFile) -> SecureAggregation:
+    """Return how sums are made in a run of another framework, with this site's own keys, if it takes part in them.
 
     Args:
         text: [secure-aggregation] of the run, as TOML.
         players: the run's silos, and how many of them play a round.
-        site: its silo.toml. roster: the one that it names.
+        site: its silo.toml.
 
     Raises:
         PolicyError: the text is no such section, or its sums hide less than silo.toml asks for.
+        ParameterError: silo.toml names a roster that cannot be read.
     """
     with _refusing():
         secure = run_files.section(
@@ -208,13 +208,14 @@ def permitted_sums(text: str, players: Participation, site: SiloFile, roster: Ro
         raise PolicyError(f'[secure-aggregation] scheme = "{secure.scheme}": expected "pairwise", in which masks hide')
     if site.silo.name not in players.silos or len(set(players.silos)) < len(players.silos):
         raise PolicyError(f"expected each silo of the run once, {site.silo.name!r} among them")
+    roster = site.load_roster()
     if roster is not None and set(players.silos) != roster.keys.keys():
         raise PolicyError("expected all silos of this site's roster, and nobody else; bring the same roster to both")
     if not 2 <= players.count <= len(players.silos):
         raise PolicyError(f"expected 2 to {len(players.silos)} silos in a round, got {players.count}")
     above_floors(site, secure, players)
     within_budget(None, site)
-    return secure
+    return site.with_keys(secure)
 
 
 def budget(run: RunFile, site: SiloFile) -> None:

@@ -28,7 +28,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.specification import Specification
-from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.agreement import run_mark
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
 
@@ -127,7 +127,7 @@ def run_id(spec: Specification, roster: Roster | None, seed: int) -> str:
     if spec.run.insecure_secret_seed is not None:
         derived = derive(b"insecure run id.", spec.run.insecure_secret_seed, seed, type(spec.protocol).__name__)
         run = derived.hex()[:32]
-    return f"{run}.{_mark(roster)}".removesuffix(".")
+    return f"{run}.{run_mark(roster)}".removesuffix(".")
 
 
 def digest_of(
@@ -176,7 +176,7 @@ def last_session(
             f"{folder} was begun with another run file or other settings; resume with those it was begun "
             f"with{file}, or name another folder by --out"
         )
-    if place.run.partition(".")[2] != _mark(roster):
+    if place.run.partition(".")[2] != run_mark(roster):
         raise ParameterError(
             f"{folder} was begun with another roster; resume with the one it was begun with, or name another "
             "folder by --out"
@@ -191,8 +191,3 @@ def refuse_others(states: Mapping[str, State], players: Roles) -> None:
     expected = {"server", *(f"silo-{name}" for name in players.clients)}
     if set(states) != expected:
         raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")
-
-
-def _mark(roster: Roster | None) -> str:
-    """Return what a run id ends with, so that silos with another roster refuse it."""
-    return "" if roster is None else roster.digest[:RUN_DIGEST]

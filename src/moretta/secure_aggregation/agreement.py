@@ -19,6 +19,7 @@ another roster, and name whose advert it was. Without a roster silos trust the k
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,9 +96,19 @@ def check_advert(
         )
 
 
+def run_mark(roster: Roster | None) -> str:
+    """Return what the ids of runs end with, so that silos with another roster refuse them."""
+    return "" if roster is None else roster.digest[:RUN_DIGEST]
+
+
+def fresh_run(roster: Roster | None) -> str:
+    """Return a new run's id, drawn from the operating system."""
+    return ".".join(filter(None, [secrets.token_hex(16), run_mark(roster)]))
+
+
 def check_run(roster: Roster | None, run: str) -> None:
     """Raise `moretta.errors.PeerError` unless a run's id ends with the digest of this roster, if there is one."""
-    if roster is not None and not run.endswith(f".{roster.digest[:RUN_DIGEST]}"):
+    if roster is not None and not run.endswith(f".{run_mark(roster)}"):
         raise PeerError("the run's id is of another roster; expected every role to have the same roster file")
 
 

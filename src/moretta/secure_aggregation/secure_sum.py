@@ -8,7 +8,6 @@ different silos would give away a silo's own.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +18,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp, Tensors, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MorettaError, PeerError, RunFailed
-from moretta.secure_aggregation.agreement import RUN_DIGEST
+from moretta.secure_aggregation.agreement import fresh_run
 from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keyed_sums import Aggregator
@@ -64,9 +63,8 @@ def secure_sum(
         RangeError: the ring has no room for as many silos of that weight.
     """
     settings = settings or SecureAggregation()
-    roster = None if settings.roster is None else Roster.load(settings.roster)
-    run = secrets.token_hex(16) + ("" if roster is None else f".{roster.digest[:RUN_DIGEST]}")
-    rules = _rules(settings, roster, silos)
+    roster = settings.load_roster()
+    run, rules = fresh_run(roster), _rules(settings, roster, silos)
     server = aggregator(settings.scheme, settings.ring_bits, rules)
     with ThreadPoolExecutor(max(1, len(silos))) as pool:
         now, missing = _agree(server, run, silos, pool, rules.least(settings.scheme))
@@ -127,8 +125,7 @@ class SumClient:
         return CODEC.encode(reply)
 
     def _begin(self, run: str) -> None:
-        of = self._settings
-        roster = None if of.roster is None else Roster.load(of.roster)
+        of, roster = self._settings, self._settings.load_roster()
         origin = Origin(Credentials.of(self._name, of.identity_of(self._name), roster))
         self._run, rules = run, _rules(of, roster, self._silos)
         self._half = contributor(

@@ -119,6 +119,10 @@ class SecureAggregation(Section):
             roster=roster,
         )
 
+    def load_roster(self) -> Roster | None:
+        """Return everybody's keys, if a roster is named. Raises `moretta.errors.ParameterError` for a bad file."""
+        return None if self.roster is None else Roster.load(self.roster)
+
     def identity_of(self, silo: str) -> str:
         """Return the folder of a silo's identity; empty where it has none."""
         return (self.identity or "").replace("{silo}", silo)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-import tomli_w
 from flwr.app import Array, ArrayRecord, MessageType, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.common.constant import ErrorCode
@@ -20,14 +18,14 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report, Server
-from moretta.contract.settings import kebab
 from moretta.deployment.flower.messages import ARRAY, METRICS, SLOTS, AskName, SiloName, SumTerms, UploadNames
 from moretta.deployment.flower.records import RECORD, packed, unpacked
+from moretta.deployment.shared_settings import shared_sums
 from moretta.engines.delivery import Delivery, replies_of, valid
 from moretta.engines.driver import Driver, RoundEnd
 from moretta.engines.usage import Clock
 from moretta.errors import MorettaError, ParameterError, PeerError, RunFailed
-from moretta.secure_aggregation.agreement import RUN_DIGEST, AdvertiseKey
+from moretta.secure_aggregation.agreement import AdvertiseKey, fresh_run
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.encoding import Ring
 from moretta.secure_aggregation.graph import AdvertiseCommitted
@@ -75,8 +73,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]  # Flower need not be installe
     ) -> None:
         super().__init__(*args, **options)
         self.secure, self.most_examples, self.seed = secure or SecureAggregation(), most_examples, seed
-        if self.secure.scheme != "pairwise" or self.secure.identity is not None:
-            raise ParameterError('SecureFedAvg sums with scheme = "pairwise", and identities are the sites\' to name')
+        self.settings = shared_sums(self.secure, type(self).__name__)
         if self.fraction_evaluate not in (0.0, self.fraction_train):
             raise ParameterError(
                 f"fraction_evaluate is {self.fraction_evaluate}; expected 0 or fraction_train, {self.fraction_train}"
@@ -135,18 +132,16 @@ class SummingGrid:
     def _begin(self) -> Iterator[RoundEnd]:
         """Ask who is there, and return the rounds that a driver of ours plays with them."""
         strategy, settings = self._strategy, self._strategy.secure
-        roster = None if settings.roster is None else Roster.load(settings.roster)
-        run = secrets.token_hex(16) + ("" if roster is None else f".{roster.digest[:RUN_DIGEST]}")
+        run = fresh_run(roster := settings.load_roster())
         self._delivery = delivery = GridDelivery(self._grid, run, roster)
         silos = delivery.silos if roster is None else sorted(roster.keys)
         count = min(len(silos), max(int(len(silos) * strategy.fraction_train), strategy.min_train_nodes))
         players = Participation(tuple(silos), count, strategy.seed)
         rules = settings.rules(roster, players)
         rules.check(count)
-        shared = settings.model_copy(update={"roster": None}).model_dump(mode="json", exclude_none=True)
-        text = tomli_w.dumps({kebab(key): value for key, value in shared.items()})
         about = {"silos": players.silos, "count": count, "seed": strategy.seed, "weighted_by": strategy.weighted_by_key}
-        delivery.terms = SumTerms(stamp=Stamp(run, 0, 0), settings=text, most_weight=strategy.most_examples, **about)
+        about |= {"settings": strategy.settings, "most_weight": strategy.most_examples}
+        delivery.terms = SumTerms(stamp=Stamp(run, 0, 0), **about)
         delivery.known = silos
         self._server = SumServer(settings, rules, strategy.most_examples)
         server, over = cast(Server, self._server), cast(Delivery, delivery)

@@ -24,21 +24,11 @@ from moretta.deployment.flower.messages import ARRAY, CODEC, METRICS, SLOTS, Ask
 from moretta.deployment.flower.records import RECORD, packed, question_digest, unpacked
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines.folder_lock import held
-from moretta.errors import (
-    MisuseError,
-    MorettaError,
-    ParameterError,
-    PeerError,
-    PolicyError,
-    RowsError,
-    SumSpent,
-    with_notes,
-)
+from moretta.errors import MorettaError, ParameterError, PeerError, PolicyError, RowsError, SumSpent, told
 from moretta.secure_aggregation.agreement import AdvertiseKey
 from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, shapes_of
 from moretta.secure_aggregation.graph import AdvertiseCommitted
-from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keyed_sums import KeyedContributor
 from moretta.secure_aggregation.keystream import KEY_BYTES, SecretRoot
 from moretta.secure_aggregation.one_sum import HelpedSums
@@ -50,7 +40,6 @@ from moretta.secure_aggregation.sums import Query, message_digest, query_of
 FOLDER = "moretta"  # the key of --node-config that names the site's silo.toml
 SIMULATED = "partition-id"  # and that by which a simulation counts its nodes
 LOCK, HELD = "flower.json", "{folder} is in use by {holder}; give each SuperNode a silo.toml of its own"
-PRIVATE = "this site cannot take part in this sum; its own log says why"  # whatever its rows or files are
 KINDS = (MessageType.TRAIN, MessageType.EVALUATE)
 
 log = logging.getLogger("flwr")  # where whoever runs a SuperNode looks
@@ -74,10 +63,7 @@ def _mod(message: FlowerMessage, context: Context, call_next: ClientAppCallable)
             answers = site.answer(message, context, call_next)
         return FlowerMessage(RecordDict({RECORD: packed(*answers)}), reply_to=message)
     except MorettaError as error:
-        private = isinstance(error, RowsError) or not isinstance(error, PeerError | MisuseError)
-        log.error("Moretta: %s", with_notes(error))
-        said = PRIVATE if private else str(error)
-        return FlowerMessage(Error(ErrorCode.MOD_FAILED_PRECONDITION, said), reply_to=message)
+        return FlowerMessage(Error(ErrorCode.MOD_FAILED_PRECONDITION, told(error, log)), reply_to=message)
 
 
 @dataclass(repr=False)
@@ -117,10 +103,8 @@ class FlowerSite:
 
     def __init__(self, file: SiloFile, memory: Memory, helped: HelpedSums) -> None:
         self._file, self._memory, self._helped = file, memory, helped
-        self._name = file.silo.name
-        self._roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
-        identity = "" if file.silo.identity is None else str(file.base / file.silo.identity)
-        self._credentials = Credentials.of(self._name, identity, self._roster)
+        self._name, keys = file.silo.name, file.with_keys(SecureAggregation())
+        self._credentials = Credentials.of(self._name, keys.identity_of(self._name), keys.load_roster())
 
     def answer(self, message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> list[Message]:
         """Answer a message, by training where it asks for that. Raises `moretta.errors.MorettaError` to refuse."""
@@ -207,8 +191,8 @@ class FlowerSite:
 
     def _agreed(self, terms: SumTerms) -> tuple[SecureAggregation, Rules]:
         players = Participation(terms.silos, terms.count, terms.seed)
-        settings = permitted_sums(terms.settings, players, self._file, self._roster)
-        return settings, settings.rules(self._roster, players)
+        settings = permitted_sums(terms.settings, players, self._file)
+        return settings, settings.rules(None if self._credentials is None else self._credentials.roster, players)
 
     def _origin(self, root: bytes) -> Origin:
         return Origin(self._credentials, SecretRoot(root))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -29,6 +28,7 @@ from moretta.deployment.recipe.site import (
     KeepResult,
     plain,
 )
+from moretta.deployment.shared_settings import shared_sums
 from moretta.errors import Disconnected, ParameterError, PeerError, RunFailed
 from moretta.secure_aggregation.secure_sum import secure_sum
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -169,17 +169,12 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
         **options: Any,  # of FLARE's class, which has others in another version
     ) -> None:
         secure = secure or SecureAggregation()
-        if secure.scheme != "pairwise" or secure.identity is not None:
-            raise ParameterError(
-                'SecureFedAvgRecipe sums with scheme = "pairwise", and sites name their own identities'
-            )
         if wrong := [name for name in ELSEWHERE if options.get(name) is not None]:
             raise ParameterError(
                 f"{wrong[0]} needs each site's own result at the server, which it never sees; remove it"
             )
-        kept = secure.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"roster", "identity"})
         self._sums: dict[str, Any] = {
-            "settings": tomli_w.dumps(kept),
+            "settings": shared_sums(secure, type(self).__name__),
             "roster": "" if secure.roster is None else str(secure.roster.absolute()),
             **{"most_weight": most_weight, "train_timeout": train_timeout, "answer_timeout": answer_timeout},
         }

@@ -26,21 +26,13 @@ from moretta.contract.messages import Array
 from moretta.deployment.server_key import SILO
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines.folder_lock import take_turn
-from moretta.errors import MisuseError, MorettaError, PeerError, PolicyError, RangeError, RowsError
+from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeError, RowsError, told
 from moretta.secure_aggregation.cohort import Participation
-from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.secure_sum import CODEC, SumClient
 
 TASK, TOPIC = "train", "moretta.sum"
-SAID, DATA, SILOS, KIND, METRICS = (
-    "said",
-    "data",
-    "silos",
-    "kind",
-    "metrics",
-)  # of an aux message, or of a result's meta
+SAID, DATA, SILOS, KIND, METRICS = "said", "data", "silos", "kind", "metrics"  # of aux messages, or a result's meta
 WEIGHT, METRIC = "weight/", "metric/"  # the tensors of a sum
-PRIVATE = "this site's result cannot be summed; its own log says why"
 KINDS = {DataKind.WEIGHTS: "FULL", DataKind.WEIGHT_DIFF: "DIFF"}
 
 log = logging.getLogger("moretta")
@@ -124,7 +116,7 @@ class KeepResult(Filter):  # type: ignore[misc]
                 self._result = TaskResult.of(from_shareable(shareable), self._model)
                 meta = {KIND: self._result.kind, METRICS: sorted(self._result.metrics)}
             except MorettaError as error:
-                meta = {SAID: _told(error)}
+                meta = {SAID: told(error, log)}
             except Exception:  # whatever a script returns
                 log.exception("a result cannot be read")
                 meta = {SAID: PRIVATE}
@@ -138,7 +130,7 @@ class KeepResult(Filter):  # type: ignore[misc]
             with self._lock:
                 reply[DATA] = self._summed(request, fl_ctx.get_identity_name())
         except MorettaError as error:
-            reply[SAID] = _told(error)
+            reply[SAID] = told(error, log)
         return reply
 
     def _summed(self, request: Shareable, name: str) -> bytes:
@@ -163,11 +155,7 @@ class KeepResult(Filter):  # type: ignore[misc]
         file = self._file or SiloFile(silo=SiloSection(name=name))
         if file.silo.name != name:
             raise PolicyError(f"this site is {name!r} to FLARE, and {file.silo.name!r} in its silo.toml")
-        roster = None if file.silo.roster is None else Roster.load(file.base / file.silo.roster)
-        secure = permitted_sums(self.settings, Participation(tuple(silos), len(silos)), file, roster)
-        if roster is not None and file.silo.roster is not None and file.silo.identity is not None:
-            keys = {"roster": file.base / file.silo.roster, "identity": str(file.base / file.silo.identity)}
-            secure = secure.model_copy(update=keys)
+        secure = permitted_sums(self.settings, Participation(tuple(silos), len(silos)), file)
         tensors = {WEIGHT + one: array for one, array in result.weights.items()}
         tensors |= {METRIC + one: np.asarray(result.metrics[one]) for one in metrics}
         helped = None if self._file is None else self._file.helped.opened
@@ -181,9 +169,3 @@ class KeepResult(Filter):  # type: ignore[misc]
         file = silo_file.load(Path(json.loads((folder / SILO).read_text())["silo"]), rows=False)
         take_turn(file.out, str(fl_ctx.get_job_id()), time.time())
         return file
-
-
-def _told(error: MorettaError) -> str:
-    """Log an error; return what the server is told of it: nothing that follows from rows."""
-    log.error("%s", error)
-    return str(error) if isinstance(error, PeerError | MisuseError) else PRIVATE

@@ -77,7 +77,7 @@ def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules
         raise ParameterError(
             "[data] look counts at silos that hold whole samples, and here columns are split; remove it"
         )
-    roster = None if secure.roster is None else Roster.load(secure.roster)
+    roster = secure.load_roster()
     if roster is not None:
         roster.check(silo.name for silo in silos)
     return PreparedRows(silos, columns, layout, roster)
