@@ -25,12 +25,13 @@ from moretta.protocols.common.severity import SEVERITIES, TRIES
 from moretta.protocols.registry import claims_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/threat-models.md", "docs/alignment.md", "docs/choose.md", "docs/privacy.md")
+OF_PROTOCOLS = tuple(f"docs/threats-{name}.md" for name in ("pbpfl", "fedsgd", "cgd", "baffle"))
+PAGES = ("docs/threat-models.md", *OF_PROTOCOLS, "docs/alignment.md", "docs/choose.md", "docs/privacy.md")
 DEFENCES = ROOT / "experiments" / "audit"
 
 TABLES = {"pbpfl": ("pbpfl",), "fedsgd": ("fedsgd", "fedavg", "fedprox", "local", "centralised"), "cgd": ("cgd",)}
 TABLES |= {"baffle": ("baffle",)}
-"""The protocols of each table of threat-models.md."""
+"""The protocols of each page threats-NAME.md."""
 
 LABELS = {
     "pbpfl": "PBPFL",
@@ -45,7 +46,7 @@ LABELS |= {"local": "Local training", "centralised": "Centralised training"}
 WIDTH = 118
 
 
-# -- tables of threat-models.md ----------------------------------------------------------------------------------------
+# -- tables of the threat models --------------------------------------------------------------------------------------
 
 
 def table(claims: Sequence[Claim], names: Sequence[str]) -> str:

@@ -38,7 +38,13 @@ from printed import Table, baffle, cgd, is_printed, models, paired, pbpfl
 from records_of_pages import HERE, Record, Records, UnknownPlace, alike
 from reproduction import find
 
-PAGES = ("reproduction.md", "baffle.md", "cgd.md", "models.md")
+REPRODUCED = (
+    "reproduction-pbpfl.md",
+    "reproduction-cgd.md",
+    "reproduction-baffle.md",
+    "reproduction-baffle-choices.md",
+)
+PAGES = ("reproduction.md", *REPRODUCED, "baffle.md", "cgd.md", "models.md")
 TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES | models.TABLES
 PLAN = "plan"
 DIGESTS = "records.sha256"

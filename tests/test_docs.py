@@ -32,7 +32,7 @@ def docs(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def secure(docs: Path) -> str:
-    return (docs / "secure-aggregation.md").read_text()
+    return "".join((docs / f"{name}.md").read_text() for name in ("secure-aggregation", "one-sum", "deviations"))
 
 
 def test_the_graphs_in_the_docs_are_those_of_the_code(secure: str) -> None:
@@ -213,7 +213,7 @@ def test_the_table_of_training_has_every_shared_key(docs: Path) -> None:
 
 
 def test_the_list_of_the_papers_names_files_that_are_there(docs: Path) -> None:
-    text = (docs / "reproduction.md").read_text(encoding="utf-8")
+    text = (docs / "coverage.md").read_text(encoding="utf-8")
     rows = text.split("# Every algorithm, option and variant")[1].split("\n| ")[1:]
     assert len(rows) > 100
     missing = set()

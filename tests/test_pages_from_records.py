@@ -52,7 +52,7 @@ def test_the_pages_have_what_the_records_have() -> None:
 
 
 def test_a_changed_digit_is_found_in_a_table_and_in_a_sentence(copies: Path) -> None:
-    page = copies / "docs" / "reproduction.md"
+    page = copies / "docs" / "reproduction-baffle-choices.md"
     changed(page, "| own, K = 40 | 65.38", "| own, K = 40 | 65.39")
     changed(page, "**A falling K loses**: 2.33 points", "**A falling K loses**: 2.34 points")
     changed(page, "**They are worth 2 points here", "**They are worth 2.1 points here")
@@ -79,7 +79,7 @@ def test_a_changed_record_is_found_and_written_into_tables(copies: Path) -> None
     check(copies)
     found, said = check(copies, "--check")  # the table is written, the sentence and the rows are for a person to fix
     assert (found, len(said)) == (1, 2)
-    assert "| Central | 63.05 (76.02) |" in (copies / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert "| Central | 63.05 (76.02) |" in (copies / "docs" / "reproduction-baffle.md").read_text(encoding="utf-8")
 
 
 def test_a_changed_row_or_curve_point_of_a_record_is_found(copies: Path) -> None:
@@ -104,10 +104,10 @@ def test_a_changed_figure_of_a_paper_is_found(copies: Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     record["rows"][0]["paper"][0] = 97.55
     path.write_text(json.dumps(record), encoding="utf-8")
-    page = copies / "docs" / "reproduction.md"
+    page = copies / "docs" / "reproduction-baffle.md"
     changed(page, "all non-iid).", "all non-iid; 35.31).")
     changed(page, "35.21 and 44.41: paper", "35.21 and 44.41 and 35.31: paper")
-    changed(page, "3.61: 95.62 - 92.01", "3.61: 95.63 - 92.02")
+    changed(copies / "docs" / "reproduction-cgd.md", "3.61: 95.62 - 92.01", "3.61: 95.63 - 92.02")
     said = check(copies, "--check")[1]
     assert any("pbpfl-table-1-abd-authors: printed, FedAvg: [0.048, 0.085, 0.116] is no row" in line for line in said)
     assert any("cgd-table-3: rows, centralised: [97.55, 97.54, 0.081] is no row" in line for line in said)
@@ -116,7 +116,7 @@ def test_a_changed_figure_of_a_paper_is_found(copies: Path) -> None:
 
 
 def test_a_slip_in_a_marker_is_found(copies: Path) -> None:
-    page = copies / "docs" / "reproduction.md"
+    page = copies / "docs" / "reproduction-baffle-choices.md"
     changed(page, "<!-- end of baffle-own -->", "<!-- end of bafle-own -->")
     changed(page, "| own, K = 40 | 65.38", "| own, K = 40 | 65.39")
     found, said = check(copies, "--check")

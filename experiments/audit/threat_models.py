@@ -1,4 +1,4 @@
-"""Play and audit the runs of docs/threat-models.md, keep what came of it in results/, and write the page's tables.
+"""Play and audit the runs of docs/threat-models.md, keep the results in results/, and write the pages' tables.
 
 python experiments/audit/threat_models.py [--out DIR] [NAME ..]     trains and audits: about half an hour
 python experiments/audit/threat_models.py --tables                  only writes the tables of the kept results
@@ -21,7 +21,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reproduction import as_json
 
 HERE = Path(__file__).parent
-PAGE, RESULTS = HERE.parents[1] / "docs/threat-models.md", HERE / "results"
+NAMES = ("threat-models", "threats-pbpfl", "threats-fedsgd", "threats-cgd", "threats-baffle")
+PAGES = tuple(HERE.parents[1] / "docs" / f"{name}.md" for name in NAMES)
+RESULTS = HERE / "results"
 DIGITS, WDBC = "experiments/audit/digits.toml", "examples/wdbc.toml"
 CE, NONE = "protocol.loss=cross-entropy", "secure-aggregation.scheme=none"
 CGD = ("protocol.name=cgd", CE, "protocol.learning-rate=0.5", "data.batch-size=0", "model.hidden=[32]")
@@ -227,7 +229,8 @@ def main() -> None:
         parser.error(f"{', '.join(unknown)}: expected some of {', '.join(EVERY)}")
     for name in () if given.tables else given.names or EVERY:
         measure(name, given.out)
-    PAGE.write_text(filled(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

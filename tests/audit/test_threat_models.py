@@ -1,4 +1,4 @@
-"""docs/threat-models.md says what is claimed and what tests it, and its tables are those of the kept results."""
+"""The pages of threat models have what is claimed and what tests it, and their tables are those of the kept results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from moretta.config import run_files
 from moretta.run.assembly import federation_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "threat-models.md"
 
 
 @pytest.fixture
@@ -55,16 +54,16 @@ def test_an_edited_block_is_noticed_and_mended(pages, monkeypatch, tmp_path, cap
     assert page.read_text() == (ROOT / "docs" / "privacy.md").read_text()
 
 
-def test_the_page_names_every_attack_and_no_other():
-    named = set(re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", PAGE.read_text()))
+def test_the_pages_name_every_attack(script):
+    named = set(re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", "".join(page.read_text() for page in script.PAGES)))
     assert {attack.name for attack in all_attacks()} <= named
 
 
 def test_tables_are_those_of_the_results(script):
-    page = PAGE.read_text()
-    marks = re.findall(r"<!-- measured: (\S+) -->", page)
-    assert set(script.EVERY) == set(marks)
-    assert script.filled(page) == page
+    pages = [page.read_text() for page in script.PAGES]
+    marks = re.findall(r"<!-- measured: (\S+) -->", "".join(pages))
+    assert sorted(script.EVERY) == sorted(marks)
+    assert [script.filled(page) for page in pages] == pages
 
 
 def test_every_run_can_be_played(script):
