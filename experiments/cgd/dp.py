@@ -9,7 +9,7 @@ and all else are its own; the sums agree up to rounding, and a test compares the
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ Sums = dict[str, NDArray[np.float64]]
 general: Callable[[PrivateGradient, nn.Module, NDArray[np.int64]], Sums] = PrivateGradient.clipped_sum
 
 
-def clipped_sum(self: PrivateGradient, model: nn.Module, rows: NDArray[np.int64]) -> Sums:
+def clipped_sum(self: PrivateGradient, model: nn.Module, rows: NDArray[np.int64], sizes: Sequence[int] = ()) -> Sums:
     """Return sum_i g_i / max(1, |g_i| / C) over some rows, by parameter, for a network of linear layers and ReLU."""
     layers = dict(model.named_children())
     if not isinstance(model, nn.Sequential) or not all(

@@ -265,6 +265,10 @@ ATTACKS: Mapping[str, tuple[Callable[[ModuleType, Path], None], str]] = {
         refused_text(silo_of(more='[privacy]\nunit = "silo"'), protocol=PRIVATE, data="least-rows = 5"),
         r"\[privacy\] unit = silo .* hides one row",
     ),
+    "rows hidden where groups are to be": (
+        refused_text(silo_of(more='[privacy]\nunit = "group"'), protocol=PRIVATE, data="least-rows = 5"),
+        r"\[privacy\] unit = group .* hides one row",
+    ),
     "an epsilon above the site's": (
         refused_text(silo_of(more="[privacy]\nmax-epsilon = 2.0"), protocol=BUDGET, data="least-rows = 5"),
         r"\[privacy\] max-epsilon = 2.0 .* dp-epsilon = 5",

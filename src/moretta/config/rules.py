@@ -243,6 +243,13 @@ RULES: tuple[SettingRule, ...] = (
         "{protocol.dp_noise} and {protocol.dp_clip}",
     ),
     SettingRule(
+        lambda s: (
+            getattr(s.protocol, "dp_unit", None) == "group" and s.table is not None and s.table.name_of("group") is None
+        ),
+        'the schema has no column with kind = "group", and {protocol.dp_unit:=} hides all rows of one; give one, or '
+        '{protocol.dp_unit:="row"}',
+    ),
+    SettingRule(
         lambda s: _sums(s) and s.secure_aggregation.ring_bits < _entry(s).ring_bits and {"bits": _entry(s).ring_bits},
         "{secure_aggregation.ring_bits:=} is too coarse for {protocol.name:v}, whose corrections multiply the "
         "rounding; use ring-bits = {bits}",

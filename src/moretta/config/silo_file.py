@@ -45,7 +45,7 @@ scheme = "pairwise"           # or "additive-shares", which "pairwise" is above
 blind = true                  # of cgd: sums that the server cannot read
 roster = true                 # that the run has this site's roster
 dp-noise = 1.0                # the least noise multiplier
-unit = "row"                  # what noise hides at least; "silo", all that the site uploads, is more
+unit = "row"                  # what noise hides at least; "group", all rows of a patient, is more, and "silo" most
 max-epsilon = 8.0             # the most that a run may come to, which has dp-epsilon = 8 or less then
 delta = 1e-5                  # at which that is stated, or less
 per = "run"                   # or "data set": of all runs together
@@ -193,7 +193,7 @@ class Floors(Section):
     blind: bool = False
     roster: bool = False
     dp_noise: Positive | None = None
-    unit: Literal["row", "silo"] | None = None
+    unit: Literal["row", "group", "silo"] | None = None
     max_epsilon: Positive | None = None
     delta: Positive | None = None
     per: Literal["run", "data set"] = "run"

@@ -134,7 +134,8 @@ class Data(Section):
     tokens: whether samples of rows at sites are token ids, or the names of the arrays that hold such.
     classes: how many classes rows at sites have; None: their targets are numbers.
     outputs: how many targets a row at a site has, where these are numbers.
-    least_rows: the fewest rows that any site has, which dp-noise needs to know; a site with fewer refuses.
+    least_rows: the fewest rows (groups under dp-unit = "group") that any site has, which dp-noise needs to know; a site
+        with fewer refuses.
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
         result.json (`moretta look` shows rows on one machine).
     test: the server's own test rows, where silos' rows are at sites: a .csv or .npz file or "module:function"; None: it

@@ -162,13 +162,27 @@ def digests_by_silo(silos: Sequence[Silo]) -> dict[str, str]:
     return {silo.name: rows_digest([silo]) for silo in silos if not silo.remote}
 
 
-def check_least(silo: Silo, least: int | None) -> None:
-    """Raise `moretta.errors.ParameterError` where a silo has fewer rows than agreed beforehand."""
-    if least is not None and len(silo.x) < least:
+def check_least(silo: Silo, least: int | None, *, grouped: bool = False) -> None:
+    """Raise `moretta.errors.ParameterError` where a silo has fewer rows, or groups of rows, than agreed beforehand.
+
+    grouped: whether groups count, which it then must have.
+    """
+    count, what = (len(np.unique(groups_of(silo))), "groups") if grouped else (len(silo.x), "rows")
+    if least is not None and count < least:
         raise RowsError(
-            f"silo `{silo.name}`: expected {least} rows or more ([data] least-rows), as the privacy that the run "
-            f"states rests on it; got {len(silo.x)}"
+            f"silo `{silo.name}`: expected {least} {what} or more ([data] least-rows), as the privacy that the run "
+            f"states rests on it; got {count}"
         )
+
+
+def groups_of(silo: Silo) -> NDArray[np.str_]:
+    """Return whom a silo's rows are about. Raises `moretta.errors.RowsError` where nobody has said it."""
+    if silo.groups is None:
+        raise RowsError(
+            f'silo `{silo.name}`: dp-unit = "group" hides all rows of a group, and its rows have no groups; say whom '
+            'they are about (kind = "group" in the schema, group-column, or Silo(groups=..)), or have dp-unit = "row"'
+        )
+    return silo.groups
 
 
 def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing: str = "error") -> SampleLayout | None:

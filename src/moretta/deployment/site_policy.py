@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 LEDGER = "epsilon.txt"  # beside the folders of runs
+UNITS = ("row", "group", "silo")  # likewise, that noise hides one of
 SCHEMES = ("none", "additive-shares", "pairwise")  # from what protects least
 
 
@@ -228,7 +229,7 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
     floor, most = site.privacy, None if noise is None else noise.most
     found: Mapping[str, tuple[bool, object, str, object]] = {
         "unit": (
-            floor.unit is None or (noise is not None and (noise.unit == "silo" or floor.unit == "row")),
+            floor.unit is None or (noise is not None and UNITS.index(noise.unit) >= UNITS.index(floor.unit)),
             *(floor.unit, "the run's noise hides", "nothing" if noise is None else f"one {noise.unit}"),
         ),
         "max-epsilon": (
@@ -295,7 +296,7 @@ def masked_under_a_roster(run: RunFile, site: SiloFile) -> None:
 def noise_of_known_lots(run: RunFile, site: SiloFile) -> None:
     """Under dp-noise the fewest rows of any silo are public, so that no refusal tells how many a site has."""
     noise = run.protocol.privacy
-    if noise is not None and noise.unit == "row" and run.data.least_rows is None:
+    if noise is not None and noise.unit != "silo" and run.data.least_rows is None:
         raise PolicyError(LEAST_ROWS_MISSING)
 
 

@@ -190,6 +190,7 @@ def _measures(records: Sequence[RunRecord]) -> Iterator[_Measure]:
     privacy, up, down = "Differential privacy", "up_per_silo_per_round", "down_per_silo_per_round"
     yield _Measure("Early stopping", "Best round", "", _at("facts", "best_round"), digits=9)
     yield _Measure(privacy, "Epsilon, of one example at one silo", "epsilon", _epsilon_of("row"), digits=3)
+    yield _Measure(privacy, "Epsilon, of one group of rows at one silo", "", _epsilon_of("group"), digits=3)
     yield _Measure(privacy, "Epsilon, of one silo’s updates", "epsilon", _epsilon_of("silo"), digits=3)
     yield _Measure(privacy, "Epsilon towards another silo", "", _at("facts", "epsilon_to_silos"), digits=3)
     yield _Measure(privacy, "Delta", "", _at("facts", "delta"), digits=3)

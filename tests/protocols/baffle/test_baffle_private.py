@@ -245,12 +245,12 @@ def test_an_empty_lot_uploads_noise(orthogonal: bool) -> None:
     def wrap(players: Any) -> None:
         for name in players.clients:
             client = client_of(players, name)
-            client._private.rows_of_lot = noting(client._private.rows_of_lot)  # type: ignore[union-attr, method-assign]
+            client._private.lot_of = noting(client._private.lot_of)  # type: ignore[union-attr, method-assign]
 
     def noting(draw: Any) -> Any:
-        def drawn(*purpose: int | str | bytes) -> NDArray[np.int64]:
-            lots.append(len(index := draw(*purpose)))
-            return index
+        def drawn(*purpose: int | str | bytes) -> Any:
+            lots.append(len((lot := draw(*purpose))[0]))
+            return lot
 
         return drawn
 

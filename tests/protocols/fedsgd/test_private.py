@@ -190,7 +190,7 @@ def test_an_empty_lot_uploads_noise_alone(monkeypatch: pytest.MonkeyPatch) -> No
     model, one, silent = network(), private(noise=1.0), private()
     parameters = modules.arrays(model)
     for own in (one, silent):
-        monkeypatch.setattr(own.noise, "rows_of_lot", lambda *purpose: np.arange(0))
+        monkeypatch.setattr(own.noise, "lot_of", lambda *purpose: (np.arange(0), []))
     assert all((value == 0).all() for value in silent.upload(model, parameters, NOW, {}).values())
     assert all((value != 0).all() for value in one.upload(model, parameters, NOW, {}).values())
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 ORDERS = (*range(2, 256), 512, 1024)
 MOST_EPSILON = 100.0  # above which nothing is bounded that matters, and distributions get long
 TOLERANCE = 1e-6  # of a noise multiplier that is searched for
-MECHANISM = {"row": "discrete Gaussian, Poisson-sampled rows", "silo": "discrete Gaussian, clipped updates"}
+MECHANISM = {"row": "discrete Gaussian, Poisson-sampled rows", "group": "discrete Gaussian, Poisson-sampled groups"}
+MECHANISM |= {"silo": "discrete Gaussian, clipped updates"}
 WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
 
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Stamp
+from moretta.contract.lazy_rows import blocks
+from moretta.contract.messages import Array, Stamp
 from moretta.errors import PeerError, RowsError
 from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
 
@@ -119,10 +120,23 @@ def purpose_of(now: Stamp, *of: int | str | bytes) -> Purpose:
     return now.run, now.round, now.take, hashlib.sha256(encode_purpose("noised upload", *of)).digest()
 
 
-class Lots:
-    """Draws each of a silo's rows independently with chance q = L / rows.
+def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of each group's rows, of equal rows the first alone: a row that is there twice counts once.
 
-    rows: how many there are. batch_size: the expected lot, 0 for all rows.
+    groups: str[rows], whom a row is about. x, y: its inputs and targets.
+    """
+    found = dict[str, dict[bytes, int]]()
+    digests = (hashlib.sha256(np.ascontiguousarray(row).data) for block in blocks(x) for row in block)
+    for place, (group, digest, target) in enumerate(zip(groups.tolist(), digests, y, strict=True)):
+        digest.update(np.ascontiguousarray(target).data)
+        found.setdefault(group, {}).setdefault(digest.digest(), place)
+    return tuple(tuple(rows.values()) for rows in found.values())
+
+
+class Lots:
+    """Draws each of a silo's rows, or groups of them, independently with chance q = L / rows.
+
+    rows: how many there are, or groups. batch_size: the expected lot, 0 for all rows.
     expected: L. rate: q.
     """
 

@@ -295,7 +295,8 @@ def _as_sums_differ(record: Record) -> str:
 
 def unit_of(facts: Mapping[str, Any]) -> tuple[str, str]:
     """Return what the noise of a run hides one of, and where that is."""
-    return ("silo’s updates", "") if facts.get("unit") == "silo" else ("example", " at one silo")
+    found = {"silo": ("silo’s updates", ""), "group": ("group of rows", " at one silo")}
+    return found.get(facts.get("unit", "row"), ("example", " at one silo"))
 
 
 def _epsilons(record: Record) -> str:

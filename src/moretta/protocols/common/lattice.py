@@ -44,8 +44,8 @@ class Privacy:
     """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
 
     sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
-    unit: what it hides, one "row" of a silo, or all that one "silo" uploads. most: the epsilon that a run may come to;
-    None is any.
+    unit: what it hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads. most: the epsilon
+    that a run may come to; None is any. group_rows: how many rows of a group a round uses at most.
     """
 
     noise: float
@@ -54,6 +54,7 @@ class Privacy:
     sharers: int = 1
     unit: str = "row"
     most: float | None = None
+    group_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the same question has the same answer, and no two sums have the same noise at an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,24 @@ class SiloNoise:
         batch_size: The expected lot, 0 for all rows.
         root: Lots and noise derive from it; it is kept in the silo's checkpoint.
         settings: A digest of all settings of uploads, to which lots and noise are bound.
+        groups: The rows of each group, where the unit is a group; lots are then of groups.
 
-    lot: the expected lot, L_k. rate: q_k, the chance of a row to be in
+    lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in
     it. releases: those the silo helped to open.
     """
 
-    def __init__(self, privacy: Privacy, rows: int, batch_size: int, root: SecretRoot, settings: bytes) -> None:
+    def __init__(
+        self,
+        privacy: Privacy,
+        rows: int,
+        batch_size: int,
+        root: SecretRoot,
+        settings: bytes,
+        groups: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.privacy, self.root, self._settings = privacy, root, settings
-        self._lots = Lots(rows, batch_size)
+        self._groups = [np.array(rows, dtype=np.int64) for rows in groups]
+        self._lots = Lots(len(groups) or rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
 
     def purpose(self, now: Stamp, *of: int | str | bytes) -> Purpose:
@@ -45,8 +55,21 @@ class SiloNoise:
         return purpose_of(now, self._settings, *of)
 
     def rows_of_lot(self, *purpose: int | str | bytes) -> NDArray[np.int64]:
-        """Return the indices of the rows in the lot of one purpose, ascending; perhaps none."""
-        return self._lots.draw(self.root, *purpose)
+        """Return the indices of the rows in the lot of one purpose; perhaps none."""
+        return self.lot_of(*purpose)[0]
+
+    def lot_of(self, *purpose: int | str | bytes) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the indices of the rows in the lot, and how many rows each contribution to the sum has, in order.
+
+        A row is a contribution by itself, or a group is: the mean of at most `group_rows` of its rows, which are drawn
+        in secret too. What is drawn of one group depends on no other group.
+        """
+        drawn = self._lots.draw(self.root, *purpose)
+        if not self._groups:
+            return drawn, [1] * len(drawn)
+        stream, most = self.root.stream("dp group rows", *purpose), self.privacy.group_rows
+        parts = [rows[stream.permutation(len(rows))[:most]] for rows in (self._groups[one] for one in drawn)]
+        return np.concatenate([drawn[:0], *parts]), list(map(len, parts))
 
     def uploading(self, now: Stamp, *of: int | str | bytes) -> None:
         """Note the upload that is about to be sent. of: see `moretta.protocols.common.releases.Releases.add`.

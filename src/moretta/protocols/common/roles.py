@@ -195,8 +195,8 @@ def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, 
 
 
 def highest_rate(setting: Setting, batch_size: int) -> float:
-    """Return the highest chance, over all silos, of a row to be in a round's lot (`batches.Lots`)."""
-    rows = [len(silo.x) for silo in setting.here]
+    """Return the highest chance, over all silos, of a row, or a group, to be in a round's lot (`batches.Lots`)."""
+    rows = [setting.units_of(silo) for silo in setting.here]
     if len(rows) < len(setting.silos):
         if setting.spec.data.least_rows is None:
             raise ParameterError(LEAST_ROWS_MISSING)

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.layout import SampleLayout
 from moretta.data.rows import Subjects
-from moretta.data.silo import Silo, check_least, holding_back, layout_of, row_shape, rules_of_columns
+from moretta.data.silo import Silo, check_least, groups_of, holding_back, layout_of, row_shape, rules_of_columns
 from moretta.data.tables.preparation import ColumnRules
 from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, RowsError
+from moretta.protocols.common.batches import rows_by_group
 from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.row_counts import CLASSES, counted_classes
 from moretta.protocols.common.scoring import figures_of
@@ -70,7 +71,7 @@ def prepared_rows(spec: Specification, silos: Sequence[Silo], rules: ColumnRules
     columns = rules_of_columns(silos, layout, spec.table, rules, standardise=standardise, missing=data.missing)
     for silo in silos:
         if not silo.remote:
-            check_least(silo, data.least_rows)
+            check_least(silo, data.least_rows, grouped=_hides_groups(spec))
     if data.score_at_silos:
         _check_scores(silos)
     if data.look and any(silo.columns for silo in silos):
@@ -327,6 +328,7 @@ class Setting:
             augment=self.spec.data.varied,
             privacy=self.noise(scheme),
             bound=bound,
+            groups=rows_by_group(groups_of(silo), silo.x, silo.y) if _hides_groups(self.spec) else (),
             roster=str(secure.roster or ""),
             identity="" if scheme == "none" else secure.identity_of(silo.name),
             helped=None if self.helped is None else self.helped(silo.name),
@@ -341,6 +343,10 @@ class Setting:
         privacy = self.spec.protocol.privacy
         return privacy and replace(privacy, sharers=1 if scheme == "none" else self.least(scheme))
 
+    def units_of(self, silo: Silo) -> int:
+        """Return how many units a silo has that noise hides one of: groups, or rows."""
+        return len(np.unique(groups_of(silo))) if _hides_groups(self.spec) else len(silo.x)
+
     def least(self, scheme: str) -> int:
         """Return the fewest silos that a round under this scheme may end with."""
         return self.rules(scheme).least(scheme)
@@ -353,6 +359,10 @@ class Setting:
         """Return the role's secret root."""
         insecure = self.spec.run.insecure_secret_seed
         return SecretRoot.fresh() if insecure is None else SecretRoot.insecure(insecure, role)
+
+
+def _hides_groups(spec: Specification) -> bool:
+    return spec.protocol.privacy is not None and spec.protocol.privacy.unit == "group"
 
 
 UNBOUND = {"warm_start", "checkpoint_minutes"}  # what no upload depends on

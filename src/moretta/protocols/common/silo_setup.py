@@ -54,6 +54,7 @@ class SiloSetup:
         subjects: whom rows are about, which no other process is told.
         augment: how images of a batch are varied; empty: not.
         privacy, bound: of the noise on its uploads, if any, and the digest of settings that it is bound to.
+        groups: the rows of each group, where noise hides groups (`moretta.protocols.common.batches.rows_by_group`).
         roster, identity: paths of everybody's public keys and of its own; empty for none.
         helped: where it keeps which sums it has helped to open, with the floors of its site.
         unkept: what it has answered that it answers once, where no file keeps it.
@@ -81,6 +82,7 @@ class SiloSetup:
     augment: str = ""
     privacy: Privacy | None = None
     bound: bytes = b""
+    groups: tuple[tuple[int, ...], ...] = ()
     roster: str = ""
     identity: str = ""
     helped: HelpedFile | None = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
@@ -158,12 +158,17 @@ class PrivateTraining(Training):
     dp_noise: the noise multiplier sigma; the noise in a round's sum has at least the deviation sigma * dp_clip.
     dp_clip: the largest norm of what one example adds to a round's sum; where silos step by themselves, of one silo's
         whole update, and silos then count alike.
+    dp_unit: what noise hides one of: a "row" of a silo, or a "group" of its rows (a patient), which the schema names;
+        where silos step by themselves a "silo", all that it uploads. None: a row, or there a silo.
+    dp_group_rows: how many different rows of one group are used in a round at most, the mean of which is clipped.
     dp_delta: the delta at which epsilon is stated.
     dp_epsilon: the most that epsilon may come to: the run ends before a round would pass it, and no silo uploads then.
     """
 
     dp_noise: NonNegative | None = None
     dp_clip: Positive | None = None
+    dp_unit: Literal["row", "group", "silo"] | None = None
+    dp_group_rows: Annotated[PositiveInt | None, Unit("rows")] = None
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     dp_epsilon: Positive | None = None
 
@@ -172,8 +177,25 @@ class PrivateTraining(Training):
         """The settings of the noise; None for none."""
         if self.dp_noise is None or self.dp_clip is None:
             return None
-        unit = "silo" if self.steps_at_silos else "row"
-        return Privacy(self.dp_noise, self.dp_clip, self.dp_delta, unit=unit, most=self.dp_epsilon)
+        unit = self.dp_unit or ("silo" if self.steps_at_silos else "row")
+        return Privacy(
+            self.dp_noise,
+            self.dp_clip,
+            self.dp_delta,
+            unit=unit,
+            most=self.dp_epsilon,
+            group_rows=self.dp_group_rows or 0,
+        )
+
+    @model_serializer(mode="wrap")
+    def _without_idle_noise(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not set, so that a run's text, and what noise is bound to, is what it was without it."""
+        found: dict[str, Any] = dump(self)
+        idle = {name for name in self._idle_noise() if getattr(self, name) == type(self).model_fields[name].default}
+        return {key: value for key, value in found.items() if key.replace("-", "_") not in idle}
+
+    def _idle_noise(self) -> tuple[str, ...]:
+        return ("dp_unit", "dp_group_rows")
 
     @model_validator(mode="after")
     def _fits_privacy(self) -> Self:
@@ -185,6 +207,20 @@ class PrivateTraining(Training):
             )
         if self.dp_epsilon is not None and not self.dp_noise:
             raise ParameterError("dp-epsilon bounds what noise leaves, and dp-noise is not given; give it, above 0")
+        units = ("silo",) if self.steps_at_silos else ("row", "group")
+        if self.dp_unit not in (None, *units):
+            raise ParameterError(
+                f'dp-unit = "{self.dp_unit}": noise hides {" or ".join(f"one {unit}" for unit in units)} here, where '
+                f"silos {'step by themselves' if self.steps_at_silos else 'upload what follows from single rows'}; "
+                "choose that, or remove it"
+            )
+        if (self.dp_unit == "group") != (self.dp_group_rows is not None):
+            raise ParameterError(
+                'dp-unit = "group" and dp-group-rows belong together: whose rows are one contribution, and how many of '
+                "them at most; give both, or neither"
+            )
+        if self.dp_unit and not self.privacy:
+            raise ParameterError("dp-unit says what noise hides, and dp-noise is not given; give it, or remove dp-unit")
         if self.steps_at_silos:
             return self
         if self.privacy and self.own_loss is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import PositiveInt, model_validator
 
 from moretta.contract.settings import NonNegative, Unit, kebab
 from moretta.errors import ParameterError
@@ -22,7 +22,7 @@ class FedSGD(PrivateTraining):
     name: Literal["fedsgd"] = "fedsgd"
 
 
-NOISE = ("dp_noise", "dp_clip", "dp_delta", "dp_epsilon")
+NOISE = ("dp_noise", "dp_clip", "dp_unit", "dp_group_rows", "dp_delta", "dp_epsilon")
 WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "warm_start", *NOISE)
 """What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
 
@@ -59,12 +59,8 @@ class Epochs(PrivateTraining):
         """How strongly a silo is held near the model that it was sent: mu, 0 for not at all."""
         return 0.0
 
-    @model_serializer(mode="wrap")
-    def _without_idle_delta(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the delta of no noise out, so that a run's text is what it was before there was noise here."""
-        found: dict[str, Any] = dump(self)
-        idle = ("dp-delta", "dp_delta") if self.privacy is None else ()
-        return {key: value for key, value in found.items() if key not in idle}
+    def _idle_noise(self) -> tuple[str, ...]:
+        return (*super()._idle_noise(), *(("dp_delta",) if self.privacy is None else ()))
 
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:

@@ -18,6 +18,10 @@ the run's settings, the model's code and parameters, the silo's rows and how the
 root and round alone, a run with the same id and another dp-noise would have the same noise at another scale, and the
 two uploads would give the gradient.
 
+Where the unit is a group (`dp-unit`), such as a patient, the lot is of groups, each with chance L_k over the silo's
+number of groups, and g_i is the mean gradient over group i: over at most `dp-group-rows` of its different rows, drawn
+in secret for each lot. So one group moves the sum by at most C, whatever rows it has, and however often each.
+
 Beside that sum the upload says nothing of the lot: not its size (the weight is the expected one), not its loss. Each
 example goes through the model alone, so none affects another's gradient.
 
@@ -30,7 +34,7 @@ units in the last place with the other rows that go through the model beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -75,17 +79,20 @@ class PrivateGradient:
         purpose = self.purpose(parameters, now)
         self.noise.uploading(now, purpose[-1])
         with _seeded(model, self.noise.root, *purpose):
-            total = self.clipped_sum(model, self.noise.rows_of_lot(*purpose))
+            total = self.clipped_sum(model, *self.noise.lot_of(*purpose))
         return {f"gradient/{name}": value for name, value in self.noise.noised(total, encoding, *purpose).items()}
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
         """Return the purpose for which one upload's lot and noise are drawn."""
         return self.noise.purpose(now, self._rows.of.digest, digest_of(parameters))
 
-    def clipped_sum(self, model: nn.Module, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """Return sum_i g_i / max(1, |g_i| / C) over some rows, by parameter.
+    def clipped_sum(
+        self, model: nn.Module, rows: NDArray[np.int64], sizes: Sequence[int] = ()
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return sum_i g_i / max(1, |g_i| / C), by parameter; g_i is the mean over the rows of contribution i.
 
-        At most `MOST_ENTRIES` entries of the rows' own gradients are held at once, or one row's.
+        rows: of all contributions, one after the other. sizes: how many rows each has; () is one row each.
+        At most `MOST_ENTRIES` entries of the rows' own gradients are held at once, or those of one contribution.
         """
         trained = {name: parameter.detach() for name, parameter in modules.trainable(model).items()}
 
@@ -96,8 +103,16 @@ class PrivateGradient:
         total = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in trained.items()}
         entries = sum(parameter.numel() for parameter in trained.values())
         step = max(1, min(MOST_ROWS, MOST_ENTRIES // max(1, entries)))
-        for start in range(0, len(rows), step):
-            gradients = gradients_of(trained, *self._rows.rows(rows[start : start + step]))
+        of, starts = list(sizes) or [1] * len(rows), np.cumsum([0, *(sizes or [1] * len(rows))])
+        step = max(1, step // max(of, default=1))  # contributions
+        for first in range(0, len(of), step):
+            part = of[first : first + step]
+            gradients = gradients_of(trained, *self._rows.rows(rows[starts[first] : starts[first + len(part)]]))
+            if max(part) > 1:
+                gradients = {
+                    name: torch.stack([one.mean(dim=0) for one in value.split(part)])
+                    for name, value in gradients.items()
+                }
             for name, value in clipped_sum(gradients, self.noise.privacy.clip).items():
                 total[name] += value
         return modules.on_host(total)

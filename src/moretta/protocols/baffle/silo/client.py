@@ -227,12 +227,12 @@ class Client:
         about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
         private.uploading(ask.stamp, drawn[-1])
-        index = private.rows_of_lot(*drawn)
+        index, sizes = private.lot_of(*drawn)
         if len(index):
             derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
         else:
             derivatives = np.zeros((self._recipe.scalars or directions_of(self._recipe.form, ask.k), 0))
-        scalars = noised_mean(private, derivatives, ask.encoding, *drawn)
+        scalars = noised_mean(private, derivatives, ask.encoding, *drawn, sizes=sizes)
         with self.phase("aggregation"):  # never out of range (`BAFFLE.BETWEEN`)
             return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
 

@@ -15,7 +15,7 @@ model's graph, the seed of the directions, and K.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,23 @@ def noise_of(setup: SiloSetup, root: SecretRoot) -> SiloNoise | None:
     """Return what adds the noise of a silo; None where it adds none. root: what lots and noise derive from."""
     if setup.privacy is None:
         return None
-    return SiloNoise(setup.privacy, len(setup.x), setup.batch_size, root, setup.bound)
+    return SiloNoise(setup.privacy, len(setup.x), setup.batch_size, root, setup.bound, setup.groups)
 
 
 def noised_mean(
-    noise: SiloNoise, derivatives: NDArray[np.float64], encoding: Mapping[str, int], *purpose: int | str | bytes
+    noise: SiloNoise,
+    derivatives: NDArray[np.float64],
+    encoding: Mapping[str, int],
+    *purpose: int | str | bytes,
+    sizes: Sequence[int] = (),
 ) -> NDArray[np.float64]:
     """Return what is uploaded, float64[K], of the rows' scalars [K, rows]. encoding: how the sum will be rounded.
 
+    sizes: how many rows each contribution has, one after the other, whose mean is clipped; () is one row each.
     A row whose scalars are not finite counts as 0, so that nobody learns that it makes the model overflow.
     """
     exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
+    if len(sizes) < exact.shape[1]:
+        exact = np.add.reduceat(exact, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes if sizes else exact
     clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / noise.privacy.clip)
     return noise.noised({"scalars": clipped.sum(axis=1)}, encoding, *purpose)["scalars"]
