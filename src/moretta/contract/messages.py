@@ -70,23 +70,19 @@ def _array(value: object) -> None:
         raise PeerError("expected finite numbers; got NaN or infinity")
 
 
-def _integer(value: object) -> None:
-    if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise PeerError(f"expected a 64-bit whole number; got {_describe(value)}")
+def _plain(expected: str, fits: Callable[[Any], bool]) -> Callable[[object], None]:
+    """Return the check of a value that is no array."""
+
+    def check(value: object) -> None:
+        if not fits(value):
+            endless = type(value) is float and not np.isfinite(value)
+            raise PeerError(f"expected {expected}; got {'NaN or infinity' if endless else _describe(value)}")
+
+    return check
 
 
-def _number(value: object) -> None:
-    if type(value) is not float:
-        raise PeerError(f"expected a finite float; got {_describe(value)}")
-    if not np.isfinite(value):
-        raise PeerError("expected a finite float; got NaN or infinity")
-
-
-def _boolean(value: object) -> None:
-    if type(value) is not bool:
-        raise PeerError(f"expected true or false; got {_describe(value)}")
-
-
+_integer = _plain("a 64-bit whole number", lambda value: type(value) is int and -(2**63) <= value < 2**63)
+_number = _plain("a finite float", lambda value: type(value) is float and bool(np.isfinite(value)))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -95,14 +91,8 @@ def _is_text(value: object, least: int, most: int) -> bool:
     return type(value) is str and least <= len(value) <= most and not _SURROGATE.search(value)
 
 
-def _text(value: object) -> None:
-    if not _is_text(value, 0, TEXT_LIMIT):
-        raise PeerError(f"expected text of at most {TEXT_LIMIT} characters; got {_describe(value)}")
-
-
-def _octets(value: object) -> None:
-    if type(value) is not bytes or len(value) > TEXT_LIMIT:
-        raise PeerError(f"expected at most {TEXT_LIMIT} bytes; got {_describe(value)}")
+_text = _plain(f"text of at most {TEXT_LIMIT} characters", lambda value: _is_text(value, 0, TEXT_LIMIT))
+_octets = _plain(f"at most {TEXT_LIMIT} bytes", lambda value: type(value) is bytes and len(value) <= TEXT_LIMIT)
 
 
 def _mapping_of(check: Callable[[object], None], value: object) -> None:
@@ -118,11 +108,6 @@ def _mapping_of(check: Callable[[object], None], value: object) -> None:
             raise PeerError(f"`{name}`: {error}") from None
 
 
-def _names(value: object) -> None:
-    if not isinstance(value, tuple) or not _are_names(value):
-        raise PeerError(f"expected a tuple of names; got {_describe(value)}")
-
-
 def _are_names(value: Collection[object]) -> bool:
     """Return whether each is a name: one search for them all, as a round has thousands."""
     names = [name for name in value if type(name) is str and 1 <= len(name) <= NAME_LIMIT]
@@ -134,14 +119,14 @@ FIELD_KINDS: Mapping[Any, Callable[[Any], None]] = {
     Tensors: functools.partial(_mapping_of, _array),
     int: _integer,
     float: _number,
-    bool: _boolean,
+    bool: _plain("true or false", lambda value: type(value) is bool),
     str: _text,
     bytes: _octets,
     Mapping[str, int]: functools.partial(_mapping_of, _integer),
     Mapping[str, float]: functools.partial(_mapping_of, _number),
     Mapping[str, str]: functools.partial(_mapping_of, _text),
     Mapping[str, bytes]: functools.partial(_mapping_of, _octets),
-    tuple[str, ...]: _names,
+    tuple[str, ...]: _plain("a tuple of names", lambda value: isinstance(value, tuple) and _are_names(value)),
 }
 
 
