@@ -15,7 +15,7 @@ from moretta.data.settings import Data
 from moretta.engines.driver import DroppedSilo
 from moretta.engines.settings import Engine, Faults, Run
 from moretta.protocols.common.specification import Specification
-from moretta.run.record import RunEnd, RunPlan, facts_of, record_of, ring_facts, warnings_of
+from moretta.run.record import PlayedRun, facts_of, record_of, ring_facts, warnings_of
 from moretta.run.result import Result
 
 BYTES = {"up": 8.0, "down": 4.0, "secure_aggregation": 2.0, "set_up": 1.0}
@@ -28,8 +28,8 @@ def round_line(number: int, **more: Any) -> dict[str, Any]:
 
 
 SPEC = Specification(Run(rounds=3, name="a run"), Data(source="python"), FedSGD(learning_rate=0.5))
-PLAN = RunPlan(SPEC, rounds=3, silos=["north", "south"], parameters=12, scheme="pairwise", has_test_rows=True)
-END = RunEnd(
+RUN = PlayedRun(
+    SPEC, rounds=3, silos=["north", "south"], parameters=12, scheme="pairwise", has_test_rows=True, doubts=(),
     run="0123", sessions=2, history=[round_line(1), round_line(2, dropped=[LEFT])],
     outcome=Outcome({"w": np.array([-2.0, 1.0], np.float32)}), dropped=[GONE], scores={"loss": 0.25},
     has_scores_of_silos=False, best_round=None, views="", warnings=(),
@@ -37,7 +37,7 @@ END = RunEnd(
 
 
 def test_a_record_says_what_was_planned_and_what_happened() -> None:
-    record = record_of(PLAN, END, {"python": "3"})
+    record = record_of(RUN, {"python": "3"})
     assert {key: record[key] for key in ("name", "run", "protocol", "rounds", "silos", "sessions", "test")} == {
         "name": "a run", "run": "0123", "protocol": "fedsgd", "rounds": 2, "silos": 2, "sessions": 2,
         "test": {"loss": 0.25},
@@ -48,12 +48,12 @@ def test_a_record_says_what_was_planned_and_what_happened() -> None:
     assert (record["facts"], record["versions"]) == ({}, {"python": "3"})
     (exposed,) = record["warnings"]
     assert exposed.startswith("a silo: can work out the other’s gradient in rounds of fewer than three silos, from")
-    assert record_of(replace(PLAN, silos=list("abcde")), END, {})["warnings"] == []
-    assert record == record_of(PLAN, END, {"python": "3"})
+    assert record_of(replace(RUN, silos=list("abcde")), {})["warnings"] == []
+    assert record == record_of(RUN, {"python": "3"})
 
 
 def test_without_masks_there_is_no_ring() -> None:
-    assert record_of(replace(PLAN, scheme="none"), END, {})["secure_aggregation"] == {
+    assert record_of(replace(RUN, scheme="none"), {})["secure_aggregation"] == {
         "scheme": "none",
         "ring_bits": None,
     }
@@ -61,15 +61,15 @@ def test_without_masks_there_is_no_ring() -> None:
 
 def test_facts_are_the_protocols_the_rings_the_best_round_and_the_most_memory() -> None:
     history = [round_line(1, ring_step=0.25, edge_peak_mib=60.0), round_line(2, ring_step=0.5, edge_peak_mib=64.0)]
-    outcome = replace(END.outcome, facts={"epsilon": 1.5})
-    assert facts_of(PLAN, replace(END, history=history, outcome=outcome, best_round=1)) == {
+    outcome = replace(RUN.outcome, facts={"epsilon": 1.5})
+    assert facts_of(replace(RUN, history=history, outcome=outcome, best_round=1)) == {
         "epsilon": 1.5, "ring_gradient_error": 0.5, "ring_weight_error": 0.375,
         "ring_relative_weight_error": 0.375 / math.sqrt(2.5), "best_round": 1.0, "edge_peak_mib": 64.0,
     }  # fmt: skip
 
 
 def test_the_rings_error_is_stated_as_far_as_it_is_known() -> None:
-    steps, weights = [round_line(1, ring_step=0.25)], END.outcome.parameters
+    steps, weights = [round_line(1, ring_step=0.25)], RUN.outcome.parameters
     assert ring_facts([round_line(1)], SPEC.protocol, weights, 1) == {}
     assert ring_facts([round_line(1, ring_step=0.0)], SPEC.protocol, weights, 1) == {}
     assert ring_facts(steps, FedSGD(optimizer="adam"), weights, 1) == {"ring_gradient_error": 0.25}
@@ -95,52 +95,55 @@ def test_momentum_lets_a_gradient_move_a_weight_further() -> None:
 
 FAULTS = Engine(faults=Faults(drop_probability=0.5))
 INSECURE = Run(rounds=3, name="a run", insecure_secret_seed=0)
-BLIND = replace(PLAN, spec=replace(SPEC, data=Data(source="python", score_at_silos=True)))
+BLIND = replace(RUN, spec=replace(SPEC, data=Data(source="python", score_at_silos=True)))
 
 
 @pytest.mark.parametrize(
-    ("plan", "end", "said"),
+    ("run", "said"),
     [
-        (PLAN, replace(END, warnings=["of the roles"]), ["of the roles"]),
-        (PLAN, replace(END, outcome=Outcome({}, facts={"free_scales": 0.0})), ["no scale of this model is free"]),
-        (replace(PLAN, spec=replace(SPEC, run=INSECURE)), END, ["insecure-secret-seed; it hides nothing"]),
-        (replace(PLAN, spec=replace(SPEC, engine=FAULTS)), END, ["faults were injected"]),
-        (PLAN, replace(END, history=[round_line(1, clipped=1.0), round_line(4, clipped_buffers=1.0)]), ["1, 4,"]),
-        (PLAN, replace(END, history=[round_line(n, clipped=1.0) for n in range(30)]), ["18, 19 .., being"]),
+        (replace(RUN, warnings=["of the roles"]), ["of the roles"]),
+        (replace(RUN, outcome=Outcome({}, facts={"free_scales": 0.0})), ["no scale of this model is free"]),
+        (replace(RUN, spec=replace(SPEC, run=INSECURE)), ["insecure-secret-seed; it hides nothing"]),
+        (replace(RUN, spec=replace(SPEC, engine=FAULTS)), ["faults were injected"]),
+        (replace(RUN, history=[round_line(1, clipped=1.0), round_line(4, clipped_buffers=1.0)]), ["1, 4,"]),
+        (replace(RUN, history=[round_line(n, clipped=1.0) for n in range(30)]), ["18, 19 .., being"]),
         (
-            replace(PLAN, spec=replace(SPEC, protocol=PBPFL(rho=3.0))),
-            replace(END, history=[round_line(1, rho=3.0), round_line(2, rho=1.5), round_line(3, rho=2.0)]),
+            replace(
+                RUN, spec=replace(SPEC, protocol=PBPFL(rho=3.0)),
+                history=[round_line(1, rho=3.0), round_line(2, rho=1.5), round_line(3, rho=2.0)],
+            ),
             ["rho was lowered in 2 rounds, to 1.5 at the lowest"],
         ),
         (
-            PLAN,
-            replace(END, history=[round_line(1, ring_step=4.0)], outcome=Outcome({"w": np.ones(1)}, facts={})),
+            replace(RUN, history=[round_line(1, ring_step=4.0)], outcome=Outcome({"w": np.ones(1)}, facts={})),
             ["fixed point has errors of up to 4 in gradients, which may have moved weights by"],
         ),
-        (BLIND, END, ["the participants alone know"]),
-        (BLIND, replace(END, has_scores_of_silos=True), []),
-        (replace(PLAN, has_test_rows=False), END, ["no test rows were given"]),
-        (replace(BLIND, has_test_rows=False), END, ["the participants alone know"]),
+        (BLIND, ["the participants alone know"]),
+        (replace(BLIND, has_scores_of_silos=True), []),
+        (replace(RUN, has_test_rows=False), ["no test rows were given"]),
+        (replace(BLIND, has_test_rows=False), ["the participants alone know"]),
     ],
 )  # fmt: skip
-def test_warnings_say_what_a_reader_should_know(plan: RunPlan, end: RunEnd, said: list[str]) -> None:
-    found = warnings_of(plan, end)
+def test_warnings_say_what_a_reader_should_know(run: PlayedRun, said: list[str]) -> None:
+    found = warnings_of(run)
     assert len(found) == len(said)
     assert all(part in sentence for part, sentence in zip(said, found, strict=True))
 
 
 def test_warnings_stand_in_one_order() -> None:
-    plan = replace(PLAN, spec=replace(SPEC, run=INSECURE, engine=FAULTS), has_test_rows=False)
-    end = replace(END, warnings=["of the roles"], history=[round_line(1, clipped=1.0)])
+    run = replace(
+        RUN, spec=replace(SPEC, run=INSECURE, engine=FAULTS), has_test_rows=False,
+        warnings=["of the roles"], history=[round_line(1, clipped=1.0)],
+    )  # fmt: skip
     starts = ["of the roles", "every secret", "faults", "the silos' sum", "no test rows"]
-    assert [said.startswith(start) for said, start in zip(warnings_of(plan, end), starts, strict=True)] == [True] * 5
+    assert [said.startswith(start) for said, start in zip(warnings_of(run), starts, strict=True)] == [True] * 5
 
 
 def test_a_result_is_printed_in_few_lines_that_quote_nothing_of_a_page() -> None:
     scores = {"rows": 30, "accuracy": 0.9, "loss": 0.25, "metrics": {"auc": 0.96, "f1": 0.9}}
     name = "<b>run</b>"
-    plan = replace(PLAN, spec=replace(SPEC, run=SPEC.run.model_copy(update={"name": name})))
-    result = Result(record_of(plan, replace(END, scores=scores, best_round=1), {}), [], None, None, {})
+    spec = replace(SPEC, run=SPEC.run.model_copy(update={"name": name}))
+    result = Result(record_of(replace(RUN, spec=spec, scores=scores, best_round=1), {}), [], None, None, {})
     lines = str(result).splitlines()
     assert lines[:3] == [
         "run: <b>run</b>: fedsgd, 2 silos, 2 rounds",

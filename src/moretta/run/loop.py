@@ -39,7 +39,7 @@ from moretta.run.metrics import metrics_of_counts, tables_of_counts
 from moretta.run.preview import told_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
-from moretta.run.record import RunEnd, RunPlan, record_of, spent, versions
+from moretta.run.record import PlayedRun, record_of, spent, versions
 from moretta.run.result import Result
 from moretta.run.run_files import RunFiles, inputs_of, recorder_of
 from moretta.run.trackers import TrackedRun, Tracker, following
@@ -265,7 +265,7 @@ class Session:
 
     def _conclude(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> Result:
         """Score the outcome, write it and return it."""
-        record = record_of(self._plan(), self._end(outcome, dropped, sums), versions())
+        record = record_of(self._played(outcome, dropped, sums), versions())
         for sentence in record["warnings"]:
             log.warning("%s", sentence)
         for sentence in spent(record):
@@ -290,8 +290,10 @@ class Session:
             inputs=inputs,
         )
 
-    def _plan(self) -> RunPlan:
-        return RunPlan(
+    def _played(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> PlayedRun:
+        # What silos score together, as the server learns it or the participants here do.
+        by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
+        return PlayedRun(
             spec=self._of.spec,
             rounds=self._rounds,
             silos=[silo.name for silo in self._of.silos],
@@ -299,12 +301,6 @@ class Session:
             scheme=self._players.scheme,
             has_test_rows=self._of.test is not None,
             doubts=list(doubts(self._of.spec, self._of.model, self._of.silos)),
-        )
-
-    def _end(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> RunEnd:
-        # What silos score together, as the server learns it or the participants here do.
-        by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
-        return RunEnd(
             run=self._place.run,
             sessions=self._place.session + 1,
             history=self._history,

@@ -24,12 +24,17 @@ from moretta.run.history import all_sums, sum_line, total_bytes, total_seconds
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """What a run was to do.
+class PlayedRun:
+    """What a run was to do, and what happened in it, in all its sessions.
 
-    rounds: how many were asked for. silos: their names. parameters: how many numbers the model has.
-    scheme: of the secure sums, as the roles make them. has_test_rows: whether the server measures on rows of its own.
-    doubts: sentences on what was given, which runs all the same (`moretta.run.checks.doubts`).
+    rounds: how many were asked for. silos: their names. parameters: how many numbers the model has. scheme: of the
+    secure sums, as the roles make them. has_test_rows: whether the server measures on rows of its own. doubts:
+    sentences on what was given, which runs all the same (`moretta.run.checks.doubts`).
+    run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
+    has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
+    to, None without early stopping. views: the digest of what was recorded. warnings: of the roles. data: what a
+    look before training may show, where one was wanted. stopped: whether a callback ended it. sums: those that were
+    opened for the release.
     """
 
     spec: Specification
@@ -38,20 +43,7 @@ class RunPlan:
     parameters: int
     scheme: str
     has_test_rows: bool
-    doubts: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class RunEnd:
-    """What happened in a run, in all its sessions.
-
-    run: its id. history: a line a round. dropped: who was missing as the server released. scores: of the last models.
-    has_scores_of_silos: whether what silos score together is known here. best_round: the round that the run returned
-    to, None without early stopping. views: the digest of what was recorded. warnings: of the roles. data: what a
-    look before training may show, where one was wanted. stopped: whether a callback ended it. sums: those that were
-    opened for the release.
-    """
-
+    doubts: Sequence[str]
     run: str
     sessions: int
     history: Sequence[Mapping[str, Any]]
@@ -67,37 +59,37 @@ class RunEnd:
     sums: Sequence[OpenedSum] = ()
 
 
-def record_of(plan: RunPlan, end: RunEnd, versions: Mapping[str, str]) -> dict[str, Any]:
+def record_of(played: PlayedRun, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
-    history = end.history
-    sums = all_sums(history, [sum_line(one, "release") for one in end.sums])
+    history = played.history
+    sums = all_sums(history, [sum_line(one, "release") for one in played.sums])
     record: dict[str, Any] = {
-        "name": plan.spec.run.name,
-        "run": end.run,
-        "protocol": getattr(plan.spec.protocol, "name", ""),
+        "name": played.spec.run.name,
+        "run": played.run,
+        "protocol": getattr(played.spec.protocol, "name", ""),
         "rounds": history[-1]["round"] if history else 0,
-        "silos": len(plan.silos),
-        "silo_names": list(plan.silos),
-        "parameters": plan.parameters,
-        "task": plan.spec.task,
-        "test": end.scores,
-        **({} if end.data is None else {"data": dict(end.data)}),
+        "silos": len(played.silos),
+        "silo_names": list(played.silos),
+        "parameters": played.parameters,
+        "task": played.spec.task,
+        "test": played.scores,
+        **({} if played.data is None else {"data": dict(played.data)}),
         "bytes": total_bytes(history),
         "seconds": total_seconds(history),
         **({"lost": lost} if (lost := lost_rounds(history)) else {}),
-        "dropped": [gone for line in history for gone in line["dropped"]] + [asdict(gone) for gone in end.dropped],
+        "dropped": [gone for line in history for gone in line["dropped"]] + [asdict(gone) for gone in played.dropped],
         **({} if sums is None else {"sums": sums}),
-        "sessions": end.sessions,
+        "sessions": played.sessions,
         "secure_aggregation": {
-            "scheme": plan.scheme,
-            "ring_bits": None if plan.scheme == "none" else plan.spec.secure_aggregation.ring_bits,
+            "scheme": played.scheme,
+            "ring_bits": None if played.scheme == "none" else played.spec.secure_aggregation.ring_bits,
         },
-        "facts": facts_of(plan, end),
-        "forced_to_one": [{"tensor": name, "because": why} for name, why in end.outcome.unperturbed.items()],
-        "warnings": warnings_of(plan, end),
-        "settings": dict(plan.spec.settings),
-        "insecure_secret_seed": plan.spec.run.insecure_secret_seed is not None,
-        "views": end.views,
+        "facts": facts_of(played),
+        "forced_to_one": [{"tensor": name, "because": why} for name, why in played.outcome.unperturbed.items()],
+        "warnings": warnings_of(played),
+        "settings": dict(played.spec.settings),
+        "insecure_secret_seed": played.spec.run.insecure_secret_seed is not None,
+        "views": played.views,
         "versions": dict(versions),
     }
     record["warnings"] = [*record["warnings"], *_warnings_of_claims(record)]
@@ -135,14 +127,14 @@ def versions() -> dict[str, str]:
     }
 
 
-def facts_of(plan: RunPlan, end: RunEnd) -> dict[str, float | str]:
+def facts_of(played: PlayedRun) -> dict[str, float | str]:
     """Return what the protocol states of the run, the ring's error, the best round, and the most memory of a silo."""
-    ring = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
-    best = {} if end.best_round is None else {"best_round": float(end.best_round)}
-    peaks = [line["edge_peak_mib"] for line in end.history if "edge_peak_mib" in line]
-    lost = len(lost_rounds(end.history))
+    ring = ring_facts(played.history, played.spec.protocol, played.outcome.parameters, played.rounds)
+    best = {} if played.best_round is None else {"best_round": float(played.best_round)}
+    peaks = [line["edge_peak_mib"] for line in played.history if "edge_peak_mib" in line]
+    lost = len(lost_rounds(played.history))
     best |= {"lost_rounds": float(lost)} if lost else {}
-    return {**end.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
+    return {**played.outcome.facts, **ring, **best, **({"edge_peak_mib": max(peaks)} if peaks else {})}
 
 
 MOST_MOVED = 0.1  # by fixed point, of the root mean square of all weights, without a warning
@@ -179,59 +171,59 @@ def _rate(protocol: Training, number: int, rounds: int) -> float:
 MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above which a bound is said to promise next to nothing
 
 
-def warnings_of(plan: RunPlan, end: RunEnd) -> list[str]:
+def warnings_of(played: PlayedRun) -> list[str]:
     """Return what a reader of the result should know, in sentences."""
     parts = (_warnings_of_secrets, _warnings_of_rounds, _warnings_of_scores)
-    return [*plan.doubts, *end.warnings, *(sentence for part in parts for sentence in part(plan, end))]
+    return [*played.doubts, *played.warnings, *(sentence for part in parts for sentence in part(played))]
 
 
-def _warnings_of_secrets(plan: RunPlan, end: RunEnd) -> Iterator[str]:
-    if end.outcome.facts.get("free_scales") == 0.0:
+def _warnings_of_secrets(played: PlayedRun) -> Iterator[str]:
+    if played.outcome.facts.get("free_scales") == 0.0:
         yield (
             "no scale of this model is free, so silos see its true parameter values but for the head's offset; "
             "moretta check says why"
         )
-    if plan.spec.run.insecure_secret_seed is not None:
+    if played.spec.run.insecure_secret_seed is not None:
         yield "every secret of this run follows from insecure-secret-seed; it hides nothing"
-    summed = entry_of(plan.spec.protocol).summed and len(plan.silos) > 1 and not plan.spec.engine.simulates
-    if summed and plan.scheme == "none":
+    summed = entry_of(played.spec.protocol).summed and len(played.silos) > 1 and not played.spec.engine.simulates
+    if summed and played.scheme == "none":
         yield 'scheme = "none": sums are in the clear, so the server reads what each silo uploads'
-    delta, epsilon = (end.outcome.facts.get(name) for name in ("delta", "epsilon"))
+    delta, epsilon = (played.outcome.facts.get(name) for name in ("delta", "epsilon"))
     if isinstance(delta, float) and delta > MOST_DELTA:
         yield f"delta = {delta:.3g}: with that chance the bound does not hold for a row; give less than 1 in all rows"
     if isinstance(epsilon, float) and epsilon > MOST_EPSILON:
         yield f"epsilon = {epsilon:.3g} bounds nothing that matters: more noise or fewer rounds make it smaller"
 
 
-def _warnings_of_rounds(plan: RunPlan, end: RunEnd) -> Iterator[str]:
-    if plan.spec.engine.faults is not None:
+def _warnings_of_rounds(played: PlayedRun) -> Iterator[str]:
+    if played.spec.engine.faults is not None:
         yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
-    if end.stopped:
-        yield f"the run was stopped after round {end.history[-1]['round']} of {plan.rounds}, by whoever started it"
-    if lost := [str(one["round"]) for one in lost_rounds(end.history)]:
+    if played.stopped:
+        yield f"the run was stopped after round {played.history[-1]['round']} of {played.rounds}, by whoever started it"
+    if lost := [str(one["round"]) for one in lost_rounds(played.history)]:
         yield (
             f"rounds that were lost, as too few silos were there to complete them: {_listed(lost)}; the model took no "
             "step in them"
         )
-    clipped = [str(line["round"]) for line in end.history if {"clipped", "clipped_buffers"} & line.keys()]
+    clipped = [str(line["round"]) for line in played.history if {"clipped", "clipped_buffers"} & line.keys()]
     if clipped:
         yield (
             f"the silos' sum was clipped in rounds {_listed(clipped)}, being "
             "out of proportion to the rounds before: some silo diverged or did not follow the protocol"
         )
-    facts = ring_facts(end.history, plan.spec.protocol, end.outcome.parameters, plan.rounds)
+    facts = ring_facts(played.history, played.spec.protocol, played.outcome.parameters, played.rounds)
     moved = facts.get("ring_relative_weight_error", 0.0)
     if moved > MOST_MOVED:
         yield (
             f"fixed point has errors of up to {facts['ring_gradient_error']:.3g} in gradients, which may have moved "
             f"weights by {moved:.3g} of their size; give a lower [secure-aggregation] limit, or ring-bits = 64"
         )
-    asked = getattr(plan.spec.protocol, "rho", 0.0)
-    lowered = [line["rho"] for line in end.history if line.get("rho", asked) < asked]
+    asked = getattr(played.spec.protocol, "rho", 0.0)
+    lowered = [line["rho"] for line in played.history if line.get("rho", asked) < asked]
     if lowered:
         yield (
             f"rho was lowered in {len(lowered)} rounds, to {min(lowered):.3g} at the lowest: more would cost "
-            f'accuracy in {plan.spec.run.dtype}; with dtype = "float64" it stays as set'
+            f'accuracy in {played.spec.run.dtype}; with dtype = "float64" it stays as set'
         )
 
 
@@ -239,11 +231,11 @@ def _listed(rounds: Sequence[str]) -> str:
     return ", ".join(rounds[:20]) + " .." * (len(rounds) > 20)
 
 
-def _warnings_of_scores(plan: RunPlan, end: RunEnd) -> Iterator[str]:
-    if plan.spec.data.score_at_silos and not end.has_scores_of_silos:
+def _warnings_of_scores(played: PlayedRun) -> Iterator[str]:
+    if played.spec.data.score_at_silos and not played.has_scores_of_silos:
         yield (
             "the participants alone know what their models score together on the rows they hold back (blind), each "
             "has it in its scores.json"
         )
-    elif not plan.has_test_rows and not plan.spec.data.score_at_silos:
+    elif not played.has_test_rows and not played.spec.data.score_at_silos:
         yield "no test rows were given, so nothing says how good the model is"
