@@ -16,6 +16,7 @@ from moretta.errors import MissingExtra, ParameterError
 from moretta.run.assembly import federation_of
 from moretta.run.export import export, export_history
 from moretta.run.prediction import predict
+from moretta.run.trained_model import ModelChoice
 
 RUN = """
 [run]
@@ -51,7 +52,7 @@ def test_weights_that_the_run_did_not_write_are_not_given_on(runs: Path, tmp_pat
             export(mine, tmp_path / out)
         assert len(str(no.value).splitlines()) == 1
         assert not (tmp_path / out).exists()
-    export(mine, tmp_path / "true.safetensors", true_model=True)
+    export(mine, tmp_path / "true.safetensors", ModelChoice(true_model=True))
     with pytest.raises(ParameterError, match="not what the run wrote"):
         moretta.load(mine)
     (mine / "result.json").unlink()
@@ -83,8 +84,8 @@ def test_onnx_predicts_raw_rows_as_predict_does(runs: Path, tmp_path: Path, true
 
     rows = load_breast_cancer().data[:40].astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=rows)
-    predict(runs / "pbpfl", tmp_path / "rows.npz", tmp_path / "outputs.npy", true_model=true_model)
-    export(runs / "pbpfl", tmp_path / "model.onnx", true_model=true_model)
+    predict(runs / "pbpfl", tmp_path / "rows.npz", tmp_path / "outputs.npy", ModelChoice(true_model=true_model))
+    export(runs / "pbpfl", tmp_path / "model.onnx", ModelChoice(true_model=true_model))
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     for part in (rows, rows[:1]):  # any number of rows
         (outputs,) = session.run(["outputs"], {"x": part})
@@ -93,7 +94,7 @@ def test_onnx_predicts_raw_rows_as_predict_does(runs: Path, tmp_path: Path, true
 
 @pytest.mark.parametrize(("true_model", "name"), [(False, "released"), (True, "model")])
 def test_safetensors_is_the_state_dict(runs: Path, tmp_path: Path, true_model: bool, name: str) -> None:
-    export(runs / "pbpfl", tmp_path / "out.safetensors", true_model=true_model)
+    export(runs / "pbpfl", tmp_path / "out.safetensors", ModelChoice(true_model=true_model))
     ours, kept = load_file(tmp_path / "out.safetensors"), load_file(runs / "pbpfl" / f"{name}.safetensors")
     assert set(ours) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert all(np.array_equal(ours[key], kept[key]) for key in kept)

@@ -17,6 +17,7 @@ from moretta.run.assembly import federation_of
 from moretta.run.export import export
 from moretta.run.prediction import HEADER, _are_predictions, predict
 from moretta.run.result import Result
+from moretta.run.trained_model import ModelChoice
 
 TABLE = "age,prediction\n61,0.5\n"  # no features but an age, and a target of that name
 REPORT, LOOK = ("report", "runs/proj"), ("look", "run.toml")
@@ -122,7 +123,7 @@ def test_python_leaves_what_is_there(home: Path, finished: Result) -> None:
             finished.report(name)
     for rows, out in (("data/north.csv", "data/north.csv"), ("new.csv", "hard.csv"), ("new.csv", "linked.csv")):
         with pytest.raises(ParameterError, match="only earlier predictions that are no input"):
-            predict(run, Path(rows), Path(out), allow_code=True)
+            predict(run, Path(rows), Path(out), ModelChoice(allow_code=True))
     with pytest.raises(ParameterError, match="only an earlier export"):
         export(run, run / "released.safetensors")
     assert contents(home) == before

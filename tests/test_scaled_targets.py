@@ -24,6 +24,7 @@ from moretta.protocols.common.training import Training
 from moretta.run.export import export
 from moretta.run.prediction import predict
 from moretta.run.result import Result
+from moretta.run.trained_model import ModelChoice
 
 Rows = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 SGD = FedSGD(learning_rate=0.1)
@@ -102,7 +103,7 @@ def test_predictions_and_scores_are_in_the_targets_own_units(tmp_path: Path) -> 
 def test_an_exported_graph_gives_the_targets_own_units(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     result = federation(standardise=True).train(2, progress=False)
-    export(result.save(tmp_path / "saved"), tmp_path / "model.onnx", allow_code=True)
+    export(result.save(tmp_path / "saved"), tmp_path / "model.onnx", ModelChoice(allow_code=True))
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     (found,) = session.run(["outputs"], {"x": TEST[0]})
     np.testing.assert_allclose(found, np.asarray(result.predict(TEST[0]), np.float64), rtol=1e-6)

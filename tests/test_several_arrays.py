@@ -47,6 +47,7 @@ from moretta.protocols.fedsgd.private import PrivateGradient
 from moretta.run.assembly import federation_of
 from moretta.run.export import export
 from moretta.run.prediction import predict
+from moretta.run.trained_model import ModelChoice
 from moretta.secure_aggregation.keystream import SecretRoot
 
 LENGTH, WORDS, CLASSES = 6, 20, 2
@@ -348,13 +349,13 @@ def test_new_rows_are_predicted_alike_by_the_shell_python_and_onnx(nets: Any, tm
     out = trained(tmp_path, "all.npz", "out")
     x, _ = rows(9, 42)
     saved(tmp_path / "new.npz", x)
-    assert predict(out, tmp_path / "new.npz", tmp_path / "new.npy", allow_code=True)[:2] == (9, CLASSES)
+    assert predict(out, tmp_path / "new.npz", tmp_path / "new.npy", ModelChoice(allow_code=True))[:2] == (9, CLASSES)
     found = np.load(tmp_path / "new.npy")
     one = {name: array[4:5] for name, array in x.items()}
     saved(tmp_path / "one.npz", one)
-    predict(out, tmp_path / "one.npz", tmp_path / "one.npy", allow_code=True)
+    predict(out, tmp_path / "one.npz", tmp_path / "one.npy", ModelChoice(allow_code=True))
     np.testing.assert_allclose(np.load(tmp_path / "one.npy"), found[4:5], rtol=0, atol=1e-6)
-    export(out, tmp_path / "model.onnx", allow_code=True)
+    export(out, tmp_path / "model.onnx", ModelChoice(allow_code=True))
     session = ort.InferenceSession(tmp_path / "model.onnx")
     assert {put.name: (put.type, put.shape[1:]) for put in session.get_inputs()} == {
         "ids": ("tensor(int64)", [LENGTH]),
@@ -380,7 +381,7 @@ def test_rows_that_cannot_be_predicted_name_the_array(nets: Any, changed: Arrays
     new = {name: one for name, one in (rows(4, 1)[0] | changed).items() if one is not None}
     saved(tmp_path / "new.npz", new)
     with pytest.raises(ParameterError, match=said):
-        predict(out, tmp_path / "new.npz", tmp_path / "new.npy", allow_code=True)
+        predict(out, tmp_path / "new.npz", tmp_path / "new.npy", ModelChoice(allow_code=True))
     assert not (tmp_path / "new.npy").exists()
 
 

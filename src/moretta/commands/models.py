@@ -55,20 +55,11 @@ def predict(
     """
     with needs_torch():
         from moretta.run.prediction import predict as predict_rows
+        from moretta.run.trained_model import ModelChoice
 
         form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
-        allowed = allows_code(folder, allow_code)
-        rows, outputs, left_out = predict_rows(
-            folder,
-            data,
-            out,
-            form=form,
-            mapping=mapping,
-            true_model=true_model,
-            silo=silo,
-            model=model,
-            allow_code=allowed,
-        )
+        choice = ModelChoice(true_model, silo, model, allows_code(folder, allow_code))
+        rows, outputs, left_out = predict_rows(folder, data, out, choice, form=form, mapping=mapping)
     told = {"rows": rows, "outputs": outputs, "out": str(out)}
     _say_without(left_out, told, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
@@ -97,19 +88,11 @@ def evaluate(
     """
     with needs_torch():
         from moretta.run.prediction import evaluate as judge
+        from moretta.run.trained_model import ModelChoice
 
         form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
-        told, left_out = judge(
-            folder,
-            data,
-            by=by,
-            form=form,
-            mapping=mapping,
-            true_model=true_model,
-            silo=silo,
-            model=model,
-            allow_code=allows_code(folder, allow_code),
-        )
+        choice = ModelChoice(true_model, silo, model, allows_code(folder, allow_code))
+        told, left_out = judge(folder, data, choice, by=by, form=form, mapping=mapping)
 
     def show() -> None:
         for part, found in {"all rows": told, **told.get("parts", {})}.items():
@@ -168,6 +151,7 @@ def export(
     with needs_torch():
         from moretta.run.export import export as export_model
         from moretta.run.export import export_history
+        from moretta.run.trained_model import ModelChoice
 
         if history:
             if true_model or silo is not None:
@@ -176,5 +160,5 @@ def export(
             say({"out": str(out), "rounds": rounds}, lambda: print(f"{out}   (tensorboard --logdir {out})"))
             return
         allowed = out.suffix.lower() == ".onnx" and allows_code(folder, allow_code)
-        export_model(folder, out, true_model=true_model, silo=silo, model=model, allow_code=allowed)
+        export_model(folder, out, ModelChoice(true_model, silo, model, allowed))
     say({"out": str(out), "true_model": true_model}, lambda: print(out))

@@ -225,7 +225,7 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
         )
     if not len(x):
         raise ParameterError(f"{where} has no rows; expected at least one")
-    check_finite(x, rows.names if len(rows.names) == x.shape[-1] else (), where, allow_missing=expected.may_lack)
+    check_finite(x, rows.names if len(rows.names) == x.shape[-1] else (), where, may_lack=expected.may_lack)
     if expected.labelled:
         check_pair(x, y, where)
         check_targets_finite(y, where)

@@ -15,7 +15,7 @@ owner. `moretta.data.reading` reads rows, `moretta.data.silo.Silo` owns some.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,7 @@ class Split:
             check_targets_finite(rows.y, where)
             check_about(rows, where, distinct=False)
             if part != "training":
-                check_finite(rows.x, self.feature_names, where, allow_missing=self.may_lack)
+                check_finite(rows.x, self.feature_names, where, may_lack=self.may_lack)
 
     @property
     def may_lack(self) -> bool:
@@ -221,24 +221,24 @@ def _one_hot(y: Array) -> bool:
     return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
 
 
-def check_finite(x: Array, names: tuple[str, ...], owner: str, *, allow_missing: bool = False) -> None:
-    """Raise ParameterError, naming the owner and the first bad column, if x [n, ...] holds NaN or infinity.
+def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool | NDArray[np.bool_] = False) -> None:
+    """Raise RowsError, naming the owner and the first bad column, if x [n, ...] holds NaN or infinity.
 
-    With `allow_missing` NaN stands for an absent value and passes.
+    may_lack: where NaN stands for an absent value and passes, in all columns or, bool[columns], in some.
     """
     if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
         return
-    bad = np.isinf(x) if allow_missing else ~np.isfinite(x)
+    bad = np.isinf(x) | (np.isnan(x) & ~np.asarray(may_lack))
     if not bad.any():
         return
     anywhere = bad.any(0)
     first = tuple(int(i) for i in np.unravel_index(int(anywhere.argmax()), anywhere.shape))
     column = f"column {names[first[0]]!r}" if len(first) == 1 and names else f"position {first} of a sample"
     rows = int(bad.reshape(len(x), -1)[:, int(anywhere.argmax())].sum())
-    kind = "NaN or infinite" if not allow_missing else "infinite"
-    raise ParameterError(
-        f"{owner}: {column} has {rows} {'row' if rows == 1 else 'rows'} that are {kind} as float32; expected finite "
-        'numbers: remove or mend those rows, or for absent values set missing = "mean" or "indicator"'
+    kind = "infinite" if np.broadcast_to(may_lack, anywhere.shape)[first] else "NaN or infinite"
+    raise RowsError(
+        f"{owner}: {column} has {rows} {'row' if rows == 1 else 'rows'} that are {kind} as {x.dtype}; expected finite "
+        'numbers: remove or mend those rows, or where values are absent (NaN) say missing = "mean"'
     )
 
 
@@ -246,7 +246,7 @@ def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: boo
     """Raise ParameterError, naming the owner and the column, for training rows that are none, or not finite."""
     if not len(rows):
         raise ParameterError(f"{owner} has no rows; give it data or leave it out")
-    check_finite(rows.x, names, owner, allow_missing=may_lack)
+    check_finite(rows.x, names, owner, may_lack=may_lack)
 
 
 def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:

@@ -26,22 +26,14 @@ from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph, model_of
 from moretta.run.raw_rows import Prepared
 from moretta.run.trackers import TrackedRun, figures, tensorboard
-from moretta.run.trained_model import TrainedModel
+from moretta.run.trained_model import ModelChoice, TrainedModel
 
 HERE = "moretta.run.export"  # the process that exports somebody's graph
 INPUTS, ONNX = "inputs", "onnx"
 METADATA = "moretta.inputs"  # of an ONNX file: what inputs and outputs mean, as JSON
 
 
-def export(
-    folder: Path,
-    out: Path,
-    *,
-    true_model: bool = False,
-    silo: str | None = None,
-    model: str | None = None,
-    allow_code: bool = False,
-) -> None:
+def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None:  # noqa: B008  # frozen
     """Write the released model of a run, or the true one, as a .safetensors state_dict or an .onnx graph.
 
     The graph's input is `x`, rows as the data has them, NaN where a value is absent, any number of rows: filling in and
@@ -49,7 +41,7 @@ def export(
     list that the schema in inputs.json has; the graph's metadata holds the same. A row's outputs are NaN where a value
     is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
     graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
-    model, allow_code: as of `moretta.run.trained_model.read`; a state_dict needs no code. Raises
+    A state_dict needs no code. Raises
     `moretta.errors.ParameterError` for another file name, weights that are there and no export, such as a run's own, or
     a model that ONNX cannot express.
     """
@@ -58,10 +50,10 @@ def export(
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected a file in a folder that is there; make {out.parent}")
     if out.suffix.lower() == ".safetensors":
-        tensors = trained_model.weights(folder, true_model=true_model, silo=silo)
+        tensors = trained_model.weights(folder, choice)
         write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))
         return
-    found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.read(folder, choice)
     inputs = json.dumps(read_inputs(folder))
     if isinstance(found.network, ForeignGraph):
         _check_extras()

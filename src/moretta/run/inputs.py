@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.contract.lazy_rows import LazyRows
 from moretta.data.layout import SampleLayout, Samples
-from moretta.data.rows import Subjects
+from moretta.data.rows import Subjects, check_finite
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
@@ -76,20 +75,10 @@ class RowChecks:
 
         columns: which x has, where they are split; empty for all. Raises `moretta.errors.ParameterError`.
         """
-        if x.dtype.kind != "f" or isinstance(x, LazyRows):  # these are looked at when they are read
-            return
-        wrong = ~np.isfinite(x)
-        if self.rules.may_lack:
-            may_lack = self.rules.fills[list(columns)] if columns else self.rules.fills
-            wrong = np.isinf(x) | (np.isnan(x) & (may_lack == 0))
-        if wrong.any():
-            column = int(np.argwhere(wrong)[0][-1])
-            column = columns[column] if columns else column
-            label = self.names[column] if column < len(self.names) else f"column {column}"
-            raise RowsError(
-                f"{whose}: expected finite inputs, got NaN or infinity in {label}; remove or mend those rows, or where "
-                'values are absent (NaN) say missing = "mean"'
-            )
+        held = list(columns or range(x.shape[-1]))
+        names = [self.names[one] if one < len(self.names) else str(one) for one in held]
+        may_lack = self.rules.fills[held] > 0 if self.rules.may_lack else False
+        check_finite(x, names if x.ndim == 2 else (), whose, may_lack=may_lack)
 
 
 def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, targets: bool = False) -> None:

@@ -27,7 +27,7 @@ from moretta.errors import ParameterError
 from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import trained_model
 from moretta.run.intervals import judged
-from moretta.run.trained_model import TrainedModel
+from moretta.run.trained_model import ModelChoice, TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
 MOST_CLASSES = 1 << 16  # where a run does not say how many it had
@@ -46,13 +46,10 @@ def predict(
     folder: Path,
     rows: Path,
     out: Path,
+    choice: ModelChoice = ModelChoice(),  # noqa: B008  # frozen
     *,
     form: Mapping[str, Any] | None = None,
-    mapping: ColumnMapping = ColumnMapping(),  # noqa: B008  # frozen
-    true_model: bool = False,
-    silo: str | None = None,
-    model: str | None = None,
-    allow_code: bool = False,
+    mapping: ColumnMapping = ColumnMapping(),  # noqa: B008
 ) -> Predicted:
     """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
 
@@ -64,15 +61,14 @@ def predict(
     What is absent is filled in as in training, by what the training rows had, so that no prediction depends on the
     file's other rows. The released model gives exact predictions; it is the one that silos hold. form: the
     fields of `Format` in which a .csv file is written otherwise than the run's own. mapping: what becomes of a table's
-    columns before the schema reads them; rows that do not fit it are left out too. model: of a run from Python, the
-    "module:function" that builds its architecture. allow_code: as of `moretta.run.trained_model.read`.
+    columns before the schema reads them; rows that do not fit it are left out too.
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
     `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
     check_ending(out, ".csv", ".npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.read(folder, choice)
     tables = [rows, *found.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     source = Source(rows.name, replace(found.form, **(form or {})), base=rows.parent, mapping=mapping)
@@ -85,14 +81,11 @@ def predict(
 def evaluate(
     folder: Path,
     data: Path,
+    choice: ModelChoice = ModelChoice(),  # noqa: B008
     *,
     by: str | None = None,
     form: Mapping[str, Any] | None = None,
     mapping: ColumnMapping = ColumnMapping(),  # noqa: B008
-    true_model: bool = False,
-    silo: str | None = None,
-    model: str | None = None,
-    allow_code: bool = False,
 ) -> tuple[dict[str, Any], Mapping[int, str]]:
     """Return how good a run's model is on the rows of a table or an .npz file with targets, as `judged` has it.
 
@@ -100,7 +93,7 @@ def evaluate(
     table, any, by whose values rows are judged apart too, by its own name or the mapping's. The rest: as `predict`.
     Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
     """
-    found = trained_model.read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    found = trained_model.read(folder, choice)
     source = Source(data.name, replace(found.form, **(form or {})), base=data.parent, mapping=mapping)
     rows, _ = rows_of(source, found, labelled=True)
     of = found.task, found.loss, found.classes

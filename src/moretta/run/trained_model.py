@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,10 +200,8 @@ class TrainedModel(nn.Module):
                 f"{where}: expected rows of shape {list(self.shape)}, got {len(x)} of {list(x.shape[1:])}"
             )
         names = self.columns if len(self.columns) == x.shape[-1] else ()
-        check_finite(x, names, where, allow_missing=self.fills_absent)
-        if self.fills_absent and len(self.may_lack) == x.shape[-1]:
-            whole = np.flatnonzero(~self.may_lack)
-            check_finite(x[..., whole], tuple(names[place] for place in whole) if names else (), where)
+        by_column = self.fills_absent and len(self.may_lack) == x.shape[-1]
+        check_finite(x, names, where, may_lack=self.may_lack if by_column else self.fills_absent)
         return x
 
     def _is_coded(self, shape: Sequence[int]) -> bool:
@@ -242,6 +241,16 @@ class TrainedModel(nn.Module):
         return self.columns
 
 
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model of a run's folder, and whether its code may run. Fields: the arguments of `load`."""
+
+    true_model: bool = False
+    silo: str | None = None
+    model: str | None = None
+    allow_code: bool = False
+
+
 @names_keywords()
 @says_keywords()
 def load(
@@ -265,25 +274,14 @@ def load(
         raise ParameterError(f'model: expected a name or "module:function"; got {kind_of(model)}')
     if not folder.is_dir():
         raise ParameterError(f"{folder}: expected a run folder, or one of Result.save; there is no such directory")
-    return read(folder, true_model=true_model, silo=silo, model=model, allow_code=allow_code)
+    return read(folder, ModelChoice(true_model, silo, model, allow_code))
 
 
-def read(
-    folder: Path,
-    *,
-    true_model: bool = False,
-    silo: str | None = None,
-    model: str | None = None,
-    allow_code: bool = False,
-) -> TrainedModel:
-    """Return the same as `load`, whose arguments these are, for commands. A "module:function" is beside the working
-    directory.
-    """
-    inputs = read_inputs(folder)
-    tensors = weights(folder, true_model=true_model, silo=silo)
-    run_file = _run_file(folder, model, allow_code)
+def read(folder: Path, choice: ModelChoice = ModelChoice()) -> TrainedModel:  # frozen
+    """Return the same as `load`, for commands. A "module:function" is beside the working directory."""
+    inputs, tensors, run_file = read_inputs(folder), weights(folder, choice), _run_file(folder, choice)
     try:
-        network = _module(folder, inputs, tensors, run_file, model, allow_code)
+        network = _module(folder, inputs, tensors, run_file, choice)
         return TrainedModel(network, inputs, run_file, f"{folder}: inputs.json")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ParameterError(
@@ -292,25 +290,20 @@ def read(
 
 
 def _module(
-    folder: Path,
-    inputs: Mapping[str, Any],
-    tensors: Tensors,
-    run_file: RunFile | None,
-    model: str | None,
-    allow_code: bool,
+    folder: Path, inputs: Mapping[str, Any], tensors: Tensors, run_file: RunFile | None, choice: ModelChoice
 ) -> nn.Module:
-    """Return the model with its weights: of its run file, of what `model` names, or as its folder says."""
-    source, arguments, base = model or "", dict[str, Any](), Path()
+    """Return the model with its weights: of its run file, of what the choice names, or as its folder says."""
+    source, arguments, base = choice.model or "", dict[str, Any](), Path()
     if run_file is not None:
         source, arguments, base = run_file.model.source, dict(run_file.model.arguments), run_file.base
-    elif model is None:
+    elif choice.model is None:
         made: dict[str, Any] = {"source": "", "arguments": {}, "base": "."}
         if (folder / MADE).exists():
             made = read_json(folder / MADE)
         source, arguments = str(made["source"]), dict(made["arguments"])
         base = Path(os.path.normpath(folder.absolute() / str(made["base"])))
         if not source and (folder / GRAPH).exists():
-            return _graph(folder, tensors, allow_code)
+            return _graph(folder, tensors, choice.allow_code)
         if not source and not (folder / MADE).exists():
             raise ParameterError(f"{folder} has neither run.toml nor {MADE}, one of which a run leaves; restore it")
         if not source:
@@ -318,7 +311,7 @@ def _module(
                 f"{folder} is of a run made from Python, which does not say how its model is built; name that by "
                 "--model module:function (or a built-in name), or write the model's graph there by Result.save()"
             )
-        consent.check_model(folder, source, base, allow_code)
+        consent.check_model(folder, source, base, choice.allow_code)
     build = partial(
         catalogue.build,
         source,
@@ -363,31 +356,31 @@ def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...
     return ImageForm(shape[1], shape[0], *data.of_images)
 
 
-def _run_file(folder: Path, model: str | None, allow_code: bool) -> RunFile | None:
+def _run_file(folder: Path, choice: ModelChoice) -> RunFile | None:
     """Return the run file of a folder; None of a run made from Python, whose architecture is given."""
     if not (folder / "run.toml").exists():
         return None
-    if model is not None:
+    if choice.model is not None:
         raise ParameterError(f"{folder} has a run file, which names its model; leave out --model")
     run_file = run_files.of_folder(folder)
-    consent.check(folder, run_file, allow_code)
+    consent.check(folder, run_file, choice.allow_code)
     return run_file
 
 
-def weights(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Tensors:
+def weights(folder: Path, choice: ModelChoice) -> Tensors:
     """Return the tensors of a run's model.
 
     Raises `moretta.errors.ParameterError` for a file that is not the one which the run wrote.
     """
-    path = model_file(folder, true_model=true_model, silo=silo)
-    return read_model(folder, str(path.relative_to(folder)))
+    return read_model(folder, str(model_file(folder, choice).relative_to(folder)))
 
 
-def model_file(folder: Path, *, true_model: bool = False, silo: str | None = None) -> Path:
+def model_file(folder: Path, choice: ModelChoice) -> Path:
     """Return the file of the released or the true model of a run, or of a silo's own.
 
     Raises `moretta.errors.ParameterError` where the run has no such model but others.
     """
+    silo = choice.silo
     own = {path.stem: path for path in (folder / "models").glob("*.safetensors")}
     own |= {path.parent.name: path for path in (folder / "participants").glob("*/confined.safetensors")}
     confined = (folder / "participants").is_dir()  # CGD's
@@ -404,7 +397,7 @@ def model_file(folder: Path, *, true_model: bool = False, silo: str | None = Non
         raise ParameterError(
             f"{folder}: expected a run with one model; here each silo has its own, name one by --silo{named}{further}"
         )
-    return folder / ("model.safetensors" if true_model else "released.safetensors")
+    return folder / ("model.safetensors" if choice.true_model else "released.safetensors")
 
 
 def keep_made(folder: RunFolder, made: Made, rounds: int, seed: int) -> None:

@@ -20,7 +20,7 @@ from moretta.errors import ParameterError, RunFailed
 from moretta.protocols.cgd.messages import Descend, DescribeRows
 from moretta.protocols.common.training import Training
 from moretta.run.assembly import federation_of
-from moretta.run.trained_model import model_file
+from moretta.run.trained_model import ModelChoice, model_file
 
 JOINT = grid([6, 4, 7], [3, 2], holders=1)
 ENGINES = ("in-process", "fused", "exact-ring")
@@ -245,10 +245,10 @@ def test_a_simulation_of_many_says_that_it_keeps_no_confined_model(tmp_path: Pat
     train(make(silos, CGD(delta=0.1), engine=Engine(name="fused"), out=tmp_path / "run"), 1)
     assert "Of these 21 none is kept" in (tmp_path / "run" / "participants" / "SIMULATION.txt").read_text()
     with pytest.raises(ParameterError, match="it keeps no confined models"):
-        model_file(tmp_path / "run", silo="silo-3")
+        model_file(tmp_path / "run", ModelChoice(silo="silo-3"))
     for true_model in (False, True):
         with pytest.raises(ParameterError, match=r"each silo has its own.*is D, which they have all moved by"):
-            model_file(tmp_path / "run", true_model=true_model)
+            model_file(tmp_path / "run", ModelChoice(true_model))
 
 
 def test_whom_the_best_round_left_behind_is_brought_up_before_the_end() -> None:
