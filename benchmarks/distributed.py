@@ -349,7 +349,7 @@ def bank(folder: Path, pairs: int) -> dict[str, Figure]:
     bank = Data(source="bank-marketing", path=str(folder))
     dealt = partition.distribute(datasets.load(bank, seed=1), bank, 1)
     rows = {name: (one.x, one.y) for name, one in zip(SITES, dealt.silos, strict=True)}
-    inputs = dealt.test.x.shape[1]
+    inputs = dealt.silos[0].x.shape[1]
     run = _run(100, inputs, [32, 32], 256, "pairwise").replace("standardise = false", "standardise = true")
     ratios, walls = [], []
     for _ in range(pairs):

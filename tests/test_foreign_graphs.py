@@ -222,7 +222,7 @@ def test_a_confined_process_reaches_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("program")
 @pytest.mark.parametrize(
     ("what", "sentence"),
-    [("dies", "ended the process that ran it .*signal 11"), ("prints", "gave what is no answer")],
+    [("dies", "has ended .*signal 11"), ("prints", "sent what is no answer")],
 )
 def test_how_a_confined_process_ends_is_one_sentence(what: str, sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence) as caught:
@@ -233,7 +233,7 @@ def test_how_a_confined_process_ends_is_one_sentence(what: str, sentence: str) -
 @pytest.mark.usefixtures("program")
 def test_a_confined_process_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "START", 0.0)
-    with pytest.raises(ParameterError, match="did not end within 5 s"):
+    with pytest.raises(ParameterError, match="did not answer within 5 s"):
         said("hangs", seconds=5.0)
 
 

@@ -96,6 +96,7 @@ def test_the_test_rows_of_each_domain() -> None:
     assert list(by_domain) == sorted(NAMES)
     assert sorted(np.concatenate(list(by_domain.values())).tolist()) == list(range(80))
     test = distribute(made, 4, "by-domain", 3).test
+    assert test is not None
     for name, rows in by_domain.items():
         np.testing.assert_array_equal(test.x[rows], DOMAINS[name](before.test.x[rows]))
     assert before.test_rows_by_domain() == {}
@@ -176,6 +177,7 @@ def test_the_run_file_makes_the_same_silos(tmp_path: Path) -> None:
     for silo, expected in zip(federation.silos, wanted.silos, strict=True):
         np.testing.assert_array_equal(silo.x, expected.x)
     assert federation.test is not None
+    assert wanted.test is not None
     np.testing.assert_array_equal(federation.test[0], wanted.test.x)
     assert not np.array_equal(wanted.test.x, made.test.x)
     without = tmp_path / "without.toml"

@@ -44,6 +44,7 @@ def whole(dealt: Distributed) -> tuple[np.ndarray, np.ndarray, list[str]]:
     blocks, targets, ids = [], [], []
     for row in dict.fromkeys(silo.row for silo in dealt.silos):
         beside = [silo for silo in dealt.silos if silo.row == row]
+        assert dealt.test is not None
         block = np.full((len(beside[0].x), dealt.test.x.shape[1]), np.nan, np.float32)
         for silo in beside:
             assert np.isnan(block[:, silo.columns]).all()  # no column is held twice
@@ -79,6 +80,7 @@ def test_the_parts_make_the_whole(data: st.DataObject) -> None:
     assert sorted(ids) == sorted(f"P{i}" for i in range(rows))
     np.testing.assert_array_equal(x[back], source.train.x.reshape(rows, width))
     np.testing.assert_array_equal(y[back], source.train.y)
+    assert dealt.test is not None
     np.testing.assert_array_equal(dealt.test.x, source.test.x.reshape(2, width))
     assert dealt.feature_names == source.feature_names
 
@@ -120,6 +122,7 @@ def test_one_participant_of_a_row_holds_its_labels(holder: Any, expected: list[i
 def test_images_are_flattened_everywhere() -> None:
     images = dataset(8, (1, 4, 4), x_validation=np.ones((2, 1, 4, 4), np.float32), y_validation=np.array([0, 1]))
     dealt = distribute(images, 4, "grid", grid=[2, 2])
+    assert dealt.test is not None
     assert dealt.validation is not None
     assert [part.x.shape for part in (dealt.silos[0], dealt.test, dealt.validation)] == [(4, 8), (2, 16), (2, 16)]
     assert dealt.feature_names == ()

@@ -172,7 +172,9 @@ def test_lazy_rows_stay_so_until_they_are_dealt_out(tmp_path: Path, monkeypatch:
     there = distribute(dataset(tmp_path, validation_fraction=0.1), 3, seed=2)
     monkeypatch.setattr(folders, "IN_MEMORY", 0)
     lazy = distribute(dataset(tmp_path, validation_fraction=0.1), 3, seed=2)
+    assert there.test is not None
     assert there.validation is not None
+    assert lazy.test is not None
     assert lazy.validation is not None
     mine_of: list[Silo | Rows] = [*there.silos, there.test, there.validation]
     others: list[Silo | Rows] = [*lazy.silos, lazy.test, lazy.validation]

@@ -16,6 +16,7 @@ from moretta.commands.terminal import (
     Overrides,
     RunPath,
     interruptible,
+    needs,
     needs_torch,
     print_result,
     say,
@@ -24,7 +25,7 @@ from moretta.commands.terminal import (
     wants_json,
 )
 from moretta.commands.train import Port, Watch, page_of
-from moretta.errors import MissingExtra, ParameterError
+from moretta.errors import ParameterError
 from moretta.report.terminal import one_line
 
 KitPath = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit: a folder with startup/ and local/.")]
@@ -38,13 +39,8 @@ SiloPath = Annotated[Path, typer.Option("--silo", metavar="silo.toml", help="Wha
 @contextmanager
 def needs_flare(extra: str = "flare") -> Iterator[None]:
     """Say which extra is missing where FLARE, or what comes with it, cannot be imported. extra: what it comes with."""
-    with needs_torch():
-        try:
-            yield
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "nvflare":
-                raise
-            raise MissingExtra(f"this command needs nvflare; install it by: pip install 'moretta[{extra}]'") from None
+    with needs_torch(), needs(extra, "nvflare"):
+        yield
 
 
 def serve(

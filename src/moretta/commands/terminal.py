@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -91,14 +92,17 @@ def unhush() -> None:
 
 
 @contextmanager
-def needs_torch() -> Iterator[None]:
-    """Say which extra is missing where torch cannot be imported."""
+def needs(extra: str, *packages: str) -> Iterator[None]:
+    """Say which extra is missing where one of these packages, which come with it, cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("torch", "sklearn", "matplotlib"):
+        if (package := (error.name or "").partition(".")[0]) not in packages:
             raise
-        raise MissingExtra(f"this command needs {error.name}; install it by: pip install 'moretta[torch]'") from None
+        raise MissingExtra(f"this command needs {package}; install it by: pip install 'moretta[{extra}]'") from None
+
+
+needs_torch = partial(needs, "torch", "torch", "sklearn", "matplotlib")
 
 
 def allows_code(folder: Path, allow_code: bool, *, data: bool = False) -> bool:

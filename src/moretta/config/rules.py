@@ -6,7 +6,7 @@ Each rule stands once, here or, where it is about one protocol, in that protocol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from moretta.contract import rules
@@ -80,11 +80,6 @@ def _image(s: Sections) -> bool:
     return s.table is not None and s.table.name_of("file") is not None and s.data.at_sites
 
 
-def _shown_as_image(name: str) -> Callable[[Sections], bool]:
-    """Return whether rows at sites that are no images have a key of images."""
-    return lambda s: s.data.at_sites and not _image(s) and getattr(s.data, name) is not None
-
-
 def _is_square(data: Data) -> bool:
     shape = () if data.inputs is None or isinstance(data.inputs, dict) else data.inputs
     return len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]
@@ -132,7 +127,6 @@ SCALED_CLASSES = SettingRule(
     '{data.standardise_targets} is for targets that are numbers, with {protocol.loss:="mse"}, and not for classes; '
     "remove it",
 )
-_NAMES_FILES = " names in a column of files; remove it"
 RULES: tuple[SettingRule, ...] = (
     # Who plays, and where.
     SettingRule(
@@ -200,10 +194,13 @@ RULES: tuple[SettingRule, ...] = (
         "{data.classes}, {data.outputs}, {data.tokens}, {data.missing} and {data.partition} are not for images whose "
         "classes the schema lists; remove them",
     ),
-    SettingRule(_shown_as_image("window"), "{data.window} is for images, which a schema" + _NAMES_FILES),
-    SettingRule(_shown_as_image("spacing"), "{data.spacing} is for images, which a schema" + _NAMES_FILES),
-    SettingRule(_shown_as_image("plane"), "{data.plane} is for images, which a schema" + _NAMES_FILES),
-    SettingRule(_shown_as_image("channel_mean"), "{data.channel_mean} is for images, which a schema" + _NAMES_FILES),
+    *(
+        SettingRule(
+            partial(lambda key, s: s.data.at_sites and not _image(s) and getattr(s.data, key) is not None, key),
+            f"{{data.{key}}} is for images, which a schema names in a column of files; remove it",
+        )
+        for key in ("window", "spacing", "plane", "channel_mean")
+    ),
     SettingRule(
         lambda s: (
             s.table is not None
@@ -268,18 +265,28 @@ RULES: tuple[SettingRule, ...] = (
         "{data.validation_fraction} has silos score each round's model, and under {protocol.name:v} they hold none "
         "that is everybody's; remove it, or choose {others}",
     ),
-    SettingRule(
-        lambda s: s.data.silos_validate and _noise(s),
-        "{data.validation_fraction}: a score would be a release without noise; remove it, or {protocol.dp_noise}",
+    *(
+        SettingRule(
+            partial(lambda wanted, s: bool(getattr(s.data, wanted)) and _noise(s), wanted),
+            f"{{data.{key}}}: {what} would be a release without noise; remove it, or {{protocol.dp_noise}}",
+        )
+        for wanted, key, what in (
+            ("silos_validate", "validation_fraction", "a score"),
+            ("look", "look", "counts"),
+            ("score_at_silos", "score_at_silos", "a score"),
+        )
     ),
     SettingRule(
         lambda s: s.data.silos_validate and s.run.participation < 1,
         "{data.validation_fraction}: a model is validated at all silos or at none, and {run.participation:=} leaves "
         "some out of each round; remove one of the two",
     ),
-    SettingRule(
-        lambda s: s.data.silos_validate and s.data.silos > MOST_SILOS and {"most": MOST_SILOS},
-        "{data.validation_fraction} sums the scores of {most} silos at most; {data.silos} is {data.silos:v}",
+    *(
+        SettingRule(
+            partial(lambda at, s: getattr(s.data, at) and s.data.silos > MOST_SILOS and {"most": MOST_SILOS}, wanted),
+            f"{{data.{key}}} sums the scores of {{most}} silos at most; {{data.silos}} is {{data.silos:v}}",
+        )
+        for wanted, key in (("silos_validate", "validation_fraction"), ("score_at_silos", "score_at_silos"))
     ),
     SettingRule(
         lambda s: s.data.look and _in_one_place(s),
@@ -287,21 +294,9 @@ RULES: tuple[SettingRule, ...] = (
         "all rows in one place; remove it, and see moretta look",
     ),
     SettingRule(
-        lambda s: s.data.look and _noise(s),
-        "{data.look}: counts would be a release without noise; remove it, or {protocol.dp_noise}",
-    ),
-    SettingRule(
         lambda s: s.data.score_at_silos and _in_one_place(s),
         "{data.score_at_silos} sums what silos score, and nobody sums under {protocol.name:=} and {engine.name:=}, "
         "which have all rows in one place; remove it, and give test rows",
-    ),
-    SettingRule(
-        lambda s: s.data.score_at_silos and _noise(s),
-        "{data.score_at_silos}: a score would be a release without noise; remove it, or {protocol.dp_noise}",
-    ),
-    SettingRule(
-        lambda s: s.data.score_at_silos and s.data.silos > MOST_SILOS and {"most": MOST_SILOS},
-        "{data.score_at_silos} sums the scores of {most} silos at most; {data.silos} is {data.silos:v}",
     ),
     SettingRule(
         lambda s: s.data.score_at_silos == TABLES_TOO and not (_entry(s).common_model and _entry(s).summed),

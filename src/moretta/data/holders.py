@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -76,27 +77,22 @@ class Grid:
 
     parts: Mapping[str, Part]
     heads: Mapping[str, str]
-    _rows: Mapping[str, tuple[str, ...]] = field(init=False, repr=False)
-    _column_groups: Mapping[str, tuple[str, ...]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        rows, columns = dict[str, list[str]](), dict[tuple[int, ...], list[str]]()
-        for name, part in self.parts.items():
-            rows.setdefault(part.row, []).append(name)
-            columns.setdefault(part.columns, []).append(name)
-        object.__setattr__(self, "_rows", {row: tuple(names) for row, names in rows.items()})
-        groups = {f"columns-{number}": tuple(names) for number, names in enumerate(columns.values(), 1)}
-        object.__setattr__(self, "_column_groups", groups)
-
-    @property
+    @cached_property
     def rows(self) -> Mapping[str, tuple[str, ...]]:
         """The participants of each row, in order."""
-        return self._rows
+        rows = dict[str, list[str]]()
+        for name, part in self.parts.items():
+            rows.setdefault(part.row, []).append(name)
+        return {row: tuple(names) for row, names in rows.items()}
 
-    @property
+    @cached_property
     def column_groups(self) -> Mapping[str, tuple[str, ...]]:
         """The participants that hold the same columns, by the group's name ("columns-1", ...)."""
-        return self._column_groups
+        held = dict[tuple[int, ...], list[str]]()
+        for name, part in self.parts.items():
+            held.setdefault(part.columns, []).append(name)
+        return {f"columns-{number}": tuple(names) for number, names in enumerate(held.values(), 1)}
 
     def digest(self, *, joint: bool) -> bytes:
         """Return SHA-256 of who holds which rows, columns and labels, in order, and of the form.

@@ -32,7 +32,7 @@ from moretta.data.rows import class_of
 from moretta.data.silo import Silo
 from moretta.data.tables.preparation import ColumnRules
 from moretta.data.tables.rows import expansion_of, limits_of
-from moretta.data.tables.schema import Category, Date, Feature, Number, Ordered, Schema
+from moretta.data.tables.schema import Category, Date, Number, Ordered, Schema
 
 Counts = NDArray[np.int64]
 Shown = int | str
@@ -169,15 +169,12 @@ def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread
     expansion, found = expansion_of(table), list[Spread]()
     coded = [expansion.undo(owner.x) for owner in owners]
     for place, (name, feature) in enumerate(table.features.items()):
-        values = [own[:, place] for own in coded]
-        found.append(_of_feature(name, feature, values, least))
+        values, may_lack = [own[:, place] for own in coded], feature.blanks != "refuse"
+        if isinstance(feature, Category | Ordered):
+            found.append(_places(name, feature.kind, feature.categories, values, may_lack=may_lack))
+        else:
+            found.append(_numbers(name, values, least, feature))
     return found
-
-
-def _of_feature(name: str, feature: Feature, values: Sequence[NDArray[np.float64]], least: int) -> Spread:
-    if isinstance(feature, Category | Ordered):
-        return _places(name, feature.kind, feature.categories, values, may_lack=feature.blanks != "refuse")
-    return _numbers(name, values, least, feature)
 
 
 def _places(

@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 
 from moretta.contract.wording import check_choice
 from moretta.data.grid import deal, flat
+from moretta.data.layout import SampleLayout
 from moretta.data.rows import Rows, Split, check_owned, class_of
 from moretta.data.settings import GRIDS, Data
 from moretta.data.silo import Silo
 from moretta.data.split import RowNumbers, Units, cut, generator, places_of, units_of
+from moretta.data.tables.preparation import ColumnRules
+from moretta.data.tables.schema import Schema
 from moretta.errors import ParameterError
 
 log = logging.getLogger("moretta")
@@ -39,14 +42,21 @@ HOW = ("iid", "dirichlet", "by-label", "same-rows", "by-domain")
 class Distributed:
     """A source over its silos: what a run trains and is measured on.
 
-    The test part is empty, and the validation part None, if the source has none. All have the columns `feature_names`;
-    in a grid the silos have their own of these (`Silo.columns`), and all samples are flat.
+    test, validation: None if the source has none. feature_names: of all columns; in a grid the silos have their own of
+    these (`Silo.columns`), and all samples are flat. classes: how many, None for numbers. The rest: as of `Split`.
     """
 
-    silos: tuple[Silo, ...]
-    test: Rows
+    silos: Sequence[Silo]
+    test: Rows | None
     validation: Rows | None
     feature_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    column_rules: ColumnRules | None
+    table: Schema | None
+    classes: int | None
+    outputs: int
+    standardise: bool = True
+    layout: SampleLayout | None = None
 
 
 def silo_names(silos: int) -> tuple[str, ...]:
@@ -94,7 +104,10 @@ def _owned(source: Split, parts: Mapping[str, RowNumbers]) -> Distributed:
 
 
 def _over(source: Split, silos: tuple[Silo, ...]) -> Distributed:
-    return Distributed(silos, source.test, source.validation if len(source.validation) else None, source.feature_names)
+    test, validation = (one if len(one) else None for one in (source.test, source.validation))
+    names, of = (source.feature_names, source.class_names), (source.classes, source.outputs)
+    rules = source.column_rules, source.table
+    return Distributed(silos, test, validation, *names, *rules, *of, source.standardise, source.layout)
 
 
 def partition(
@@ -120,7 +133,11 @@ def partition(
     _check(len(units.sizes), silos, how, sizes, "rows" if groups is None else "groups")
     rng = generator(seed)
     if how == "dirichlet":
-        parts = _dirichlet(units.labels(_classes(y)), units.sizes, silos, alpha or 1.0, rng)
+        if (labels := class_of(y)) is None:
+            raise ParameterError(
+                f'partition = "{how}" needs classes, but this is a regression; use "iid" or "by-label"'
+            )
+        parts = _dirichlet(units.labels(labels), units.sizes, silos, alpha or 1.0, rng)
     elif how == "same-rows":
         parts = [cut(np.arange(len(units.sizes)), silos, None, units.sizes)[0]] * silos
     elif how == "by-domain":
@@ -154,13 +171,6 @@ def _way_out(how: str, alpha: float | None) -> str:
     if how == "dirichlet":
         return f"use fewer silos, an alpha above {alpha:g} or another seed"
     return f"use fewer silos or {'bring more rows of a domain' if how == 'by-domain' else 'less unequal sizes'}"
-
-
-def _classes(y: NDArray[Any]) -> RowNumbers:
-    labels = class_of(y)
-    if labels is None:
-        raise ParameterError('partition = "dirichlet" needs classes, but this is a regression; use "iid" or "by-label"')
-    return labels
 
 
 def _sortable(y: NDArray[Any], units: Units) -> NDArray[Any]:

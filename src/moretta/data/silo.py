@@ -92,23 +92,18 @@ class Silo:
         where = f"silo `{self.name}`"
         if self.fit is not None and not callable(self.fit):
             raise ParameterError(f"{where}: fit: expected a function of model, x, y and round; got {kind_of(self.fit)}")
-        if python_rows.is_frame(self.x):
-            object.__setattr__(self, "names", python_rows.names_of(self.x))
-        x, y = python_rows.rows_and_targets(self.x, self.y, where)
-        object.__setattr__(self, "x", x)
-        object.__setattr__(self, "y", y)
-        if isinstance(self.x, Mapping):
-            packed, layout = pack(self.x, where)
-            object.__setattr__(self, "x", packed)
-            object.__setattr__(self, "layout", layout)
+        held = dict[str, Any](names=python_rows.names_of(self.x) or self.names, layout=self.layout)
+        held["x"], held["y"] = python_rows.rows_and_targets(self.x, self.y, where)
+        if isinstance(held["x"], Mapping):
+            held["x"], held["layout"] = pack(held["x"], where)
         for name in ("ids", "groups"):
-            if getattr(self, name) is not None:
-                object.__setattr__(
-                    self, name, python_rows.subjects(getattr(self, name), len(self.x), f"{where}: {name}")
-                )
+            if (whom := getattr(self, name)) is not None:
+                held[name] = python_rows.subjects(whom, len(held["x"]), f"{where}: {name}")
         if self.held_out is not None:
-            x, y = python_rows.pair(self.held_out, f"{where}: held_out", self.names, "the silo")
-            object.__setattr__(self, "held_out", (packed_as(x, self.layout, f"{where}: held_out"), y))
+            x, y = python_rows.pair(self.held_out, f"{where}: held_out", held["names"], "the silo")
+            held["held_out"] = packed_as(x, held["layout"], f"{where}: held_out"), y
+        for name, value in held.items():
+            object.__setattr__(self, name, value)
 
     @property
     def subjects(self) -> Subjects:

@@ -107,16 +107,19 @@ def pytorch(edge: bool) -> str:
     """Check that PyTorch is installed, where the silo is no edge client."""
     if edge:
         return "an edge site runs none, whether it is there or not"
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtra("is not installed; install it by: pip install 'moretta[torch]'")
-    return f"version {metadata.version('torch')}; sites run the server's, or one of [engine] torch-versions"
+    return f"version {_installed('torch', 'torch')}; sites run the server's, or one of [engine] torch-versions"
+
+
+def _installed(package: str, extra: str) -> str:
+    """Return the version of a package. extra: of this one, with which it comes."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtra(f"is not installed; install it by: pip install 'moretta[{extra}]'")
+    return metadata.version(package)
 
 
 def flare(extra: str) -> str:
     """Check that FLARE is installed. extra: of this package, with which it comes."""
-    if importlib.util.find_spec("nvflare") is None:
-        raise MissingExtra(f"is not installed; install it by: pip install 'moretta[{extra}]'")
-    version = metadata.version("nvflare")
+    version = _installed("nvflare", extra)
     found = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
     if found < FLARE:
         raise ParameterError(
@@ -134,9 +137,7 @@ def confinement() -> str:
 
 def onnx_runtime() -> str:
     """Check that ONNX Runtime is installed."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise MissingExtra("an edge client needs onnxruntime; install it by: pip install 'moretta[edge]'")
-    return f"onnxruntime {metadata.version('onnxruntime')}"
+    return f"onnxruntime {_installed('onnxruntime', 'edge')}"
 
 
 def device_is_there(device: str) -> str:

@@ -50,7 +50,11 @@ def _results(
     if silo is not None:
         file, result = loaded("silo.toml", silo, lambda: silo_file.load(silo))
         of_files.append(result)
-    yield from _of_machine(file is not None and file.silo.edge)
+    edge = file is not None and file.silo.edge
+    yield look("python", checks.python)
+    yield look("moretta", lambda: f"version {__version__}; server and sites run the same")
+    yield look("torch", lambda: checks.pytorch(edge))
+    yield look("nvflare", lambda: checks.flare("edge-flare" if edge else "flare"))
     yield from of_files
     alone = kit is None and silo is None
     if alone and run_file is not None:  # the server's kit that `moretta serve` makes beside a run folder
@@ -69,13 +73,6 @@ def _results(
     if file is not None:
         yield from _of_site(file, silo, kit, run_file)
     yield from _of_run(run_file, file, server)
-
-
-def _of_machine(edge: bool) -> Iterator[CheckResult]:
-    yield look("python", checks.python)
-    yield look("moretta", lambda: f"version {__version__}; server and sites run the same")
-    yield look("torch", lambda: checks.pytorch(edge))
-    yield look("nvflare", lambda: checks.flare("edge-flare" if edge else "flare"))
 
 
 def _of_kit(kit: Path, silo: Path | None, server: bool, now: datetime) -> Iterator[CheckResult]:

@@ -67,7 +67,8 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
     server, files, local = kits.is_server(kit), Files(), kit / "local"
     if silo is not None and server:
         raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
-    resources, communication, noted = (kits.resources(kit), *map(_json, (local / COMMUNICATION, local / SILO)))
+    resources = kits.resources(kit)
+    communication, noted = ({} if not one.exists() else load_json(one) for one in (local / COMMUNICATION, local / SILO))
     done = _allow(resources, CONTROLLER if server else EXECUTOR)
     done += _keep_jobs(resources, kit) if server else [*_replace_launcher(resources, kit), *_keep_logs(resources)]
     if done:
@@ -88,10 +89,6 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
             files[local / SERVER_KEY] = text
             done.append(f"Whom the site takes for the server has been written down ({SERVER_KEY}).")
     return files, done
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return load_json(path) if path.exists() else {}
 
 
 def _own_key(kit: Path, given: Sequence[str]) -> str:

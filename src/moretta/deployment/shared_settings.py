@@ -114,20 +114,12 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     of = site.data
     source = Source(of.source, of.form, of.path, of.labels, site.base, site.mapping)
     rows = read(source, wanted, f"silo `{name}`")
-    mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False)
-    mine = holding_back(_in_order(mine, site), of.test_fraction, "test-fraction")
+    mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False, aligned=of.rows_in_order)
+    if of.alignment is not None:
+        mine = aligned(mine, Alignment.load(site.base / of.alignment))
+    mine = holding_back(mine, of.test_fraction, "test-fraction")
     silos[name] = mine if of.test is None else _tested_on(mine, of.test, source, wanted)
     return list(silos.values()), rows.names
-
-
-def _in_order(silo: Silo, site: SiloFile) -> Silo:
-    """Return a silo's rows as its alignment has them, if silo.toml names one.
-
-    Raises `moretta.errors.ParameterError` for rows that are not those that were aligned.
-    """
-    if site.data.alignment is None:
-        return replace(silo, aligned=site.data.rows_in_order)
-    return aligned(silo, Alignment.load(site.base / site.data.alignment))
 
 
 def _tested_on(silo: Silo, test: str, source: Source, wanted: ExpectedRows) -> Silo:

@@ -27,7 +27,7 @@ from moretta.contract.messages import Array, Message, Stamp, message
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.engines.frames import send_arrays
 from moretta.engines.process import LONGEST, PATIENCE, START, Process
-from moretta.errors import CodecError, Disconnected, MisuseError, MorettaError
+from moretta.errors import Disconnected, MisuseError, MorettaError
 
 log = logging.getLogger("moretta")
 
@@ -219,16 +219,8 @@ class ChildClient:
         seconds, process = self.deadline if seconds is None else seconds, self._process
         if process is None:
             raise MisuseError(f"the process of silo `{self._name}` has ended; expected it to run")
-        process.wait_until(time.monotonic() + seconds)
-        try:
+        with process.within(seconds, self._gone):
             yield process
-        except TimeoutError:
-            process.kill()
-            raise self._gone(f"did not answer within {seconds:g} s") from None
-        except OSError:
-            raise self._gone("has ended") from None
-        except CodecError as error:
-            raise self._gone(f"sent what is no answer: {error}") from None
 
     def _receive(self, process: Process) -> Message:
         data = framing.read(process.output)

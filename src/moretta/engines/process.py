@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
@@ -67,10 +67,23 @@ class Process:
         self.input, self.output = cast(BinaryIO, self._pipes[0]), cast(BinaryIO, io.BufferedReader(self._pipes[1]))
         self._finalizer = weakref.finalize(self, _end, self._popen, errors, held, leads)  # or as the interpreter ends
 
-    def wait_until(self, moment: float) -> None:
-        """Let reads and writes raise TimeoutError after a moment of `time.monotonic`."""
+    @contextlib.contextmanager
+    def within(self, seconds: float, gone: Callable[[str], Exception]) -> Iterator[None]:
+        """Let it be read from and written to for so long, and kill it where it takes longer.
+
+        gone: closes it, and returns the error of what it did.
+        """
         for pipe in self._pipes:
-            pipe.until = moment
+            pipe.until = time.monotonic() + seconds
+        try:
+            yield
+        except TimeoutError:
+            self.kill()
+            raise gone(f"did not answer within {seconds:g} s") from None
+        except OSError:
+            raise gone("has ended") from None
+        except CodecError as error:
+            raise gone(f"sent what is no answer: {error}") from None
 
     def kill(self) -> None:
         """End it at once; `close` is to follow."""
@@ -210,24 +223,18 @@ class ConfinedProcess:
         if self._process is None:
             self._process = Process(command("-m", self._module), environment(self._threads), leads=True)
             seconds += START
-        self._process.wait_until(time.monotonic() + seconds)
+        process = self._process
         try:
-            send_arrays(self._process.input, arrays)
-            found = receive_arrays(self._process.output)
-            if found is None:
-                raise BrokenPipeError
-        except TimeoutError:
-            self._process.kill()
-            raise self._gone(f"did not end within {seconds:g} s") from None
-        except OSError:
-            raise self._gone("ended the process that ran it") from None
-        except CodecError:
-            raise self._gone("gave what is no answer") from None
+            with process.within(seconds, self._gone):
+                send_arrays(process.input, arrays)
+                if (found := receive_arrays(process.output)) is None:
+                    raise BrokenPipeError
+                return found
         except BaseException:  # such as ctrl-c: its answer must not be the next request's
-            self._process.kill()
-            self.close()
+            if self._process is not None:
+                process.kill()
+                self.close()
             raise
-        return found
 
     def close(self) -> str:
         """End the process, if there is one; return how it ended."""
@@ -236,7 +243,7 @@ class ConfinedProcess:
 
     def _gone(self, what: str) -> ParameterError:
         how = "".join(one if one.isprintable() else " " for one in self.close())
-        return ParameterError(f"the model's graph {what} ({how})")
+        return ParameterError(f"the process of the model's graph {what} ({how})")
 
 
 def serve(answer: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:

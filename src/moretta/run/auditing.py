@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from moretta.audit.auditor import Audit, Progress, audit, opened
 from moretta.audit.catalogue import all_attacks
 from moretta.config import run_files
-from moretta.contract.memory import within_memory
 from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
-from moretta.data.images.sets import check_npz
+from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, gather
 from moretta.data.references import OWN_CODE, beside, resolve, said
 from moretta.engines.run_folder import read_json
@@ -105,26 +103,15 @@ def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Arr
 
     layout: of samples of several arrays, which the file has as x.NAME; they are packed.
     """
-    try:
-        check_npz(path)
-        with within_memory(f"--background {path}"), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            x = held["x"] if layout is None else layout.pack(gather(held, "x"), f"--background {path}")
-            y = held["y"]
-    except FileNotFoundError:
-        raise ParameterError(f"--background {path}: there is no such file; expected .npz with x and y") from None
-    except OSError as error:
-        raise ParameterError(f"--background {path}: it cannot be read: {error.strerror or error}") from None
-    except KeyError as error:
-        absent = error.args[0]
-        raise ParameterError(f"--background {path}: expected a .npz file with arrays x and y; {absent}") from None
-    except (ValueError, TypeError, EOFError, BadZipFile):  # numpy's own error advises pickle, which can run code
-        raise ParameterError(
-            f"--background {path}: expected a .npz file with arrays x and y of numbers, as numpy.savez writes"
-        ) from None
+    where, arrays = f"--background {path}", read_npz(path)
+    named = arrays if layout is None else {"x": layout.pack(gather(arrays, "x"), where), "y": arrays.get("y")}
+    x, y = (named.get(name) for name in "xy")
+    if x is None or y is None:
+        raise ParameterError(f"{where}: expected a .npz file with arrays x and y; got {', '.join(arrays) or 'none'}")
     if not x.ndim or not y.ndim or y.dtype.kind not in "iufb":
         raise ParameterError(
-            f"--background {path}: expected a row of x and a number of y for each sample, got x {x.dtype}"
-            f"{list(x.shape)} and y {y.dtype}{list(y.shape)}"
+            f"{where}: expected a row of x and a number of y for each sample, got x {x.dtype}{list(x.shape)} and y "
+            f"{y.dtype}{list(y.shape)}"
         )
     return x, y
 

@@ -33,6 +33,8 @@ MADE = "model.json"  # how a run from Python was made
 NOTES = "trained.txt"
 MOST = 100_000  # files and folders that are looked through for code; where there are more nothing is noted
 _UNKNOWN = (OSError, RuntimeError, ValueError, KeyError, TypeError, MorettaError)  # RuntimeError: there is no home
+_NAMES_CODE = " names code that would be run as you: "
+_TRUST = "; read it, and if you trust it give --allow-code (from Python: allow_code=True)"
 log = logging.getLogger("moretta")
 
 
@@ -48,20 +50,19 @@ def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
 def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
     """Return what is asked before the code of a run folder is imported; empty where there is none."""
     named = [_described(source, run_file.base) for source in code_named(run_file, data=data)]
-    return f"{folder} names code that would be run as you: {', '.join(named)}" if named else ""
+    return f"{folder}{_NAMES_CODE}{', '.join(named)}" if named else ""
 
 
 def check(folder: Path, run_file: RunFile, allowed: bool, *, data: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` for a run folder that names code, unless that is allowed."""
     if not allowed and (asked := question(folder, run_file, data=data)):
-        raise ParameterError(f"{asked}; read it, and if you trust it give --allow-code (from Python: allow_code=True)")
+        raise ParameterError(f"{asked}{_TRUST}")
 
 
 def check_model(folder: Path, source: str, base: Path, allowed: bool) -> None:
     """Raise the same for a folder of a run from Python, whose model a "module:function" builds."""
     if not allowed and source not in catalogue.BUILT_IN:
-        said = f"{folder} names code that would be run as you: {_described(source, base)}"
-        raise ParameterError(f"{said}; read it, and if you trust it give --allow-code (from Python: allow_code=True)")
+        raise ParameterError(f"{folder}{_NAMES_CODE}{_described(source, base)}{_TRUST}")
 
 
 def _described(source: str, base: Path) -> str:

@@ -229,8 +229,6 @@ class Federation:
         self.test_groups = rows.test_groups if rows.tested is None else rows.tested.whom
         self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = rows.class_names or (() if table is None else table.classes)
-        if not silos:
-            raise ParameterError("a federation needs at least one silo; got none")
         checks.check_keys(spec, silos)
         self._rows = prepared_rows(spec, silos, rows.column_rules)
         silos, self.column_rules, self.layout, self._roster = self._rows

@@ -51,12 +51,10 @@ def best_round(history: Sequence[Mapping[str, Any]]) -> int:
     A loss that is no finite number, which a history on disk has as null, is higher than any other.
     """
     tested = [line for line in history if "validation_loss" in line]
-    losses: dict[int, float] = {line["round"]: _finite(line["validation_loss"]) for line in tested}
-    return min(losses, key=lambda number: (losses[number], number))
-
-
-def _finite(loss: float | None) -> float:
-    return loss if loss is not None and math.isfinite(loss) else math.inf
+    losses: dict[int, float] = {
+        line["round"]: np.nan if (loss := line["validation_loss"]) is None else loss for line in tested
+    }
+    return min(losses, key=lambda number: (losses[number] if math.isfinite(losses[number]) else math.inf, number))
 
 
 class EarlyStopping:
@@ -293,6 +291,8 @@ class Session:
     def _played(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> PlayedRun:
         # What silos score together, as the server learns it or the participants here do.
         by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
+        found, names = self._players.counted(), (self._of.feature_names, self._of.class_names)
+        of = len(self._of.silos), *names, self._of.spec.table
         return PlayedRun(
             spec=self._of.spec,
             rounds=self._rounds,
@@ -311,7 +311,7 @@ class Session:
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else views.digest(self._files.folder.path / "views"),
             warnings=[*self._players.warnings, *self._unplayed, *self._untracked],
-            data=self._data(),
+            data=None if found is None else told_of_sums(found, *of),
             stopped=self._stopped,
             sums=sums,
         )
@@ -323,13 +323,6 @@ class Session:
         counts, bins = (outcome.tables[name] for name in (CONFUSION, RELIABILITY))
         tables = tables_of_counts(counts, bins, self._of.class_names)
         return {"metrics": metrics_of_counts(counts, bins), "classes": tables}
-
-    def _data(self) -> Mapping[str, Any] | None:
-        """Return what a look before training may show, where one was wanted."""
-        found, of = self._players.counted(), self._of
-        if found is None:
-            return None
-        return told_of_sums(found, len(of.silos), of.feature_names, of.class_names, of.spec.table)
 
     def _scores(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""

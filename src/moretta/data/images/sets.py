@@ -183,7 +183,9 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except ParameterError:
         raise
     except Exception as error:  # zipfile, zlib, tokenize and numpy each raise several of their own
-        said = str(error).partition("\n")[0] or type(error).__name__
+        said = (
+            str(error).partition("\n")[0].partition(" If you trust")[0] or type(error).__name__
+        )  # numpy advises pickle
         raise ParameterError(
             f"{path} is not an .npz file of plain arrays ({said}); save it with numpy.savez"
         ) from error

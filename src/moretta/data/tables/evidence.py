@@ -222,7 +222,8 @@ def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]
         by_sound.setdefault(_sound(word), []).append(word)
     first = {sound: max(alike, key=lambda one: (counts[one], one)) for sound, alike in by_sound.items()}
     for sound, alike in by_sound.items():
-        longer = [other for other in by_sound if _abbreviates(sound, other)]
+        known = () if len(sound) == 2 else _ABBREVIATED & by_sound.keys() - {sound}
+        longer = [word for word in known if word.startswith(sound)]
         meant = first[longer[0]] if len(longer) == 1 else first[sound]
         found |= {word: meant for word in alike if word != meant}
     return {word: found.get(meant, meant) for word, meant in found.items()}
@@ -232,10 +233,6 @@ def _sound(word: str) -> str:
     """Return what spellings of a word have alike: neither capitals and accents nor what joins its parts."""
     plain = _without_accents(word).casefold()
     return re.sub(r"(?<=[^\W\d_])[\s_.\-]+(?=[^\W\d_])|(?<=\w)\.$", "", plain)
-
-
-def _abbreviates(short: str, long: str) -> bool:
-    return len(short) != 2 and long in _ABBREVIATED and long != short and long.startswith(short)
 
 
 def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:

@@ -150,7 +150,9 @@ class Date(_Measured):
     @field_validator("range", mode="before")
     @classmethod
     def _are_days(cls, value: object) -> object:
-        return tuple(map(_day, value)) if isinstance(value, list | tuple) else value
+        if not isinstance(value, list | tuple):
+            return value
+        return tuple(date.fromisoformat(one) if isinstance(one, str) else one for one in value)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -360,7 +362,3 @@ def _check_words(key: str, words: Sequence[str]) -> None:
         raise ValueError(f"{key}: expected each once")
     if any(not word or word != word.strip() for word in words):
         raise ValueError(f"{key}: expected words without blanks around them, none empty")
-
-
-def _day(value: object) -> object:
-    return date.fromisoformat(value) if isinstance(value, str) else value

@@ -154,6 +154,8 @@ class Client:
                 return self._backward(message)
             case Contribute():
                 return self._contribute(message, group)
+            case Scored():  # before what it is a kind of
+                return self._take_scores(message, group)
             case Descend():
                 return self._descend(message, group)
             case messages.StepAlone():
@@ -162,15 +164,13 @@ class Client:
                 return Done(stamp=message.stamp)
             case Score():
                 return self._score(message, group)
-            case Scored():
-                return self._take_scores(message, group)
             case messages.ShowDisplacement():
                 return self._show(message, group)
             case messages.CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
                 self._agreed[group], given = message_digest(message), self._statistics.get(group)
-                if self._reads_inputs(group):
+                if self._layers is None or self._layers.weight in self._group(group).shapes:
                     return self._rows.answer(message, self._contributor(group), self._template, given)
                 if message.schema != modules.schema(self._template):
                     raise PeerError("the model here has other tensors than the others'; expected the same")
@@ -294,7 +294,7 @@ class Client:
         if not silos:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
-    def _read(self, ask: Descend | Scored, group: str, about: Query) -> Sum:
+    def _read(self, ask: Descend, group: str, about: Query) -> Sum:
         """Return the value of a blind sum. about: what the uploads in it answered."""
         relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._group_keys.key(group)
         return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)
@@ -486,9 +486,6 @@ class Client:
         if group not in self._contributors:
             raise PeerError(f"`{self._position.me}` sums nothing in a group `{group:.80}`")
         return self._contributors[group]
-
-    def _reads_inputs(self, group: str) -> bool:
-        return self._layers is None or self._layers.weight in self._position.groups[group].shapes
 
     def state(self) -> State:
         """Return root, D, the number of steps in each group, and BatchNorm's buffers. Starts follow from the root."""
