@@ -154,8 +154,6 @@ class Client:
                 return self._backward(message)
             case Contribute():
                 return self._contribute(message, group)
-            case Scored():  # before what it is a kind of
-                return self._take_scores(message, group)
             case Descend():
                 return self._descend(message, group)
             case messages.StepAlone():
@@ -164,6 +162,8 @@ class Client:
                 return Done(stamp=message.stamp)
             case Score():
                 return self._score(message, group)
+            case Scored():
+                return self._take_scores(message, group)
             case messages.ShowDisplacement():
                 return self._show(message, group)
             case messages.CatchUp():
@@ -294,7 +294,7 @@ class Client:
         if not silos:
             raise PeerError(f"expected a sum over members of group `{group}`")
 
-    def _read(self, ask: Descend, group: str, about: Query) -> Sum:
+    def _read(self, ask: Descend | Scored, group: str, about: Query) -> Sum:
         """Return the value of a blind sum. about: what the uploads in it answered."""
         relayed, key = Relayed(ask.tensors, ask.weight, ask.silos), self._group_keys.key(group)
         return self._contributor(group).read(ask.stamp, relayed, ask.encoding, key, asked=about)

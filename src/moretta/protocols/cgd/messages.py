@@ -142,8 +142,13 @@ class Descend(Message):
 
 
 @message("cgd/scored")
-class Scored(Descend):
-    """The sum of the scores of the group's models on the rows that its members hold back."""
+class Scored(Message):
+    """The sum of the scores of the group's models on the rows that its members hold back. Fields: see `Descend`."""
+
+    tensors: Tensors
+    weight: Array
+    silos: tuple[str, ...]
+    encoding: Mapping[str, int]
 
 
 @message("cgd/step-alone")

@@ -346,7 +346,9 @@ class _Summed:
     figures: Mapping[str, float]
 
 
-def _carried(kind: type[Descend], now: Stamp, relayed: Relayed, encoding: Mapping[str, int]) -> Descend:
+def _carried(
+    kind: type[Descend | Scored], now: Stamp, relayed: Relayed, encoding: Mapping[str, int]
+) -> Descend | Scored:
     tensors, weight, silos = relayed.tensors, relayed.weight, tuple(relayed.silos)
     return kind(stamp=now, tensors=tensors, weight=weight, silos=silos, encoding=encoding)
 
