@@ -58,8 +58,6 @@ DTYPES = frozenset(
 
 
 NAME_LIMIT = 512  # characters in a tensor's or silo's name
-
-
 TEXT_LIMIT = 1 << 20  # characters or bytes in a plain field (an ONNX graph travels as a uint8 array instead)
 
 

@@ -27,7 +27,7 @@ from moretta.data.datasets import table_of_part, table_parts
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
 from moretta.data.rows import Rows, Subjects, check_apart
-from moretta.data.settings import GRIDS
+from moretta.data.settings import GRIDS, label_holders, shape_of_grid
 from moretta.data.silo import Silo, aligned, holding_back
 from moretta.data.split import cut
 from moretta.deployment import site_policy
@@ -158,9 +158,7 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     if data.partition not in GRIDS:
         x, y = np.empty((0, *(shape or ())), kind), np.empty(0, np.int64)
         return [Silo(name, x, y, remote=True, layout=layout) for name in names]
-    parts = _column_parts(run_file)
-    rows = len(names) // len(parts)
-    holders = [data.label_holder or 1] * rows if not isinstance(data.label_holder, tuple) else data.label_holder
+    parts, holders = _column_parts(run_file), label_holders(data)
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
     found = []
     for number, name in enumerate(names):
@@ -170,11 +168,6 @@ def silos_of(run_file: RunFile) -> list[Silo]:
         silo = Silo(name, x, np.empty(0, np.int64), f"row-{row + 1}", parts[part], None, True, labelled)
         found.append(silo)
     return found
-
-
-def task_of(run_file: RunFile) -> str:
-    """Return whether the run's targets are classes or numbers."""
-    return "regression" if _wanted(run_file).classes is None else "classification"
 
 
 def _wanted(run_file: RunFile) -> ExpectedRows:
@@ -196,12 +189,12 @@ def _wanted(run_file: RunFile) -> ExpectedRows:
 def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     """Return the indices of each column part's columns."""
     data = run_file.data
+    _, count = shape_of_grid(data)
     if run_file.table is not None:
-        return table_parts(run_file.table, data.columns, data.grid[1] if data.grid is not None else 1)
+        return table_parts(run_file.table, data.columns, count)
     total = int(np.prod(_wanted(run_file).inputs or ()))
     if data.columns is None:
-        parts = data.grid[1] if data.grid is not None else 1
-        return [tuple(map(int, part)) for part in cut(np.arange(total), parts, None)]
+        return [tuple(map(int, part)) for part in cut(np.arange(total), count, None)]
     found = []
     for part in data.columns:
         if not all(isinstance(column, int) for column in part):
@@ -240,7 +233,7 @@ def _specification(
     return of_run_file(
         run_file,
         run_file.run.model_copy(update=dict(own)),
-        task=task_of(run_file),
+        task="regression" if wanted.classes is None else "classification",
         table=run_file.table,
         standardise=len(wanted.inputs or ()) == 1 and not wanted.tokens and wanted.layout is None,
         aggregation=aggregation,
