@@ -168,11 +168,11 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with within_memory(f"{path}"):
             check_npz(path)
-            arrays = np.load(path, allow_pickle=False, mmap_mode="r")  # a single array is not loaded
-            if isinstance(arrays, np.ndarray):
-                raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
-            with arrays:
-                found = {name: arrays[name] for name in arrays.files}
+            with path.open("rb") as file:  # numpy leaves what it opens and cannot read open
+                if file.peek(6)[:6] == np.lib.format.MAGIC_PREFIX:
+                    raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
+                with np.load(file, allow_pickle=False) as arrays:
+                    found = {name: arrays[name] for name in arrays.files}
             if not all(isinstance(one, np.ndarray) for one in found.values()):  # numpy returns other files as bytes
                 raise ParameterError(f"{path} holds files that are not arrays; save arrays with numpy.savez")
             return found
