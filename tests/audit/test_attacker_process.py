@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -16,9 +17,9 @@ import pytest
 from recorded import recorded
 
 from moretta.audit import attacker, auditor
-from moretta.audit.attacker import AttackFailed, claim_of
+from moretta.audit.attacker import AttackFailed, AttackOrigin
 from moretta.audit.attacks.pbpfl.head_offset import GAMMA
-from moretta.audit.evidence.attack import Attack, AttackResult, Given, always
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Architecture, Case, PublicRun
 from moretta.audit.evidence.truth import Truth
 from moretta.engines import confinement
@@ -47,6 +48,7 @@ import pathlib
 import resource
 import socket
 import sqlite3
+import stat
 import subprocess
 import sys
 
@@ -115,6 +117,18 @@ class Number(str):
     __class__ = int
 
 
+def origins_line():
+    """Hold a descriptor of the socket by which the process that this one is a fork of starts others, not confined."""
+    for number in range(256):
+        try:
+            line = os.fstat(number)
+        except OSError:
+            continue
+        if stat.S_ISSOCK(line.st_mode):
+            return
+    raise LookupError
+
+
 PACKAGE = os.path.dirname(np.__file__)
 NATIVE = {{  # that Python's audit events do not tell of
     "safe_open": lambda: safe_open(RUN + "/model.safetensors", "numpy"),
@@ -158,6 +172,7 @@ TRIES = {{
     "isinstance bound anew": lambda: rebound(builtins, "isinstance", lambda one, kind: True),
     "type bound anew": lambda: rebound(builtins, "type", lambda one: int),
     "a path that says it is a number": numbered,
+    "origin's line": origins_line,
     "limits": lambda: resource.prlimit(PARENT, resource.RLIMIT_CORE),
     "symlink": lambda: os.symlink(RUN, "/tmp/moretta-smuggled"),
     "write": lambda: open("/tmp/moretta-smuggled", "w"),
@@ -246,6 +261,11 @@ def test_nothing_is_smuggled(tmp_path, made, monkeypatch):
     assert (folder / "result.json").exists()
 
 
+def claim_of(attack: Attack, case: Case, seconds: float) -> Claim:
+    with contextlib.closing(AttackOrigin()) as origin:
+        return attacker.claim_of(attack, case, seconds, origin)
+
+
 def _has_landlock() -> bool:
     return subprocess.run([sys.executable, "-c", f"import sys; {LANDLOCK}"], check=False).returncode == 0
 
@@ -312,8 +332,10 @@ def test_what_an_attack_prints_is_no_claim(made):
 
 
 def test_one_that_goes_wrong_is_reported_and_the_others_run_on(tmp_path, made, monkeypatch):
-    def impatient(attack: Attack, case: Case, seconds: float, started: object) -> object:
-        return claim_of(attack, case, 3.0 if attack.name == "one_hangs" else seconds)
+    patient = auditor.claim_of
+
+    def impatient(attack: Attack, case: Case, seconds: float, origin: AttackOrigin) -> Claim:
+        return patient(attack, case, 3.0 if attack.name == "one_hangs" else seconds, origin)
 
     monkeypatch.setattr(auditor, "claim_of", impatient)
     truth = recorded(tmp_path, protocol={"name": "pbpfl"}, run={"rounds": 8})

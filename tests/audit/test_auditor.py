@@ -50,7 +50,7 @@ def truth(tmp_path_factory):
 @pytest.fixture
 def audited(truth, monkeypatch):
     """Audit with attacks whose claims are made here: their process has a test file of its own."""
-    monkeypatch.setattr(auditor, "claim_of", lambda attack, case, seconds, started: attack.attack(case))
+    monkeypatch.setattr(auditor, "claim_of", lambda attack, case, seconds, origin: attack.attack(case))
 
     def run(*chosen, **more):
         return auditor.audit(truth.folder, truth.federation, 2, 5, chosen=chosen, **more)

@@ -1,5 +1,12 @@
 """The process of one attack: reads its case on stdin, writes its claim on stdout, and reaches nothing else.
 
+It is a fork of one that has imported PyTorch once for all attacks of an audit (`AttackOrigin`), which is sent no case:
+
+    auditor                       origin                  a fork that waits        the attack
+    a case, and three files  -->  forks               -->  forks                -->  confines itself, reads the case
+                             <--------------------------------------------------   its number, so that it can be ended
+                             <--------------------------  how it ended
+
 It is sent a case and no path: no argument, variable or working directory names the run folder. It is confined
 (`moretta.engines.confinement`) before the attack's own module is imported. The kernel, where it can, refuses it files,
 TCP and signals, but not UDP, Unix sockets or forks. What it forks ends with it, except what leaves its session.
@@ -12,20 +19,26 @@ import importlib
 import importlib.util
 import json
 import os
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from moretta.contract.codec import pack_arrays, unpack_arrays
 from moretta.engines.confinement import confine, empty_folder, readable, watch
-from moretta.engines.process import command, environment
+from moretta.engines.process import STDERR_TAIL, command, environment
 from moretta.errors import CodecError, RunFailed
 from moretta.protocols.common.entry import packages
 
@@ -33,60 +46,107 @@ if TYPE_CHECKING:
     from moretta.audit.evidence.attack import Attack, Claim
     from moretta.audit.evidence.case import Case
 
-PROGRAM = ("-m", "moretta.audit.attacker")  # of an attack's process
+PROGRAM = ("-m", "moretta.audit.attacker")  # of the process that attacks are forks of
+_NUMBER = struct.Struct("<i")
 
 
 class AttackFailed(Exception):
     """An attack came to no claim; the message is one sentence."""
 
 
-def claim_of(
-    attack: Attack,
-    case: Case,
-    seconds: float,
-    started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
-) -> Claim:
+class AttackOrigin:
+    """The process that attacks are forks of, which the first of them starts; they end with it, by `close`."""
+
+    def __init__(self) -> None:
+        self._held = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._line: socket.socket | None = None
+        self._running: set[int] = set()
+
+    def close(self) -> None:
+        """End it, and all attacks that have not ended."""
+        for number in tuple(self._running):
+            _end(number)
+        self._held.close()
+
+    def _start(self) -> socket.socket:
+        line, far = map(self._held.enter_context, socket.socketpair())
+        words = [str(far.fileno()), *dict.fromkeys(str(one.parent) for one in packages().values())]
+        process = subprocess.Popen(
+            command(*PROGRAM, *words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[far.fileno()],
+            cwd=self._held.enter_context(empty_folder()),
+            env=environment(),
+            start_new_session=True,
+        )
+        self._held.enter_context(process)
+        self._held.callback(_end, process.pid)
+        far.close()
+        return line
+
+    def play(self, files: Sequence[IO[bytes]], seconds: float) -> int | None:
+        """Let one attack read the first file as its input and write the others; return its exit code, None if late."""
+        read, write = os.pipe()
+        with open(read, "rb", buffering=0) as status, open(write, "wb", buffering=0) as far:
+            with self._lock:
+                self._line = self._line or self._start()
+                socket.send_fds(self._line, [b"-"], [*(one.fileno() for one in files), write])
+            far.close()
+            until = time.monotonic() + seconds
+            number = _number(status, until)
+            if number is None:
+                return None
+            self._running.add(number)
+            try:
+                return _number(status, until)
+            finally:
+                _end(number)
+                self._running.discard(number)
+
+
+def _number(status: IO[bytes], until: float) -> int | None:
+    """Return the next number that is written on a pipe, None where none comes in time; the pipe may also end."""
+    if not select.select([status], [], [], max(0.0, until - time.monotonic()))[0]:
+        return None
+    data = status.read(_NUMBER.size)
+    if len(data) != _NUMBER.size:
+        raise AttackFailed("the process that attacks are forks of ended")
+    return int(_NUMBER.unpack(data)[0])
+
+
+def claim_of(attack: Attack, case: Case, seconds: float, origin: AttackOrigin) -> Claim:
     """Run an attack in a process of its own and return its claim.
 
-    started: is called with the process, so that the caller can end it.
     Raises `AttackFailed` where it comes to no claim in that time.
     """
     by_name = attack.module.partition(".")[0] in ("moretta", *packages())
     file = "" if by_name else _file(attack.module)
     header = json.dumps({"module": attack.module, "function": attack.attack.__name__, "file": file}).encode()
-    pipe = subprocess.PIPE
-    with (
-        empty_folder() as folder,
-        subprocess.Popen(
-            command(*PROGRAM, *dict.fromkeys(str(one.parent) for one in packages().values())),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            cwd=folder,
-            env=environment(),
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            started(process)
-            out, said = process.communicate(len(header).to_bytes(8, "little") + header + case.pack(), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise AttackFailed(f"it had not ended after {seconds:.0f} s") from None
-        finally:
-            end(process)
-    if process.returncode:
-        lines = said.decode(errors="replace").strip().splitlines()
-        raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({process.returncode})")
+    with contextlib.ExitStack() as stack:
+        given, out, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(len(header).to_bytes(8, "little") + header + case.pack())
+        given.seek(0)
+        code = origin.play((given, out, errors), seconds)
+        if code is None:
+            raise AttackFailed(f"it had not ended after {seconds:.0f} s")
+        out.seek(0)
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
+        claim, lines = out.read(), errors.read().decode(errors="replace").strip().splitlines()
+    if code:
+        raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({code})")
     try:
-        return unpack_arrays(memoryview(out))
+        return unpack_arrays(memoryview(claim))
     except CodecError as error:
         raise AttackFailed(f"its claim cannot be read: {error}") from None
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End an attack's process and what it started, which are a group of their own."""
+def _end(number: int) -> None:
+    """End a process that leads a group, and what it started."""
     with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(number, signal.SIGKILL)
 
 
 def _file(module: str) -> str:
@@ -97,18 +157,52 @@ def _file(module: str) -> str:
 
 
 def main() -> None:
-    """Read a case, attack, write the claim. Arguments: where packages lie that add protocols or attacks."""
-    sys.path += [one for one in sys.argv[1:] if one not in sys.path]
+    """Fork an attack for each that comes on a socket, whose number is the first argument.
+
+    The others are where packages lie that add protocols or attacks.
+    """
+    line = socket.socket(fileno=int(sys.argv[1]))
+    sys.path += [one for one in sys.argv[2:] if one not in sys.path]
+    import moretta.audit.evidence.case
+    import moretta.models.catalogue  # noqa: F401  # so that no attack has to import PyTorch
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
+    while (received := socket.recv_fds(line, 1, 4))[0]:
+        if not os.fork():
+            line.close()  # an attack that had it could start another that is not confined
+            _wait(*received[1])
+        for descriptor in received[1]:
+            os.close(descriptor)
+
+
+def _wait(given: int, out: int, errors: int, status: int) -> NoReturn:
+    """Fork an attack, and say what its number is and how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    number = os.fork()
+    if not number:
+        os.setsid()
+        os.write(status, _NUMBER.pack(os.getpid()))
+        for descriptor, at in ((given, 0), (out, 1), (errors, 2)):
+            os.dup2(descriptor, at)
+        for descriptor in (given, out, errors, status):
+            os.close(descriptor)
+        _attack()
+    os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])))
+    os._exit(0)
+
+
+def _attack() -> NoReturn:
+    """Read a case, attack, write the claim."""
     from moretta.audit.evidence.case import Case
     from moretta.models.catalogue import BUILT_IN
 
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an attack prints is no claim
-    data = sys.stdin.buffer.read()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    case = Case.unpack(data[8 + size :])
     try:
+        data = os.fdopen(0, "rb").read()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        case = Case.unpack(data[8 + size :])
         if case.architecture.source not in ("", *BUILT_IN):
             case.model()  # imports the user's module while that can be read
         folders = [*readable(), *packages().values(), *map(Path, filter(None, [header["file"]]))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -17,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from moretta.audit import catalogue
-from moretta.audit.attacker import AttackFailed, claim_of, end
+from moretta.audit.attacker import AttackFailed, AttackOrigin, claim_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
 from moretta.audit.evidence.truth import Trained, Truth
 from moretta.contract.messages import Array
@@ -161,7 +160,7 @@ def _attacked(
     """Yield each attack as it ends, with its line and pictures, or why there are none; the others go on."""
     # One attack a core: each is a process of one thread.
     pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
-    processes: list[subprocess.Popen[bytes]] = []
+    origin = AttackOrigin()
     try:
         pending: dict[Future[tuple[Claim, float]], tuple[Attack, Given]] = {}
         for attack in ready:
@@ -170,7 +169,7 @@ def _attacked(
             except Exception as error:  # noqa: BLE001
                 yield attack, _said(error)
             else:
-                pending[pool.submit(_run, attack, given, truth, thorough, processes.append)] = (attack, given)
+                pending[pool.submit(_run, attack, given, truth, thorough, origin)] = (attack, given)
         before = len(ready) - len(pending)
         for ended, future in enumerate(as_completed(pending), before + 1):
             attack, given = pending[future]
@@ -187,17 +186,13 @@ def _attacked(
                 progress(ended, len(ready), attack.name)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # if the audit is interrupted, nothing more begins
-        for process in processes:
-            if process.returncode is None:  # else its number may be another's by now
-                end(process)
+        origin.close()
 
 
-def _run(
-    attack: Attack, given: Given, truth: Truth, thorough: bool, started: Callable[[subprocess.Popen[bytes]], None]
-) -> tuple[Claim, float]:
+def _run(attack: Attack, given: Given, truth: Truth, thorough: bool, origin: AttackOrigin) -> tuple[Claim, float]:
     case = truth.case(given.views, given.arrays, thorough=thorough)
     began = time.perf_counter()
-    claim = claim_of(attack, case, SECONDS_THOROUGH if thorough else SECONDS, started)
+    claim = claim_of(attack, case, SECONDS_THOROUGH if thorough else SECONDS, origin)
     return claim, time.perf_counter() - began
 
 
