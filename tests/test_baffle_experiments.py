@@ -23,12 +23,11 @@ from moretta.errors import ParameterError
 from moretta.models import catalogue
 from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.roles import _partly_trained
 from moretta.protocols.baffle.silo.blocks import Rule, gradient
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.work import differences
 from moretta.protocols.baffle.torch_blocks import TorchBlocks
-from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
+from moretta.protocols.baffle.torch_forward import TorchForward, layout_of, partly_trained
 from moretta.protocols.common import modules
 from moretta.protocols.common.targets import RowLosses
 from moretta.protocols.fedsgd.params import FedSGD
@@ -257,7 +256,7 @@ def test_the_last_layer_on_features_is_the_whole_network_with_the_rest_frozen(
 
     x = np.random.default_rng(1).random((6, 3, 16, 16), dtype=np.float32)
     trunk, head = domains.split(model)
-    whole, alone = _partly_trained(model, ["8"]), torch.nn.Sequential(head)
+    whole, alone = partly_trained(model, ["8"]), torch.nn.Sequential(head)
     layouts = [layout_of(one) for one in (whole, alone)]
     assert list(layouts[0].shapes.values()) == list(layouts[1].shapes.values())
     at = np.random.default_rng(1).normal(size=(2, layouts[0].size)).astype(np.float32)

@@ -19,7 +19,6 @@ from moretta.audit.attacks.baffle.estimates import (
     opened,
     recipe_of,
     scalars,
-    seed_of,
     seeded_rounds,
     used,
 )
@@ -31,6 +30,7 @@ from moretta.audit.evidence.case import Heard
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Message
 from moretta.protocols.baffle.silo.messages import Agree, Agreed, Revealed
+from moretta.protocols.baffle.silo.seeds import seed_of
 
 LOSSES = loss_differences.ATTACK
 SEED = seed_choosing_server.ATTACK

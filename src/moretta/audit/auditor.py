@@ -31,6 +31,7 @@ from moretta.protocols.common.severity import is_whole
 SECONDS = 120.0  # that an attack may take
 SECONDS_THOROUGH = 3600.0
 PICTURES = 8  # at most, of an attack
+SLOW = "it is slow; ask for it by --thorough"
 
 Progress = Callable[[int, int, str], None]
 """Called after each attack with how many have ended, of how many, and its name."""
@@ -103,7 +104,11 @@ def audit(
     with held(folder):
         known = catalogue.all_attacks() if chosen is None else chosen
         tried = [attack for attack in known if truth.run.protocol in attack.protocols]
-        missed = {attack: why for attack in tried if (why := _why_not(attack, truth, thorough))}
+        missed = {
+            attack: why
+            for attack in tried
+            if (why := catalogue.why_not(attack, truth.run) or SLOW * (attack.slow and not thorough))
+        }
         ready, done = [attack for attack in tried if attack not in missed], dict[Attack, Done]()
         names = [attack.name for attack in ready]
         for name in needed:
@@ -131,12 +136,6 @@ def audit(
         }
         _write(folder, record, in_order)
         return Audit(record)
-
-
-def _why_not(attack: Attack, truth: Truth, thorough: bool) -> str:
-    """Say why an attack is not tried on a run; empty where it is."""
-    why = catalogue.why_not(attack, truth.run)
-    return why or ("it is slow; ask for it by --thorough" if attack.slow and not thorough else "")
 
 
 def _not_run(missed: Mapping[Attack, str]) -> list[dict[str, str]]:

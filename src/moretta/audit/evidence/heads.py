@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import PublicRun
+from moretta.audit.evidence.intervals import Floats
 from moretta.contract.messages import Array, Tensors
 
-Matrix = NDArray[np.float64]
 SUM_WEIGHT = 100.0  # how much "the parts sum to 1" counts beside the equations
 RANK = 1e-3  # of singular values that are taken for 0: what a trained model's gradient no longer says
 
@@ -36,28 +36,32 @@ def classes(y: Array) -> NDArray[np.int64]:
     return y.astype(np.int64)
 
 
-def as_outputs(y: Array, outputs: int) -> Matrix:
+def as_outputs(y: Array, outputs: int) -> Floats:
     """Return targets as outputs that would fit them, [rows, outputs]: class numbers become unit vectors."""
     if y.ndim == 2:
         return np.asarray(y, dtype=np.float64)
     return np.asarray(np.eye(outputs)[np.asarray(y).astype(np.int64)])
 
 
-def softmax(y: Matrix) -> Matrix:
+def softmax(y: Floats) -> Floats:
     """Return the softmax of each row, [rows, outputs]."""
     raised = np.exp(y - y.max(axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=1, keepdims=True))
 
 
 def counts_from_head(
-    run: PublicRun, gradient: Tensors, h: Matrix, outputs: Matrix, y: NDArray[np.int64], rows: int
+    run: PublicRun, gradient: Tensors, h: Floats, outputs: Floats, y: NDArray[np.int64], rows: int
 ) -> NDArray[np.int64]:
     """Return how many of the rows are of each class, [classes].
 
     h, outputs: the model's on background rows; y: their classes.
     """
     said = softmax(outputs) if run.loss == "cross-entropy" else outputs
-    slope = _bias_gradient(run, gradient, h)
+    if run.head_bias:
+        slope = np.asarray(gradient[run.head_bias], np.float64)
+    else:
+        mean = h.mean(axis=0)
+        slope = np.asarray(gradient[run.head], np.float64) @ mean / max(float(mean @ mean), 1e-300)
     smoothing = float(run.setting("label-smoothing") or 0.0) if run.loss == "cross-entropy" else 0.0
     if rows == 1 and run.loss == "cross-entropy":
         return np.asarray(np.eye(run.outputs, dtype=np.int64)[int(slope.argmin())])
@@ -69,14 +73,7 @@ def counts_from_head(
     return whole_numbers(_parts(means - targets, slope, said.mean(axis=0) - slope), rows)
 
 
-def _bias_gradient(run: PublicRun, gradient: Tensors, h: Matrix) -> Matrix:
-    if run.head_bias:
-        return np.asarray(gradient[run.head_bias], np.float64)
-    mean = h.mean(axis=0)
-    return np.asarray(np.asarray(gradient[run.head], np.float64) @ mean / max(float(mean @ mean), 1e-300))
-
-
-def _parts(difference: Matrix, slope: Matrix, first: Matrix) -> Matrix:
+def _parts(difference: Floats, slope: Floats, first: Floats) -> Floats:
     """Solve difference' q = slope with sum q = 1 and q >= 0, [classes]; where they say nothing q stays near `first`."""
     from scipy.optimize import nnls
 
@@ -91,7 +88,7 @@ def _parts(difference: Matrix, slope: Matrix, first: Matrix) -> Matrix:
     return np.asarray(nnls(matrix, vector)[0])
 
 
-def whole_numbers(parts: Matrix, rows: int) -> NDArray[np.int64]:
+def whole_numbers(parts: Floats, rows: int) -> NDArray[np.int64]:
     """Return whole numbers near parts * rows that sum to rows: the largest remainders are rounded up."""
     parts = np.nan_to_num(np.clip(parts, 0.0, None), posinf=0.0)
     parts = parts / parts.sum() if parts.sum() > 0 else np.full(len(parts), 1.0 / len(parts))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 
 Interval = tuple[float, float]
+Floats = NDArray[np.float64]
 
 SIDE = 0.025  # of chance, below an interval and above it
 FEWEST = 6  # values, of which all lie on one side of their median in 2 / 64 of cases
@@ -230,7 +231,7 @@ def flat(values: Mapping[str, Array]) -> Array:
     return np.concatenate([np.asarray(values[name], dtype=np.float64).ravel() for name in sorted(values)])
 
 
-def recovered(errors: Array | float) -> NDArray[np.float64]:
+def recovered(errors: Array | float) -> Floats:
     """Return 1 - relative error, at least 0: what a guess of nothing at all scores is 0."""
     return np.maximum(0.0, 1.0 - np.asarray(errors, dtype=np.float64))
 

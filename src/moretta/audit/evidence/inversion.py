@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from moretta.audit.evidence import network
 from moretta.audit.evidence.heads import softmax
+from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.network import outputs_at
 from moretta.contract.messages import Array, Tensors
 
-Matrix = NDArray[np.float64]
 Search = Mapping[bool, tuple[float, int, int]]
 EXACT = 1e-10  # of the squared relative distance: what float32's rounding of a gradient leaves is below
 TOTAL_VARIATION = 1e-3  # its weight c beside the cosine
@@ -42,10 +42,10 @@ MEMORY = 30  # pairs that L-BFGS keeps
 class Inputs:
     """What inputs look like before anything is seen, from background rows: by entry of x, [*shape] each."""
 
-    mean: Matrix
-    deviation: Matrix
-    low: Matrix
-    high: Matrix
+    mean: Floats
+    deviation: Floats
+    low: Floats
+    high: Floats
 
     @classmethod
     def of(cls, x: Array) -> Inputs:
@@ -79,8 +79,8 @@ class Effort:
 class Inverted:
     """What came nearest. x: [rows, *shape]; y: [rows, outputs], chances or targets; distance: relative, squared."""
 
-    x: Matrix
-    y: Matrix
+    x: Floats
+    y: Floats
     distance: float
 
 
@@ -171,20 +171,20 @@ def invert(
     return best
 
 
-Found = tuple[Matrix, Matrix, float] | None
+Found = tuple[Floats, Floats, float] | None
 
 
-def _by_lbfgs(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort) -> Found:
+def _by_lbfgs(gradients: Gradients, inputs: Inputs, x: Floats, free: Floats, search_y: bool, effort: Effort) -> Found:
     from scipy.optimize import minimize
 
     size, shape = x.size, x.shape
 
-    def split(flat: Matrix) -> tuple[Tensor, Tensor]:
+    def split(flat: Floats) -> tuple[Tensor, Tensor]:
         at = torch.tensor(flat[:size].reshape(shape), requires_grad=True)
         z = flat[size:].reshape(free.shape) if search_y else free
         return at, torch.tensor(z, requires_grad=search_y)
 
-    def value(flat: Matrix) -> tuple[float, Matrix]:
+    def value(flat: Floats) -> tuple[float, Floats]:
         at, z = split(flat)
         found = gradients.distance(at, z)
         slopes = torch.autograd.grad(found, [at, z] if search_y else [at], materialize_grads=True)
@@ -203,7 +203,7 @@ def _by_lbfgs(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, sea
     return ended.x[:size].reshape(shape), z, float(ended.fun)
 
 
-def _by_adam(gradients: Gradients, inputs: Inputs, x: Matrix, free: Matrix, search_y: bool, effort: Effort) -> Found:
+def _by_adam(gradients: Gradients, inputs: Inputs, x: Floats, free: Floats, search_y: bool, effort: Effort) -> Found:
     if not effort.adam:
         return None
     at, z = torch.tensor(x, requires_grad=True), torch.tensor(free, requires_grad=search_y)
@@ -232,7 +232,7 @@ def _variation(x: Tensor) -> Tensor:
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
-def quotient_start(seen: Tensors, inputs: Inputs, rows: int) -> Matrix | None:
+def quotient_start(seen: Tensors, inputs: Inputs, rows: int) -> Floats | None:
     """Return (dL/dW)_i / (dL/db)_i of the units with the largest |(dL/db)_i|; None without such a first layer."""
     if not seen:
         return None
@@ -256,12 +256,12 @@ def pairing(found: Array, true: Array) -> NDArray[np.int64]:
     return np.asarray(linear_sum_assignment(cdist(b, a, "sqeuclidean"))[1])
 
 
-def matched(found: Array, true: Array) -> Matrix:
+def matched(found: Array, true: Array) -> Floats:
     """Return the rows found in the order of the true ones that they go with."""
     return np.asarray(found, np.float64)[pairing(found, true)]
 
 
-def squares(found: Array, true: Array, mean: Array) -> Matrix:
+def squares(found: Array, true: Array, mean: Array) -> Floats:
     """Return the mean squared error of each row, and that of the mean row in its place, [rows, 2].
 
     found: in the order of the true ones (`matched`).

@@ -27,7 +27,6 @@ from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
-from moretta.protocols.common.modules import chunks
 from moretta.protocols.common.training import BETAS
 from moretta.secure_aggregation.settings import SecureAggregation
 
@@ -138,8 +137,11 @@ class Steps:
                 length = float(torch.stack([one.norm() for one in slopes]).norm())
                 scale = min(1.0, plan.clip / (length or 1.0))
             for at, slope, first, second in zip(self._trained, slopes, self._first, self._second, strict=True):
-                full = slope * scale + plan.decay * at
-                step = _adam(full, first, second, number, plan.betas) if plan.adam else _sgd(full, first, plan.momentum)
+                step = slope * scale + plan.decay * at
+                if plan.adam:
+                    step = _adam(step, first, second, number, plan.betas)
+                elif plan.momentum:
+                    step = first.mul_(plan.momentum).add_(step)
                 at.sub_(rate * step)
 
     def _gradient(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
@@ -171,10 +173,6 @@ class Steps:
         gradients_of = torch.func.vmap(torch.func.grad(loss_of_row), in_dims=(None, 0, 0), randomness="different")
         found: dict[str, Tensor] = gradients_of(trained, x, y)
         return list(found.values())
-
-
-def _sgd(slope: Tensor, first: Tensor, momentum: float) -> Tensor:
-    return first.mul_(momentum).add_(slope) if momentum else slope
 
 
 def _adam(slope: Tensor, first: Tensor, second: Tensor, number: int, betas: tuple[float, float]) -> Tensor:
@@ -240,7 +238,7 @@ def confidence(model: nn.Module, at: Tensors, x: Array, y: Array, loss: str, *, 
     modules.load(model, at)
     if not program:
         model.eval()
-    outputs: Any = torch.cat([model(chunk) for chunk in chunks(torch.tensor(x))]).double()
+    outputs: Any = torch.cat([model(chunk) for chunk in modules.chunks(torch.tensor(x))]).double()
     if not program:
         model.train()
     labels = torch.tensor(y)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported, torch_dtype
+from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Client, State, under
@@ -299,13 +300,13 @@ class Truth:
         """Return the architecture as silos run it, with weights that say nothing; a module of its own."""
         return copy.deepcopy(self.federation.model).train()
 
-    def outputs(self, parameters: Tensors, x: Array) -> NDArray[np.float64]:
+    def outputs(self, parameters: Tensors, x: Array) -> Floats:
         """Return the outputs of the model as silos run it, float64[rows, outputs]."""
         with torch.no_grad():
             found = outputs_at(self.network(), tensors(parameters), torch.tensor(x))
         return np.asarray(found.double().numpy())
 
-    def predicted(self, parameters: Tensors, x: Array) -> NDArray[np.float64]:
+    def predicted(self, parameters: Tensors, x: Array) -> Floats:
         """Return the outputs of the model in eval mode, float64[rows, outputs]."""
         model = copy.deepcopy(self.federation.model)
         modules.load(model, parameters)

@@ -70,15 +70,18 @@ class Uploads:
         upload = self.received[silo]
         if isinstance(upload, PlainUpload):
             return {name: np.asarray(value, np.float64) for name, value in upload.tensors.items()}
-        words = upload.tensors if isinstance(upload, MaskedUpload) else self._first_share(upload)
         ring = Ring(self.run.ring_bits or 64)
+        if isinstance(upload, MaskedUpload):
+            words = upload.tensors
+        else:
+            share = np.ascontiguousarray(upload.shares[min(upload.shares)][:-TAG_BYTES]).tobytes()
+            words, _ = self._unpacked(np.frombuffer(share, dtype=ring.dtype))
         return {name: ring.decode(np.array(w, order="C"), self.encoding[name]) / weight for name, w in words.items()}
 
     def total(self) -> Sum:
         """Return the weighted mean over all silos whose uploads counted."""
         uploads = {silo: self.received[silo] for silo in sorted(self.received)}
-        if any(isinstance(upload, PlainUpload) for upload in uploads.values()):
-            plain = {silo: upload for silo, upload in uploads.items() if isinstance(upload, PlainUpload)}
+        if plain := {silo: upload for silo, upload in uploads.items() if isinstance(upload, PlainUpload)}:
             weight = sum(upload.weight for upload in plain.values())
             names = next(iter(plain.values())).tensors
             parts = [(upload.weight / weight, upload.tensors) for upload in plain.values()]
@@ -102,9 +105,8 @@ class Uploads:
         label = label_of(self.stamp, self.digest, shapes, self.encoding, first.asked)
         shares = {silo: message.by_maker for silo, message in self.later if isinstance(message, SelfMaskShares)}
         secrets = {silo: self._secret(silo, one.committed, label, shares) for silo, one in counted.items()}
-        keys = {
-            silo: message.keys for silo, message in self.later if isinstance(message, Confirmed) and silo in counted
-        }  # the last of each
+        confirmed = [(silo, one) for silo, one in self.later if isinstance(one, Confirmed) and silo in counted]
+        keys = {silo: one.keys for silo, one in confirmed}  # the last of each
         masks = recovered_masks(label, tuple(counted), keys, secrets)
         found = summed(Ring(8 * first.weight.itemsize), counted, masks, shapes, public=self._public_weights)
         return self._decoded(found.tensors, int(found.weight), tuple(counted))
@@ -122,11 +124,6 @@ class Uploads:
         weight = sum(one.weight for one in self.received.values() if isinstance(one, SealedShares))
         tensors, first = self._unpacked(add_up(list(added.values())))
         return self._decoded(tensors, weight if self._public_weights else first, tuple(sorted(added)))
-
-    def _first_share(self, upload: SealedShares) -> dict[str, Array]:
-        sealed = upload.shares[min(upload.shares)]
-        content = np.ascontiguousarray(sealed[:-TAG_BYTES]).tobytes()
-        return self._unpacked(np.frombuffer(content, dtype=Ring(self.run.ring_bits or 64).dtype))[0]
 
     def _unpacked(self, words: Array) -> tuple[dict[str, Array], int]:
         """Return tensors that lie behind each other in the order of their names, and the weight before them."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import fnmatch
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import nn
 
 from moretta.contract.roles import Client as Role
-from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
 from moretta.protocols.baffle import edge_client, torch_forward
 from moretta.protocols.baffle.batch_statistics import moving
@@ -66,7 +61,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
 
 def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | None, list[str]]:
     """Return the setting of a model as silos run it, its graph where blocks of layers move, and what is said of it."""
-    model = _partly_trained(setting.built, protocol.trainable)
+    model = torch_forward.partly_trained(setting.built, protocol.trainable)
     x = torch.zeros(2, *setting.row_shape, dtype=setting.row_dtype)
     blocks = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied).rule is not None
     model, said = torch_forward.forward_only(model, x, blocks=blocks, by_batch=protocol.batch_statistics)
@@ -115,26 +110,6 @@ def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
         )
     if setting.spec.engine.edge:
         edge_client.check_tokens(setting.layout, setting.spec.engine.edge_precision)
-
-
-def _partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
-    """Return a copy of the model of which only what is named is trained: parameters, or all of a module."""
-    model = copy.deepcopy(model)
-    if not wanted:
-        return model
-    names = [name for name, _ in model.named_parameters()]
-    chosen = set[str]()
-    for one in wanted:
-        found = [name for name in names if fnmatch.fnmatchcase(name, one) or fnmatch.fnmatchcase(name, f"{one}.*")]
-        if not found:
-            homes = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
-            close = nearest(one, homes)
-            hint = f"did you mean `{close}`?" if close else f"they are {', '.join(homes):.200}"
-            raise ParameterError(f"trainable: the model has no parameter or module `{one}`; {hint}")
-        chosen |= set(found)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and name in chosen)
-    return model
 
 
 def _check_rows(setting: Setting, forward: TorchForward, *, apart: bool) -> None:

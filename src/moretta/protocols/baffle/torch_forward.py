@@ -9,7 +9,8 @@ addition, and a sum over directions is made of integers, so where it is computed
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+import fnmatch
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array
+from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
 from moretta.models.checks import check_traceable
 from moretta.protocols.baffle import batch_statistics
@@ -40,6 +42,26 @@ def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
     others = {*trained, *modules.ties(model), *moving}
     fixed = {name: value for name, value in modules.arrays(model).items() if name not in others}
     return Layout.of(trained, fixed)
+
+
+def partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
+    """Return a copy of a model of which only what is named is trained, parameters or modules; all without names.
+
+    Raises `moretta.errors.ParameterError` for a name that the model does not have.
+    """
+    model = copy.deepcopy(model)
+    names, chosen = [name for name, _ in model.named_parameters()], set[str]()
+    for one in wanted:
+        found = [name for name in names if fnmatch.fnmatchcase(name, one) or fnmatch.fnmatchcase(name, f"{one}.*")]
+        if not found:
+            homes = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
+            close = nearest(one, homes)
+            hint = f"did you mean `{close}`?" if close else f"they are {', '.join(homes):.200}"
+            raise ParameterError(f"trainable: the model has no parameter or module `{one}`; {hint}")
+        chosen |= set(found)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and (name in chosen or not wanted))
+    return model
 
 
 class TorchForward:

@@ -7,8 +7,6 @@ What a secure sum opened is the server's own result and is in no message; `opene
 
 from __future__ import annotations
 
-import fnmatch
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -23,23 +21,24 @@ from moretta.audit.evidence import network
 from moretta.audit.evidence import truth as evidence
 from moretta.audit.evidence.attack import Given, augmented, no_training
 from moretta.audit.evidence.case import Case, Heard, PublicRun, torch_dtype
+from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import from_heard, over, rows_of, under
 from moretta.contract.messages import Array
 from moretta.data.rows import Rows
-from moretta.protocols.baffle import cut, torch_blocks
-from moretta.protocols.baffle.silo.blocks import MovesBlocks, Rule
+from moretta.protocols.baffle import cut, torch_blocks, torch_forward
+from moretta.protocols.baffle.params import BAFFLE
+from moretta.protocols.baffle.silo.blocks import MovesBlocks
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Form, differences, directions_of, gradient
 from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.seeds import seed_of
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
-from moretta.protocols.common.targets import RowLosses
 from moretta.secure_aggregation.additive import SealedShares
-from moretta.secure_aggregation.keystream import derive, encode_parts
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import Unmask
@@ -61,7 +60,7 @@ class Round:
 
     ask: Estimate
     directions: Directions | Moves
-    uploads: Mapping[str, NDArray[np.float64]]
+    uploads: Mapping[str, Floats]
     words: Mapping[str, Array]
     silos: tuple[str, ...]
     seed: bytes = field(default=b"", repr=False)
@@ -80,20 +79,14 @@ def fits(run: PublicRun) -> str:
     return augmented(run) or no_training(run)
 
 
+def settings_of(run: PublicRun) -> BAFFLE:
+    """Return the protocol's settings, all of which are public."""
+    return BAFFLE.model_validate({key: value for key, value in run.settings["protocol"].items() if value is not None})
+
+
 def recipe_of(run: PublicRun, forward: Forward | None = None) -> Recipe:
     """Return the public settings that silos estimate by. forward: of `forward_of`, which has the model's blocks."""
-    loss = RowLosses(run.loss, float(run.setting("label-smoothing") or 0.0), tuple(run.setting("class-weights") or ()))
-    recipe = Recipe(
-        form=run.setting("form"),
-        sigma=float(run.setting("sigma")),
-        loss=loss,
-        most=0 if by_blocks(run) else int(run.setting("k")),
-        direction=run.setting("direction"),
-        orthogonal=bool(run.setting("orthogonal")),
-        seed_pool=int(run.setting("seed-pool") or 0),
-        clip_entry=float(run.setting("clip-entry") or 0.0),
-        rule=_rule(run) if by_blocks(run) else None,
-    )
+    recipe = settings_of(run).recipe(run.rounds)
     return recipe.by(forward.blocks, forward.layout.shapes) if isinstance(forward, MovesBlocks) else recipe
 
 
@@ -125,23 +118,9 @@ def uploads_layers(run: PublicRun) -> bool:
     return by_blocks(run) and run.setting("linear") == "activations"
 
 
-def _rule(run: PublicRun) -> Rule:
-    k = run.setting("k")
-    table = k if isinstance(k, Mapping) else {"*": int(k)} if k else {}
-    return Rule(tuple((name, int(count)) for name, count in table.items()), run.setting("linear"))
-
-
 def rounds_seen(truth: Truth) -> tuple[int, ...]:
     """Return the last recorded rounds, and the first, in which the seed was agreed on."""
     return tuple(sorted({*truth.recorded[:1], *truth.recorded[-ROUNDS:]}))
-
-
-def seed_of(contributions: Mapping[str, bytes]) -> bytes:
-    """Return the seed that follows from all roles' contributions, as each role derives it."""
-    cohort = sorted(set(contributions) - {"server"})
-    joined = encode_parts(*(part for name in sorted(contributions) for part in (name, contributions[name])))
-    digest = hashlib.sha256(encode_parts("baffle cohort", *cohort)).digest()
-    return derive(hashlib.sha256(joined).digest(), "baffle seed", digest)
 
 
 def seeded_rounds(run: PublicRun, heard: Sequence[Heard], forward: Forward) -> Mapping[int, Round]:
@@ -165,7 +144,7 @@ def seeded_rounds(run: PublicRun, heard: Sequence[Heard], forward: Forward) -> M
 
 
 def _round(directions: Directions | Moves, seed: bytes, ask: Estimate, came: Mapping[str, Any]) -> Round:
-    clear, words = dict[str, NDArray[np.float64]](), dict[str, Array]()
+    clear, words = dict[str, Floats](), dict[str, Array]()
     for silo, upload in came.items():
         if isinstance(upload, PlainUpload):
             clear[silo] = np.asarray(upload.tensors["scalars"][: directions.count], np.float64)
@@ -175,12 +154,8 @@ def _round(directions: Directions | Moves, seed: bytes, ask: Estimate, came: Map
 
 
 def partly_trained(model: nn.Module, run: PublicRun) -> nn.Module:
-    """Return the model with only those parameters to be trained that the run's `trainable` names."""
-    wanted = tuple(run.setting("trainable") or ())
-    for name, parameter in model.named_parameters():
-        chosen = any(fnmatch.fnmatchcase(name, one) or fnmatch.fnmatchcase(name, f"{one}.*") for one in wanted)
-        parameter.requires_grad_(parameter.requires_grad and (chosen or not wanted))
-    return model
+    """Return a copy of the model with only those parameters to be trained that the run's `trainable` names."""
+    return torch_forward.partly_trained(model, run.setting("trainable") or ())
 
 
 def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, tokens: bool = False) -> Forward:
@@ -193,11 +168,11 @@ def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, 
     with torch.no_grad():
         for name, value in fixed.items():
             held[name].copy_(torch.tensor(value))
-    layout = layout_of(model)
-    if not by_blocks(run):
+    layout, rule = layout_of(model), settings_of(run).rule()
+    if rule is None:
         return TorchForward(model, layout)
     graph = cut.cut_of(model, layout, run.shape, torch.int64 if tokens else torch_dtype(run))
-    return torch_blocks.TorchBlocks(model, layout, graph, cut.blocks_of(graph, layout, _rule(run)))
+    return torch_blocks.TorchBlocks(model, layout, graph, cut.blocks_of(graph, layout, rule))
 
 
 def forward_in(case: Case, *, tokens: bool) -> Forward:
@@ -238,9 +213,9 @@ def given_numbers(truth: Truth, more: Mapping[str, Array], knowledge: str) -> Gi
     )
 
 
-def uploads_of(case: Case, seen: Mapping[int, Round]) -> list[tuple[int, int, NDArray[np.float64], int]]:
+def uploads_of(case: Case, seen: Mapping[int, Round]) -> list[tuple[int, int, Floats, int]]:
     """Return what the server has: a round's number, a silo's (-1: all together), x_k, and of how many rows."""
-    run, found = case.run, list[tuple[int, int, NDArray[np.float64], int]]()
+    run, found = case.run, list[tuple[int, int, Floats, int]]()
     for number, one in seen.items():
         rows = {silo: rows_of(run, silo, number) for silo in one.silos}
         if run.masked:
@@ -292,19 +267,19 @@ def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *,
     return count * forward + drawn_at(seen.directions)
 
 
-def scalars(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> NDArray[np.float64]:
+def scalars(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> Floats:
     """Return the x_k that these rows would give in a round, float64[K]: those of their mean loss."""
     return np.asarray(by_row(recipe, forward, seen, x, y).mean(axis=1))
 
 
-def estimate_of(form: Form, seen: Round, found: NDArray[np.float64]) -> NDArray[np.float64]:
+def estimate_of(form: Form, seen: Round, found: Floats) -> Floats:
     """Return the estimate of the gradient that x_k give, float64[n]."""
     if isinstance(seen.directions, Moves):
         return seen.directions.estimate(found)
     return gradient(form, found, seen.directions)
 
 
-def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> NDArray[np.float64]:
+def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> Floats:
     """Return the x_k that each of these rows would give in a round, float64[K, rows]."""
     if isinstance(seen.directions, Moves):
         return seen.directions.by_row(cast(MovesBlocks, forward), seen.ask.parameters, x, y)
@@ -312,7 +287,7 @@ def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) ->
     return found
 
 
-def true_gradient(truth: Truth, layout: Layout, at: Array, rows: Rows) -> NDArray[np.float64]:
+def true_gradient(truth: Truth, layout: Layout, at: Array, rows: Rows) -> Floats:
     """Return the gradient of rows' mean loss at flat parameters, float64[n]."""
     model = truth.network()
     tensors = {**modules.arrays(model), **layout.split(np.asarray(at))}
@@ -322,7 +297,7 @@ def true_gradient(truth: Truth, layout: Layout, at: Array, rows: Rows) -> NDArra
     return np.concatenate([found[name].ravel() for name in layout.shapes]).astype(np.float64)
 
 
-def cosine(a: Array, b: NDArray[np.float64]) -> float:
+def cosine(a: Array, b: Floats) -> float:
     """Return the cosine between two flat arrays, 0 where one is zero."""
     scale = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     return float(np.dot(a.astype(np.float64), b)) / scale if scale else 0.0

@@ -38,7 +38,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle import estimates
 from moretta.audit.attacks.baffle.moves import Moves, cosine_expected
@@ -54,7 +53,7 @@ from moretta.audit.evidence.attack import (
     rounds_of,
 )
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import of_mean, relative_error
+from moretta.audit.evidence.intervals import Floats, of_mean, relative_error
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, of_round, under
 from moretta.contract.messages import Array, Message
@@ -98,9 +97,7 @@ def attack(case: Case) -> Claim:
     }
 
 
-def _row(
-    case: Case, form: str, layout: Layout, seen: estimates.Round, found: NDArray[np.float64]
-) -> tuple[Array, float]:
+def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, found: Floats) -> tuple[Array, float]:
     """Return the row whose own x_k come closest to those found, empty where D is too large, and by how much."""
     of = seen.directions
     entries = of.products if isinstance(of, Moves) else of.size * of.count
@@ -145,7 +142,7 @@ def matched(
     fixed = {name: value.double() if value.is_floating_point() else value for name, value in known.items()}
     entries = int(np.prod(case.run.shape))
 
-    def misfit(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def misfit(point: Floats) -> tuple[float, Floats]:
         made = torch.tensor(point, requires_grad=True)
         x, label = made[:entries].reshape(1, *case.run.shape), made[None, entries:]
         outputs = torch.func.functional_call(model, {**fixed, **held}, (x,))
@@ -336,7 +333,8 @@ def score_own(claim: Claim, truth: Truth) -> AttackResult:
         compared = [one for one in recipe.blocks if own or one.kind == "units"]
         if compared:
             expected.append(cosine_expected(compared, layout, true, silos))
-    k = (recipe.scalars if recipe.blocks else directions_of(recipe.form, recipe.most)) if own else 0
+    at_once = directions_of(recipe.form, estimates.settings_of(truth.run).directions_at_once)
+    k = (recipe.scalars if recipe.blocks else at_once) if own else 0
     size, mean = parts.size, float(np.mean(cosines))
     if own:
         sentence = f"Of {silos * k} directions that the server does not know, in {size} parameters, it opens an "

@@ -19,13 +19,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle import estimates
 from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.intervals import auc
+from moretta.audit.evidence.intervals import Floats, auc
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Message
 
@@ -55,7 +54,7 @@ def attack(case: Case) -> Claim:
     data, noise = list[float](), list[float]()
     for number, _, found, rows in uploads:
         known_x, known_y = case.arrays["x"][:MOST_ROWS].copy(), case.arrays["y"][:MOST_ROWS]
-        batches = list[NDArray[np.float64]]()
+        batches = list[Floats]()
         while len(batches) < draws:
             x, y = noise_rows(case.arrays["x"], case.arrays["y"], rows * TOGETHER, generator, tokens=tokens)
             slopes = estimates.by_row(recipe, forward, seen[number], x, y).reshape(-1, TOGETHER, rows).mean(axis=2)
@@ -76,9 +75,7 @@ def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: 
     return TOGETHER * network.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
 
 
-def told(
-    found: NDArray[np.float64], of_data: NDArray[np.float64], of_noise: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
+def told(found: Floats, of_data: Floats, of_noise: Floats) -> tuple[float, Floats]:
     """Return z of x_k found, and of a third of the noise batches. of_data: [K]; of_noise: [batches, K]."""
     third = len(of_noise) // 3
     towards = of_data - of_noise[:third].mean(axis=0)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moretta.audit.evidence.intervals import Floats
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo import blocks
@@ -69,11 +70,11 @@ class Moves:
         names = {name for block in self.recipe.blocks for name in block.tensors}
         return np.concatenate([np.full(math.prod(s), name in names) for name, s in self.layout.shapes.items()])
 
-    def by_row(self, forward: MovesBlocks, at: Array, x: Array, y: Array) -> NDArray[np.float64]:
+    def by_row(self, forward: MovesBlocks, at: Array, x: Array, y: Array) -> Floats:
         """Return the x_k of each row, float64[K, rows]."""
         return differences(self.recipe, forward, at, [(x, y)], self.keys)[0].derivatives
 
-    def estimate(self, scalars: NDArray[np.float64]) -> NDArray[np.float64]:
+    def estimate(self, scalars: Floats) -> Floats:
         """Return the estimate of the gradient, float64[n], zero where nothing moves."""
         return blocks.gradient(self.recipe.blocks, self.layout, scalars, None, self.keys)
 
@@ -95,7 +96,7 @@ class Moves:
             found.append(torch.stack([sums[:, piece].sum(dim=1) for piece in pieces], dim=1).reshape(-1))
         return torch.cat(found)
 
-    def gain(self, target: NDArray[np.float64]) -> float:
+    def gain(self, target: Floats) -> float:
         """Return what is learned of a target, float64[n], relative to the average over seeds: v . estimate(v) / |v|^2.
 
         v is the target where something moves.
@@ -122,7 +123,7 @@ def size_of(block: LayerBlock, layout: Layout) -> int:
     return sum(math.prod(layout.shapes[name]) for name in block.tensors)
 
 
-def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: NDArray[np.float64], silos: int = 1) -> float:
+def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: Floats, silos: int = 1) -> float:
     """Return about what the estimate of these blocks scores, by E|estimate|^2 of each (`silo.blocks`).
 
     true: the gradient, float64[n]. silos: how many draw moves of their own.

@@ -27,14 +27,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from moretta.audit.attacks.baffle import estimates
 from moretta.audit.attacks.baffle.moves import Moves
 from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard, PublicRun
-from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.intervals import Floats, of_rate
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Message
@@ -91,7 +90,7 @@ def attack(case: Case) -> Claim:
     }
 
 
-def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
+def gain(directions: Directions | Moves, target: Floats) -> float:
     """Return S, what is learned of a target of length 1 relative to the average over directions."""
     if isinstance(directions, Moves):
         return directions.gain(target)
@@ -101,9 +100,7 @@ def gain(directions: Directions | Moves, target: NDArray[np.float64]) -> float:
     return total / directions.count
 
 
-def gains(
-    run: PublicRun, forward: Forward, seen: estimates.Round, target: NDArray[np.float64], seeds: int
-) -> NDArray[np.float64]:
+def gains(run: PublicRun, forward: Forward, seen: estimates.Round, target: Floats, seeds: int) -> Floats:
     """Return S of so many seeds at random in this round."""
     recipe, root = estimates.recipe_of(run, forward), SecretRoot.insecure(INSECURE, SERVER)
     found = list[float]()
@@ -156,7 +153,7 @@ def _kept(
     )
 
 
-def _target(case: Case, seen: estimates.Round, layout: Layout) -> NDArray[np.float64]:
+def _target(case: Case, seen: estimates.Round, layout: Layout) -> Floats:
     """Return the gradient of the background rows at the round's parameters, to length 1."""
     model = estimates.partly_trained(case.model(), case.run)
     at = {

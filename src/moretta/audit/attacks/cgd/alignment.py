@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moretta.audit.attacks.cgd.confined import aligned_order
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import auc, of_rate
+from moretta.audit.evidence.intervals import Floats, auc, of_rate
 from moretta.contract.messages import Array, Message
 from moretta.data.alignment.curve import POINT_BYTES, encode
 from moretta.data.alignment.exchange import Blinded, BlindedAgain
@@ -99,7 +98,7 @@ def _blocks(content: Array, offset: int) -> Array:
     return content[offset : offset + whole * POINT_BYTES].reshape(-1, POINT_BYTES)
 
 
-def _closest(marks: Array, blocks: Array) -> NDArray[np.float64]:
+def _closest(marks: Array, blocks: Array) -> Floats:
     """Return the most bits that each mark has in common with any block."""
     signs = [1.0 - 2.0 * np.unpackbits(one, axis=1).astype(np.float32) for one in (marks, blocks)]
     return np.asarray((256 + (signs[0] @ signs[1].T).max(axis=1)) / 2, dtype=np.float64)

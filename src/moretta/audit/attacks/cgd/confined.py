@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.heads import classes
-from moretta.audit.evidence.intervals import Interval, bootstrapped
+from moretta.audit.evidence.intervals import Floats, Interval, bootstrapped
 from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import no_phase
@@ -127,7 +127,7 @@ def local(truth: Truth, name: str, number: int) -> Local:
 # How good a model is
 
 
-def merits(truth: Truth, weights: Tensors, rows: Rows) -> NDArray[np.float64]:
+def merits(truth: Truth, weights: Tensors, rows: Rows) -> Floats:
     """Return what each row adds to a model's score: 1 where it is right, or for numbers 1 - its share of R^2's loss.
 
     Their mean is the accuracy, or R^2: 1 - mean squared error / variance.
@@ -140,7 +140,7 @@ def merits(truth: Truth, weights: Tensors, rows: Rows) -> NDArray[np.float64]:
     return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
 
 
-def participants_scores(truth: Truth, number: int, rows: Rows) -> NDArray[np.float64]:
+def participants_scores(truth: Truth, number: int, rows: Rows) -> Floats:
     """Return the score of each participant's own model before a round, on rows."""
     models = [participant(truth, name, number).model() for name in truth.run.silos]
     return np.array([float(merits(truth, model, rows).mean()) for model in models])
@@ -162,7 +162,7 @@ def compared(found: Array, true: Array) -> tuple[float, Interval]:
     """Return |found - true| / |true| of matrices, and its interval over lines drawn again."""
     both = np.stack([np.square(found - true).sum(axis=1), np.square(true).sum(axis=1)], axis=1)  # [lines, 2]
 
-    def error(some: NDArray[np.float64]) -> float:
+    def error(some: Floats) -> float:
         miss, size = np.sqrt(some.sum(axis=0))
         return float(miss / size) if size else float(miss > 0)
 
@@ -259,7 +259,7 @@ class JointRow:
             raise ParameterError(f"row `{self.name}` sat out a recorded round, so that there is no z of it")
         return joins[-1].fraction_bits
 
-    def others_z(self, number: int) -> NDArray[np.float64]:
+    def others_z(self, number: int) -> Floats:
         """Return the sum of the others' parts in a round's `Join`, as the head has it, in the ring's precision."""
         from moretta.protocols.cgd.client import ROW_RING
 

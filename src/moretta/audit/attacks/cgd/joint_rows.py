@@ -28,7 +28,7 @@ from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import classes
-from moretta.audit.evidence.intervals import SIDE, Interval, kept, recovered, to_error
+from moretta.audit.evidence.intervals import SIDE, Floats, Interval, kept, recovered, to_error
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 
@@ -73,7 +73,7 @@ def attack(case: Case) -> Claim:
     used: dict[tuple[int, ...], list[int]] = {}  # rows by the rounds that they are in
     for row in sorted(set().union(*places.values())):
         used.setdefault(tuple(number for number in rounds if row in places[number]), []).append(row)
-    rows, found = list[int](), list[NDArray[np.float64]]()
+    rows, found = list[int](), list[Floats]()
     for of, members in used.items():
         room = len(members) if case.thorough else min(len(members), MOST_ROWS - len(rows))
         if len(of) < 2 or not room:
@@ -87,12 +87,12 @@ def attack(case: Case) -> Claim:
     return {"rows": np.array(rows, dtype=np.int64), "x": np.concatenate([np.zeros((0, width)), *found])}
 
 
-def _noise(case: Case, z: NDArray[np.float64]) -> float:
+def _noise(case: Case, z: Floats) -> float:
     """Return how far z is off by rounding: of the run's dtype, and of the ring's fixed point."""
     return max(float(np.finfo(case.run.dtype).eps * np.sqrt(np.mean(z**2))), float(case.arrays["step"]))
 
 
-def solved(z: NDArray[np.float64], moved: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+def solved(z: Floats, moved: Floats, noise: float) -> Floats:
     """Solve z(k) - z(1) = X (D1(k) - D1(1))' for X by a ridge. z: [K, rows, H1]; moved: [K, H1, columns]."""
     right = np.concatenate(list(z[1:] - z[0]), axis=1)  # [rows, (K - 1) H1]
     left = np.concatenate(list(moved[1:] - moved[0]))  # [(K - 1) H1, columns]
@@ -209,7 +209,7 @@ def _k_means(rows: Array, clusters: int, generator: np.random.Generator) -> tupl
     return float(distances.min(axis=1).sum()), distances.argmin(axis=1)
 
 
-def _squares(rows: Array, centers: Array) -> NDArray[np.float64]:
+def _squares(rows: Array, centers: Array) -> Floats:
     cross = rows @ centers.T
     squares = np.square(rows).sum(axis=1)[:, None] + np.square(centers).sum(axis=1) - 2 * cross
     return np.asarray(np.maximum(squares, 0.0))

@@ -24,12 +24,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import (
+    Floats,
     flat,
     gain,
     kept,
@@ -172,7 +172,7 @@ def attack_rows(case: Case) -> Claim:
     """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
     from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, quotient_start
 
-    inputs, claim = Inputs.of(case.arrays["x"]), dict[str, NDArray[np.float64]]()
+    inputs, claim = Inputs.of(case.arrays["x"]), dict[str, Floats]()
     model = case.model()
     order = [name for name, one in model.named_parameters() if one.requires_grad]  # a network's first layer first
     rounds = case.arrays["rounds"].tolist()[: ROUNDS_THOROUGH if case.thorough else ROUNDS]
@@ -231,11 +231,11 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
     )
 
 
-def _squares(found: Array, true: Array, mean: Array) -> NDArray[np.float64]:
+def _squares(found: Array, true: Array, mean: Array) -> Floats:
     """Return the sums over rows of the mean squared error, rows paired, and of that of the mean row."""
     from moretta.audit.evidence.inversion import matched, squares
 
-    total: NDArray[np.float64] = squares(np.nan_to_num(matched(np.nan_to_num(found), true)), true, mean).sum(axis=0)
+    total: Floats = squares(np.nan_to_num(matched(np.nan_to_num(found), true)), true, mean).sum(axis=0)
     return total
 
 

@@ -16,19 +16,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import kept, recovered, to_error
+from moretta.audit.evidence.intervals import Floats, kept, recovered, to_error
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
 
-Matrix = NDArray[np.float64]
 
 FROM = 3  # rounds: two make one difference
 
@@ -91,7 +89,7 @@ def _flat(truth: Truth, tensors: Tensors) -> Array:
     return np.concatenate(both, axis=1)
 
 
-def extended(x: Array, *, bias: bool) -> Matrix:
+def extended(x: Array, *, bias: bool) -> Floats:
     """Return rows flat, with a column of ones where there is a bias."""
     flat = x.reshape(len(x), -1).astype(np.float64)
     return np.concatenate([flat, np.ones((len(flat), 1))], axis=1) if bias else flat
@@ -107,7 +105,7 @@ def attack(case: Case) -> Claim:
     return {"moments": own + curvature(steps, turned - steps @ own, max(rounding, 1e-300) / expected)}
 
 
-def curvature(steps: Matrix, turned: Matrix, ridge: float) -> Matrix:
+def curvature(steps: Floats, turned: Floats, ridge: float) -> Floats:
     """Solve turned = steps A for symmetric A by a ridge. Both are [differences * outputs, columns]."""
     u, sizes, v = np.linalg.svd(steps, full_matrices=False)
     kept = sizes**2 / (sizes**2 + ridge**2)  # how much of each direction the steps tell

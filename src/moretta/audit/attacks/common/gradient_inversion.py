@@ -49,7 +49,6 @@ from moretta.contract.messages import Array, Tensors
 from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 
-Matrix = NDArray[np.float64]
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
 NEAR = 1e-2  # above which the cosine is tried as well, in thorough audits
 SEARCH = {False: (8.0, 2, 600), True: (900.0, 8, 3000)}  # thorough: for all labels (`evidence.inversion.Effort.within`)

@@ -20,14 +20,13 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import counted, exposure, fitting, given_gradients, read, why_not
 from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
-from moretta.audit.evidence.intervals import of_mean, units
+from moretta.audit.evidence.intervals import Floats, of_mean, units
 from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, sum_of
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 
-Matrix = NDArray[np.float64]
 ROUNDS = 10  # the first so many
 SAME = 0.5  # of two batches' rows, above which what they score is the same
 
@@ -130,7 +129,7 @@ def _shared(found: Array, true: Array) -> float:
     return 1.0 - 0.5 * float(np.abs(found / found.sum() - true / true.sum()).sum())
 
 
-def _scores(found: Array, true: Array, usual: Matrix) -> tuple[float, float, float]:
+def _scores(found: Array, true: Array, usual: Floats) -> tuple[float, float, float]:
     """Return what a claim scores, and what guesses by the usual counts do: fixed, and drawn, the mean over draws.
 
     Of n rows drawn X are of a class of share p: E|X - t| = n p - t + 2 (t P(X <= t) - n p P(X' < t)), X' of n - 1.
@@ -143,12 +142,12 @@ def _scores(found: Array, true: Array, usual: Matrix) -> tuple[float, float, flo
     return _shared(found, true), _shared(whole_numbers(usual, rows), true), 1.0 - 0.5 * float(misses.sum()) / rows
 
 
-def _against_guess(scores: Matrix) -> tuple[Matrix, Matrix]:
+def _against_guess(scores: Floats) -> tuple[Floats, Floats]:
     """Return what was claimed, and the better of the guesses. scores: [.., 3] of `_scores`."""
     return scores[:, 0], scores[:, 1 + int(scores[:, 1:].mean(axis=0).argmax())]
 
 
-def _finding(of: str, scores: Matrix, means: Matrix, masked: Matrix, constant: float) -> AttackResult:
+def _finding(of: str, scores: Floats, means: Floats, masked: Floats, constant: float) -> AttackResult:
     """Return the finding. scores, masked: of each upload; means: of each unit (`_scores`)."""
     got, guess = _against_guess(means)
     chance = float(guess.mean())

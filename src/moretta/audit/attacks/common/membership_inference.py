@@ -49,7 +49,7 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.heads import classes
-from moretta.audit.evidence.intervals import auc, least_epsilon
+from moretta.audit.evidence.intervals import Floats, auc, least_epsilon
 from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.shadows import TrainingPlan
 from moretta.audit.evidence.truth import Truth
@@ -200,7 +200,7 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
     }
 
 
-def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> Floats:
     """Return log N(phi; in) - log N(phi; out) of each row.
 
     phi: [rows]. shadows: [models, rows], the same of shadow models. inside: whether a row was in one's training.
@@ -215,7 +215,7 @@ def likelihood_ratio(phi: Array, shadows: Array, inside: NDArray[np.bool_]) -> N
     return total
 
 
-def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> NDArray[np.float64]:
+def robust_ratio(phi: Array, shadows: Array, count: int, loss: str) -> Floats:
     """Return of each of the first `count` rows from what part of the others it stands out by `GAMMA`.
 
     phi: [rows], as of `moretta.audit.evidence.shadows.confidence`. shadows: [models, rows], the same of shadow models.

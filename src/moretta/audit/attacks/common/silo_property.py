@@ -31,13 +31,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import Models, exposure, fitting
 from moretta.audit.evidence.heads import as_outputs
-from moretta.audit.evidence.intervals import FEWEST, SIDE
+from moretta.audit.evidence.intervals import FEWEST, SIDE, Floats
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of, survivors, under
@@ -124,9 +123,7 @@ def _models(case: Case) -> Models:
     return shown.sent(case, silo, given[0]) if shown.sent else {}
 
 
-def _equations(
-    case: Case, network: Any, at: Any, after: Any, number: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tuple[Floats, Floats]:
     """Return Q - T, [outputs, labels], and g_others, [outputs]; of numeric targets the mean of q in the place of Q."""
     run, index = case.run, case.arrays[f"{OWN}{number}"]
     rate = run.schedule.rate(number, run.rounds)
@@ -147,19 +144,19 @@ def _equations(
     return (np.array(means) - labels).T, others
 
 
-def _outputs(network: Any, run: PublicRun, at: Any, x: Array) -> NDArray[np.float64]:
+def _outputs(network: Any, run: PublicRun, at: Any, x: Array) -> Floats:
 
     with torch.no_grad():
         outputs = outputs_at(network, tensors(at), torch.tensor(x)).double()
     return np.asarray((outputs if run.loss == "mse" else outputs.softmax(dim=1)).numpy())
 
 
-def labels_of(targets: NDArray[np.float64]) -> NDArray[np.float64]:
+def labels_of(targets: Floats) -> Floats:
     """Return T, the targets that labels have, [labels, outputs]: unit vectors, or of one output its values."""
     return np.eye(targets.shape[1]) if targets.shape[1] > 1 else np.unique(targets, axis=0)
 
 
-def _shares(matrices: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+def _shares(matrices: Floats, vectors: Floats) -> Floats:
     """Return s >= 0 with sum 1 that solves (Q - I) s = g best over rounds."""
     from scipy.optimize import nnls
 
@@ -169,7 +166,7 @@ def _shares(matrices: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDAr
     return np.asarray(found / max(float(found.sum()), SMALL))
 
 
-def _mean(means: NDArray[np.float64], vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean(means: Floats, vectors: Floats) -> Floats:
     return np.asarray((means - vectors).mean(axis=0))
 
 
@@ -213,14 +210,14 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 
 def _guesses(
-    own: NDArray[np.float64],
-    known: NDArray[np.float64],
-    flat: NDArray[np.float64],
+    own: Floats,
+    known: Floats,
+    flat: Floats,
     rows: int,
     others: int,
     *,
     counted: bool,
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Floats]:
     """Return guesses of the others' property that need no model, by their description.
 
     own, known: the property of such rows. flat: that of knowing nothing. rows, others: how many are own and others'.
@@ -238,7 +235,7 @@ def _guesses(
     }
 
 
-def _property(targets: NDArray[np.float64], labels: NDArray[np.float64] | None) -> NDArray[np.float64]:
+def _property(targets: Floats, labels: Floats | None) -> Floats:
     """Return the shares of labels, or the mean target."""
     if labels is None:
         return np.asarray(targets.mean(axis=0))

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError, UnsupportedModel
@@ -42,8 +43,7 @@ LARGEST = 40.0  # of |x|: where W has no smallest form, such as a channel that i
 CLOSE = 1e-12  # of the balance, against the norm of the tensors
 SETTLED = 3  # rounds of assignments, each with the others' of the one before
 
-Real = NDArray[np.float64]
-Named = Mapping[str, Real]
+Named = Mapping[str, Floats]
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +96,7 @@ def plan_from(arrays: Mapping[str, Array]) -> ScalePlan:
     return ScalePlan(parameters, {}, plain["aliases"], plain["free"], tuple(plain["blocks"]), (), head)
 
 
-def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Real]:
+def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
     """Return the parameters below the head, float64. Raises `moretta.errors.ParameterError` where there are none."""
     found = whole(plan, tensors)
     for name in (plan.head.weight, plan.head.bias):
@@ -107,12 +107,12 @@ def trunk(plan: ScalePlan, tensors: Tensors) -> dict[str, Real]:
     return found
 
 
-def whole(plan: ScalePlan, tensors: Tensors) -> dict[str, Real]:
+def whole(plan: ScalePlan, tensors: Tensors) -> dict[str, Floats]:
     """Return all parameters, float64, tied ones once."""
     return {name: np.asarray(tensors[name], dtype=np.float64) for name in plan.parameters}
 
 
-def canonical(plan: ScalePlan, tensors: Named) -> dict[str, Real]:
+def canonical(plan: ScalePlan, tensors: Named) -> dict[str, Floats]:
     """Return the smallest of all networks that differ by scales alone. tensors: some or all parameters."""
     factors = patterns.factors(np.exp(_Balance(plan, tensors).solved()))
     return {name: value * plan.parameters[name].multiplier(factors) for name, value in tensors.items()}
@@ -125,7 +125,7 @@ class _Balance:
         self._free = plan.free
         base = 2 * plan.free + 1  # the places among the factors: s, 1 / s, and the 1 at their end
         pairs: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        squares: list[Real] = [np.empty(0)]
+        squares: list[Floats] = [np.empty(0)]
         for name, value in tensors.items():
             terms = [np.broadcast_to(place % base, value.shape).ravel() for place in plan.parameters[name].follows]
             if terms:
@@ -142,18 +142,18 @@ class _Balance:
         self._pull = np.sign(up) - np.sign(down)
         self._used = (up > 0) | (down > 0)
 
-    def _signed(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], Real]:
+    def _signed(self, place: NDArray[np.int64]) -> tuple[NDArray[np.int64], Floats]:
         """Return the scale of each place, 0 for the 1, and its sign, 0 for the 1."""
         sign = np.where(place < self._free, 1.0, -1.0) * (place < 2 * self._free)
         return np.where(sign != 0, place % max(self._free, 1), 0), sign
 
-    def _values(self, x: Real) -> Real:
+    def _values(self, x: Floats) -> Floats:
         exponent = np.zeros(len(self._square))
         for scale, sign in self._terms:
             exponent += sign * x[scale] if self._free else 0.0
         return self._square * np.exp(2.0 * np.clip(exponent, -LARGEST * 4, LARGEST * 4))
 
-    def _sums(self, x: Real) -> tuple[Real, Real]:
+    def _sums(self, x: Floats) -> tuple[Floats, Floats]:
         """Return of each scale the sum of squares that are multiplied by it, and of those that are divided."""
         values, up, down = self._values(x), np.zeros(self._free), np.zeros(self._free)
         for scale, sign in self._terms:
@@ -161,10 +161,10 @@ class _Balance:
             down += np.bincount(scale, values * (sign < 0), self._free)[: self._free]
         return up, down
 
-    def _aim(self, x: Real) -> float:
+    def _aim(self, x: Floats) -> float:
         return float(self._values(x).sum() - 2.0 * self._pull @ x / self._size)
 
-    def solved(self) -> Real:
+    def solved(self) -> Floats:
         """Return x."""
         x = np.zeros(self._free)
         if not self._used.any():
@@ -180,7 +180,7 @@ class _Balance:
             x = self._stepped(x, slope)
         return x
 
-    def _swept(self, x: Real) -> Real:
+    def _swept(self, x: Floats) -> Floats:
         """Bring each channel into balance with the others held, and go half the way."""
         up, down = self._sums(x)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -190,7 +190,7 @@ class _Balance:
         # Half of what balances: a quarter of the log where both sums change, half of it where one does.
         return np.asarray(np.clip(x + move * np.where(self._pull == 0, 0.125, 0.25), -LARGEST, LARGEST))
 
-    def _stepped(self, x: Real, slope: Real) -> Real:
+    def _stepped(self, x: Floats, slope: Floats) -> Floats:
         """Return x after a step of Newton, shortened until it goes down."""
         values, free = self._values(x), self._free
         hessian = np.zeros(free * free)
@@ -209,7 +209,7 @@ class _Balance:
         return x
 
 
-def matched(plan: ScalePlan, tensors: Named, like: Named) -> dict[str, Real]:
+def matched(plan: ScalePlan, tensors: Named, like: Named) -> dict[str, Floats]:
     """Return canonical tensors with their channels in the order of another network's."""
     return ordered(plan, tensors, order(plan, tensors, like))
 
@@ -232,7 +232,7 @@ def order(plan: ScalePlan, tensors: Named, like: Named) -> NDArray[np.int64]:
     return moved
 
 
-def ordered(plan: ScalePlan, tensors: Named, moved: NDArray[np.int64]) -> dict[str, Real]:
+def ordered(plan: ScalePlan, tensors: Named, moved: NDArray[np.int64]) -> dict[str, Floats]:
     """Return tensors with channel `moved[c]` where channel c was."""
     orders = patterns.orders(moved)
     return {name: plan.parameters[name].permute(value, orders) for name, value in tensors.items()}
@@ -262,24 +262,15 @@ def _positions(shuffle: Shuffle, block: range) -> NDArray[np.int64]:
     return found.reshape(len(block), -1) if len(found) else np.empty((0, 0), dtype=np.int64)
 
 
-def _slices(value: Real, axis: int, rows: NDArray[np.int64], alone: bool) -> Real:
+def _slices(value: Floats, axis: int, rows: NDArray[np.int64], alone: bool) -> Floats:
     """Return what belongs to each channel, [channels, entries]; sorted unless the tensor has no other moving axis."""
     taken = np.moveaxis(value, axis, 0)[rows].reshape(len(rows), -1)
     return taken if alone else np.sort(taken, axis=1)
 
 
 def cosine(one: Named, other: Named) -> float:
-    """Return the cosine of the angle between two networks or steps, as vectors of all their entries."""
-    return float(of_sums(sums(one, other)))
-
-
-def sums(one: Named, other: Named) -> Real:
-    """Return a . b, |a|^2 and |b|^2 of each tensor, [tensors, 3]."""
-    return np.array([[np.vdot(a, b), np.vdot(a, a), np.vdot(b, b)] for a, b in ((one[n], other[n]) for n in one)])
-
-
-def of_sums(parts: Array) -> float:
-    """Return the cosine that sums over tensors come to, 0 for a vector of zeros."""
-    product, first, second = np.asarray(parts, dtype=np.float64).sum(axis=0)
+    """Return the cosine of two networks or steps as vectors of all their entries, 0 for a vector of zeros."""
+    pairs = [(one[name], other[name]) for name in one]
+    product, first, second = np.sum([[np.vdot(a, b), np.vdot(a, a), np.vdot(b, b)] for a, b in pairs], axis=0)
     scale = float(np.sqrt(first * second))
     return min(1.0, float(product) / scale) if scale else 0.0

@@ -25,13 +25,11 @@ from moretta.audit.attacks.pbpfl.canonical import (
     canonical,
     cosine,
     matched,
-    of_sums,
     order,
     ordered,
     plan_from,
     plan_of,
     structure,
-    sums,
     trunk,
     whole,
 )
@@ -40,7 +38,7 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import flat, kept, of_errors, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import under
+from moretta.audit.evidence.uploads import over, under
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
@@ -53,10 +51,9 @@ CHANCE_SEED = 20230711  # of the network that has the means and deviations of th
 
 def given(truth: Truth) -> Given:
     """Give a silo the release."""
-    released = {f"released/{name}": value for name, value in truth.final("released.safetensors").items()}
     return Given(
         views={truth.run.silos[0]: ()},
-        arrays=released | structure(plan_of(truth)),
+        arrays=over("released/", truth.final("released.safetensors")) | structure(plan_of(truth)),
         view="no round of training",
         knowledge="the released model, which every silo is given",
     )
@@ -77,21 +74,17 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     There is one release, and nothing in it to draw again: the interval says how near to 1 a cosine comes by luck, as
     that of one relative error does (`of_errors`).
     """
-    plan = plan_of(truth)
-    held = truth.final()
+    plan, held = plan_of(truth), truth.final()
     true = canonical(plan, whole(plan, held))
     claimed = matched(plan, whole(plan, claim), true)
-    parts = sums(claimed, true)
-    found = of_sums(parts)
+    found = cosine(claimed, true)
     generator = np.random.Generator(np.random.PCG64(CHANCE_SEED))
     drawn = {n: generator.normal(held[n].mean(), held[n].std(), held[n].shape) for n in plan.parameters}
     other = canonical(plan, whole(plan, drawn))
     chance = max(0.0, cosine(matched(plan, other, true), true))
     apart = _apart(truth, claim, held)
     error = relative_error(flat(claimed), flat(true))
-    said = f"has a cosine of {found:.3f} with the true one"
-    if found >= SAME:
-        said = f"is the true one {to_error(error)}"
+    said = f"is the true one {to_error(error)}" if found >= SAME else f"has a cosine of {found:.3f} with the true one"
     return AttackResult(
         measure="cosine of the released model's canonical form with the true one's",
         score=found,
@@ -99,11 +92,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         interval=kept(of_errors(np.array([max(0.0, 1.0 - found)]), 1.0 - chance)),
         sentence=f"In canonical form the model released to a silo {said}, and its outputs differ from the true model's "
         f"by {apart:.1e} of their largest",
-        figures={
-            "relative_error": error,
-            "outputs_relative_error": apart,
-            "free_scales": float(plan.free),
-        },
+        figures={"relative_error": error, "outputs_relative_error": apart, "free_scales": float(plan.free)},
     )
 
 
@@ -159,8 +148,7 @@ def attack_steps(case: Case) -> Claim:
     found: dict[str, np.ndarray] = {}
     for number in pairs[-most:]:
         before, step = step_of(plan, asks[number].parameters, asks[number + 1].parameters)
-        found |= {f"before/{number}/{name}": value for name, value in before.items()}
-        found |= {f"step/{number}/{name}": value for name, value in step.items()}
+        found |= over(f"before/{number}/", before) | over(f"step/{number}/", step)
     return found
 
 

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import as_outputs
-from moretta.audit.evidence.intervals import kept, of_errors, of_mean, recovered, relative_error, to_error
+from moretta.audit.evidence.intervals import Floats, kept, of_errors, of_mean, recovered, relative_error, to_error
 from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Stamp
@@ -46,8 +46,6 @@ from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.perturbation import Key
 from moretta.protocols.pbpfl.server import Server
-
-Floats = NDArray[np.float64]
 
 ROUNDS = 20  # the last so many
 ROWS = 512  # the first so many of a silo: the covariance is rows by rows

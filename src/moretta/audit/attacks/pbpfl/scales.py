@@ -37,7 +37,7 @@ from moretta.audit.attacks.pbpfl.canonical import Named, plan_from, plan_of, str
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_head, no_training
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import of_rate
+from moretta.audit.evidence.intervals import Floats, of_rate
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
@@ -50,19 +50,19 @@ BELIEVED = 0.99  # that a value is as its lattice has it
 SLACK = 2.0**-50  # relative, of R in float64
 
 
-def bits_of(values: Real) -> int:
+def bits_of(values: Floats) -> int:
     """Return with how many bits of mantissa all values can be written, 53 at the most."""
     mantissa, _ = np.frexp(np.abs(values[values != 0]))
     joined = int(np.bitwise_or.reduce((mantissa * 2.0**53).astype(np.int64), initial=0))
     return 53 - ((joined & -joined).bit_length() - 1) if joined else 0
 
 
-def half_widths(values: Real, bits: int) -> Real:
+def half_widths(values: Floats, bits: int) -> Floats:
     """Return by how much each value may be off as it was rounded to so many bits of mantissa."""
     return np.asarray(np.ldexp(1.0, np.frexp(values)[1] - bits - 1))
 
 
-def evidence_of(w: Real, h: Real, shape: tuple[int, ...], bits: int) -> Real:
+def evidence_of(w: Floats, h: Floats, shape: tuple[int, ...], bits: int) -> Floats:
     """Return the log of how much more likely values are on a lattice than anywhere, by candidate: the best lattice's.
 
     w, h: values over candidate factors and their half-widths, [candidates, values]. shape: of the weight that they are
@@ -77,7 +77,7 @@ def evidence_of(w: Real, h: Real, shape: tuple[int, ...], bits: int) -> Real:
     return np.asarray(np.max(found, axis=0))
 
 
-def _from_drawn(w: Real, bound: float, step: float) -> tuple[Real, Real]:
+def _from_drawn(w: Floats, bound: float, step: float) -> tuple[Floats, Floats]:
     """Return how far values are from what is drawn in float32, with the product fused and rounded by itself."""
     fused, plain = np.full_like(w, np.inf), np.full_like(w, np.inf)
     nearest = np.rint((w + bound) / step)
@@ -94,7 +94,7 @@ def _bounds(shape: tuple[int, ...]) -> set[float]:
     return {float(np.float32(1 / math.sqrt(n))) for n in (fan_in, fan_in / 6, (fan_in + fan_out) / 6)}
 
 
-def _likelier(away: Real, width: Real, spacing: Any) -> Real:
+def _likelier(away: Floats, width: Floats, spacing: Any) -> Floats:
     chance = np.minimum(1.0, 2.0 * width / spacing)
     return np.asarray(np.log1p(BELIEVED * ((away <= width) / chance - 1.0)).sum(axis=1))
 
@@ -104,8 +104,6 @@ WINDOW = 0.01  # of the logarithm of a scale, in which its candidates lie
 MOST_SCALES = 512  # the first so many
 MOST_VALUES = 1024  # of each scale, the first so many
 
-Real = NDArray[np.float64]
-
 
 def fits(run: PublicRun) -> str:
     """Say why not."""
@@ -114,7 +112,7 @@ def fits(run: PublicRun) -> str:
     return no_head(run) or no_training(run)
 
 
-def true_scales(plan: ScalePlan, key: ScaleKey) -> Real:
+def true_scales(plan: ScalePlan, key: ScaleKey) -> Floats:
     """Return the scale of each place of the noisy model, float64[free]: R of them is R of the key, permuted.
 
     Raises `moretta.errors.ParameterError` where a scale has no place of its own below the head.
@@ -134,7 +132,7 @@ def true_scales(plan: ScalePlan, key: ScaleKey) -> Real:
     return scales
 
 
-def candidates(scales: Real) -> tuple[Real, NDArray[np.int64]]:
+def candidates(scales: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """Return the candidates for each scale, [scales, 64], and which one is true.
 
     They are drawn as the true one might have been: uniform in the logarithm, in a window in which it may lie anywhere.
@@ -171,7 +169,7 @@ def attack(case: Case) -> Claim:
     return {"guess": guessed(plan, trunk(plan, noisy), case.arrays["candidates"])}
 
 
-def guessed(plan: ScalePlan, noisy: Named, offered: Real) -> NDArray[np.int64]:
+def guessed(plan: ScalePlan, noisy: Named, offered: Floats) -> NDArray[np.int64]:
     """Return for each scale the candidate by which values are most likely to be of a lattice, -1 for none.
 
     noisy: the parameters below the head. A scale's turn comes when those that it stands beside are found.
@@ -205,16 +203,16 @@ class _Values:
     weight that they are of, or that their bias belongs to.
     """
 
-    values: Real
-    power: Real
+    values: Floats
+    power: Floats
     beside: NDArray[np.int64]
     shape: tuple[int, ...]
 
-    def known(self, factors: Real) -> NDArray[np.bool_]:
+    def known(self, factors: Floats) -> NDArray[np.bool_]:
         """Return of which values the other factor has been found. factors: NaN where not."""
         return np.isfinite(factors[self.beside])
 
-    def evidence(self, offered: Real, factors: Real, bits: int) -> Real:
+    def evidence(self, offered: Floats, factors: Floats, bits: int) -> Floats:
         """Return the evidence for each candidate (`evidence_of`)."""
         known = self.known(factors)
         values = self.values[known][:MOST_VALUES]

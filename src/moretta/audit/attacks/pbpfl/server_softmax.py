@@ -28,15 +28,13 @@ from moretta.audit.attacks.pbpfl.softmax import ROUNDS, scores, squares
 from moretta.audit.evidence import heads
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, augmented, first_of, no_head, rounds_of
 from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.intervals import of_rate, relative_error, to_error
+from moretta.audit.evidence.intervals import Floats, of_rate, relative_error, to_error
 from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
 from moretta.protocols.pbpfl.ratios import from_differences
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
-
-Floats = NDArray[np.float64]
 
 TINY = 1e-30  # of a column's norm: it is divided by
 

@@ -35,7 +35,7 @@ from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import softmax
-from moretta.audit.evidence.intervals import Interval, kept, of_errors, recovered, relative_error
+from moretta.audit.evidence.intervals import Floats, Interval, kept, of_errors, recovered, relative_error
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
@@ -43,8 +43,6 @@ from moretta.protocols.pbpfl import ratios
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.ratios import from_one_row
 from moretta.protocols.pbpfl.softmax import true_softmax
-
-Floats = NDArray[np.float64]
 
 OWN = "outputs/"  # of a silo's batch, by round
 ROUNDS = 20  # the last so many

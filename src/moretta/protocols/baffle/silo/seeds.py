@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -58,8 +58,7 @@ class Seed:
 
     def begin(self, run: str, cohort: Sequence[str]) -> bytes:
         """Return this role's commitment for a cohort."""
-        self._names = frozenset(cohort)
-        self._cohort = hashlib.sha256(encode_parts("baffle cohort", *sorted(cohort))).digest()
+        self._names, self._cohort = frozenset(cohort), _digest_of(cohort)
         self._contribution = self._root.derive("baffle contribution", run, self._cohort)
         self._commitments, self.seed = {}, b""
         return commitment(self._name, self._contribution)
@@ -87,8 +86,7 @@ class Seed:
         for name, value in contributions.items():
             if not hmac.compare_digest(commitment(name, value), self._commitments[name]):
                 raise PeerError(f"the contribution of `{name}` is not the one it was committed to")
-        joined = hashlib.sha256(_in_order(contributions)).digest()
-        self.seed = derive(joined, "baffle seed", self._cohort)
+        self.seed = seed_of(contributions)
         return hashlib.sha256(self.seed).digest()
 
     def own(self) -> bytes:
@@ -109,6 +107,16 @@ class Seed:
 def commitment(name: str, contribution: bytes) -> bytes:
     """Return H(c), 32 bytes; a contribution has 32 bytes of the operating system's entropy, which hides it."""
     return hashlib.sha256(encode_parts("baffle commitment", name, contribution)).digest()
+
+
+def seed_of(contributions: Mapping[str, bytes]) -> bytes:
+    """Return the seed that follows from all roles' contributions."""
+    joined = hashlib.sha256(_in_order(contributions)).digest()
+    return derive(joined, "baffle seed", _digest_of(contributions.keys() - {SERVER}))
+
+
+def _digest_of(cohort: Iterable[str]) -> bytes:
+    return hashlib.sha256(encode_parts("baffle cohort", *sorted(cohort))).digest()
 
 
 def _in_order(values: Mapping[str, bytes]) -> bytes:
