@@ -245,6 +245,8 @@ def _images(folder: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.fl
 
 def _sheet(images: NDArray[np.float64], scale: tuple[float, float]) -> str:
     """Return images side by side, a white pixel apart, as the data URI of a PNG. scale: what is black and white."""
+    from matplotlib.image import imsave
+
     count, channels, height, width = images.shape
     kept = images if channels == 3 else images[:, :1].repeat(3, axis=1)  # of other channels, the first
     low, high = scale
@@ -253,13 +255,6 @@ def _sheet(images: NDArray[np.float64], scale: tuple[float, float]) -> str:
     for number, image in enumerate(np.round(levels * 255).astype(np.uint8)):
         start = number * (width + 1)
         sheet[:, start : start + width] = image.transpose(1, 2, 0)
-    return f"data:image/png;base64,{base64.b64encode(_png(sheet)).decode()}"
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return RGB pixels, [height, width, 3], as a PNG."""
-    from matplotlib.image import imsave
-
     stream = io.BytesIO()
-    imsave(stream, pixels, format="png")
-    return stream.getvalue()
+    imsave(stream, sheet, format="png")
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -329,6 +329,16 @@ class RunRecord(_Part):
             for silo in one.silos
         }
         return tuple(gone for gone in self.dropped if (gone.silo, gone.round) not in took_part)
+
+    @property
+    def scales_targets(self) -> bool:
+        """Whether the loss is of standardised targets."""
+        return bool(self.setting("data", "standardise-targets"))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What claims are asked of: the record as ``result.json`` has it."""
+        return self.model_dump(by_alias=True)
 
     def setting(self, section: str, key: str) -> JsonValue:
         """The value of one key of the run file, None where the run did not record it."""

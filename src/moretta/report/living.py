@@ -28,6 +28,8 @@ LONGEST = 500  # characters of a sentence
 MOST_LINES = 200  # of the log in one event, the last ones
 MOST_FIGURES = 24  # of one round
 
+_FIGURE = re.compile(r"(?!.{81})(loss|scaled_loss|epsilon|(test_|validation_).*)", re.DOTALL)  # keys of a history's
+_PRIVACY = re.compile(r"delta\Z|epsilon")
 _LOGGED = re.compile(r"(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
 _FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of a log, by `engines.run_folder`
 
@@ -139,7 +141,7 @@ def round_of(text: bytes) -> dict[str, Any] | None:
     number = line.get("round")
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         return None
-    shown = {key: value for key, value in line.items() if _is_figure(key)}
+    shown = {key: value for key, value in line.items() if _FIGURE.fullmatch(key)}
     return {
         "round": number,
         "attempt": line["attempt"] if isinstance(line.get("attempt"), int) else 0,
@@ -185,7 +187,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     warnings = record.get("warnings")
     return {
         "test": {**_numbers(test), **_numbers(metrics)},
-        "facts": {key: value for key, value in _numbers(record.get("facts")).items() if _is_privacy(key)},
+        "facts": {key: one for key, one in _numbers(record.get("facts")).items() if _PRIVACY.match(key)},
         "unbounded": isinstance(facts := record.get("facts"), dict) and facts.get("epsilon", 0.0) is None,
         "best_round": _numbers(facts).get("best_round"),
         "rounds": _numbers(record).get("rounds"),
@@ -198,7 +200,8 @@ def state_of(folder: Path, said: Said) -> dict[str, Any]:
     """Return the state, waiting, running, ended or failed, and a sentence on it, which may be empty."""
     last = last_lines(folder / "log.txt")[-1:]
     failed = _FAILED.fullmatch(last[0].decode("utf-8", "replace")) if last else None
-    number = _last_round(folder / "history.jsonl")
+    rounds = map(round_of, reversed(last_lines(folder / "history.jsonl")))
+    number = next((one["round"] for one in rounds if one is not None), 0)
     record = _json(folder / "result.json")
     state, sentence = "running" if number else "waiting", said.note
     if said.failed or failed:
@@ -208,23 +211,10 @@ def state_of(folder: Path, said: Said) -> dict[str, Any]:
     return {"state": state, "sentence": sentence[:LONGEST], "here": said.here}
 
 
-def _last_round(path: Path) -> int:
-    found = (one["round"] for one in map(round_of, reversed(last_lines(path))) if one is not None)
-    return next(found, 0)
-
-
 def _age(folder: Path) -> float:
     """Return the seconds since the last news; 0 where there was none yet."""
     times = [_signature(folder / name)[2] for name in FOLLOWED]
     return max(0.0, time.time() - max(times) / 1e9) if any(times) else 0.0
-
-
-def _is_figure(key: str) -> bool:
-    return (key in ("loss", "scaled_loss", "epsilon") or key.startswith(("test_", "validation_"))) and len(key) <= 80
-
-
-def _is_privacy(key: str) -> bool:
-    return key == "delta" or key.startswith("epsilon")
 
 
 def _missing(found: object) -> list[dict[str, Any]]:

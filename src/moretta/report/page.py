@@ -193,13 +193,9 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         **plots.figures(records),
         "window": plots.smoothing(records),
-        "several_losses": len(set(map(_loss_of, records))) > 1,
+        "several_losses": len({(str(one.setting("protocol", "loss")), one.scales_targets) for one in records}) > 1,
         "score_title": plots.score_of(records)[1],
     }
-
-
-def _loss_of(record: RunRecord) -> tuple[str, bool]:
-    return str(record.setting("protocol", "loss")), bool(record.setting("data", "standardise-targets"))
 
 
 def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -208,13 +204,12 @@ def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:
     for label, record in zip(labels(records), records, strict=True):
         shared.setdefault((privacy_statements(record), reading_notes(record)), []).append(label)
     return {
-        "privacy": [(enumerated(names), _by_role(statements)) for (statements, _), names in shared.items()],
+        "privacy": [
+            (enumerated(names), [(role, list(some)) for role, some in groupby(statements, key=lambda one: one.role)])
+            for (statements, _), names in shared.items()
+        ],
         "notes": dict.fromkeys(note for _, some in shared for note in some),
     }
-
-
-def _by_role(statements: Iterable[Statement]) -> list[tuple[str, list[Statement]]]:
-    return [(role, list(some)) for role, some in groupby(statements, key=lambda one: one.role)]
 
 
 def _settings(records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -277,16 +272,9 @@ def cells_of(spread: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _figure(spread: Mapping[str, Any], key: str) -> Markup:
     cells = [(label, cell["rows"]) for label, cell in cells_of(spread)]
-    said = ", ".join(f"{label}: {rows}" for label, rows in cells)
-    name = _title(spread)
-    return plots.drawn(
-        key, name, f"{name}. {said}.", lambda figure: _draw(figure, name, cells), _EDGE + _BAR * len(cells)
-    )
-
-
-def _title(spread: Mapping[str, Any]) -> str:
-    unit = f" ({spread['unit']})" if spread.get("unit") else ""
-    return f"{_cut(str(spread['name']), 60)}{unit}"
+    name = _cut(str(spread["name"]), 60) + (f" ({spread['unit']})" if spread.get("unit") else "")
+    said = f"{name}. {', '.join(f'{label}: {rows}' for label, rows in cells)}."
+    return plots.drawn(key, name, said, lambda figure: _draw(figure, name, cells), _EDGE + _BAR * len(cells))
 
 
 def _draw(figure: Figure, name: str, cells: Sequence[tuple[str, int | str]]) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 INK, FAINT, PAPER = "#010203", "#040506", "#070809"
 """Stand-ins, unlikely to be anybody's colour, that become the page's variables --ink, --faint and --paper."""
 
+Curve = Sequence[tuple[float, float]]
+"""Points of a line: rounds and values, as a rule."""
+
 COLOURS = ("#e69f00", "#009e73", "#999933", "#cc79a7", INK, "#0072b2", "#d55e00", "#56b4e9")
 """Protocols' colours, in the registry's order: Okabe and Ito's palette, which the colour-blind can tell apart.
 
@@ -92,7 +95,7 @@ def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | N
     last: the end of the SVGs' ids, where a page has several.
     """
     losses, window = f"losses{last}", smoothing(records)
-    scaled = ", of scaled targets" if any(one.setting("data", "standardise-targets") for one in records) else ""
+    scaled = ", of scaled targets" * any(one.scales_targets for one in records)
     return {
         "losses": _curves(records, losses, "loss", f"Training loss{scaled}", least=1, window=window),
         "scores": _curves(records, f"scores{last}", *score_of(records), least=2),
@@ -119,7 +122,7 @@ def _ranked(records: Sequence[RunRecord]) -> list[tuple[Markup, str]]:
     return found
 
 
-def _points(record: RunRecord, key: str) -> list[tuple[float, float]]:
+def _points(record: RunRecord, key: str) -> Curve:
     if key == "calibration":
         table = record.test.classes.reliability if record.test.classes else ()
         return [(one.probability, one.accuracy) for one in table]
@@ -128,16 +131,12 @@ def _points(record: RunRecord, key: str) -> list[tuple[float, float]]:
 
 
 def _draw_points(
-    figure: Figure,
-    records: Sequence[RunRecord],
-    points: Sequence[Sequence[tuple[float, float]]],
-    titles: tuple[str, str, str],
+    figure: Figure, records: Sequence[RunRecord], points: Sequence[Curve], titles: tuple[str, str, str]
 ) -> None:
     axes = figure.add_subplot()
     if titles[2] != "Precision":
         axes.plot((0, 1), (0, 1), color=FAINT, linewidth=0.8, linestyle=(0, (2, 2)))
-    for number, some in enumerate(points):
-        _line(axes, records, number, [x for x, _ in some], [y for _, y in some], 1)
+    _lines(axes, records, points, 1)
     _finish_curves(axes, records, *titles[:2])
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel=titles[2])
 
@@ -155,7 +154,7 @@ def score_of(records: Sequence[RunRecord]) -> tuple[str, str]:
     return "test_accuracy", "Test accuracy"
 
 
-def _last_attempts(record: RunRecord, measure: str) -> list[tuple[int, float]]:
+def _last_attempts(record: RunRecord, measure: str) -> Curve:
     """(round, value) where there is a value; of a round that was tried again, only the last attempt counts."""
     found = {}
     for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
@@ -174,8 +173,7 @@ def _curves(
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for number, curve in enumerate(curves):
-            _line(axes, records, number, [r for r, _ in curve], [v for _, v in curve], window)
+        _lines(axes, records, curves, window)
         values = [value for curve in curves for _, value in curve]
         positive = [value for value in values if 0 < value < float("inf")]
         logarithmic = measure == "loss" and all(value > 0 for value in values)
@@ -205,34 +203,29 @@ def _span(axes: Axes, records: Sequence[RunRecord], measure: str, values: Sequen
         axes.set_ylim(min(0.0, *values), 1.05 * max(values))
 
 
-def _line(
-    axes: Axes,
-    records: Sequence[RunRecord],
-    number: int,
-    rounds: Sequence[float],
-    values: Sequence[float],
-    window: int,
-) -> None:
+def _lines(axes: Axes, records: Sequence[RunRecord], curves: Sequence[Curve], window: int) -> None:
     """Earlier runs are drawn broader, so that a later one on the very same points does not hide them."""
-    colour_of = colour(records[number].protocol)
-    if window > 1:
-        axes.plot(rounds, values, color=colour_of, alpha=0.22, linewidth=0.6)
-    axes.plot(
-        rounds,
-        _moving_average(values, window),
-        color=colour_of,
-        linestyle=DASHES[number % len(DASHES)],
-        linewidth=max(1.5, 2.6 - 0.5 * number) if len(records) > 1 else 1.7,
-        marker="o" if len(rounds) < 40 and window == 1 else "",
-        markersize=3,
-        label=_short_labels(records)[number] if rounds else None,  # a blind aggregator knows no loss
-    )
+    for number, (curve, record, name) in enumerate(zip(curves, records, _short_labels(records), strict=True)):
+        rounds, values = [at for at, _ in curve], [value for _, value in curve]
+        if window > 1:
+            axes.plot(rounds, values, color=colour(record.protocol), alpha=0.22, linewidth=0.6)
+        axes.plot(
+            rounds,
+            _moving_average(values, window),
+            color=colour(record.protocol),
+            linestyle=DASHES[number % len(DASHES)],
+            linewidth=max(1.5, 2.6 - 0.5 * number) if len(records) > 1 else 1.7,
+            marker="o" if len(rounds) < 40 and window == 1 else "",
+            markersize=3,
+            label=name if rounds else None,  # a blind aggregator knows no loss
+        )
 
 
 def _finish_curves(axes: Axes, records: Sequence[RunRecord], title: str, across: str = "Round") -> None:
     from matplotlib.ticker import MaxNLocator
 
-    columns = _legend_columns(_short_labels(records), 68 if across == "Round" else 44)
+    longest, width = max(map(len, _short_labels(records))), 68 if across == "Round" else 44
+    columns = min(len(records), 4, max(1, width // (longest + 6)))
     axes.set_title(title, pad=8 if len(records) == 1 else 8 + 15 * -(-len(records) // columns))
     axes.set_xlabel(across)
     if across == "Round":
@@ -301,10 +294,6 @@ def _short_labels(records: Sequence[RunRecord]) -> list[str]:
     """Labels that fit a figure. matplotlib leaves names that begin with _ out of a legend."""
     names = [label.lstrip("_") or "?" for label in labels(records)]
     return [name if len(name) <= 30 else name[:29] + "…" for name in names]
-
-
-def _legend_columns(names: Sequence[str], width: int) -> int:
-    return min(len(names), 4, max(1, width // (max(map(len, names)) + 6)))
 
 
 def _moving_average(values: Sequence[float], window: int) -> list[float]:

@@ -238,7 +238,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
             "Nothing was hidden, as insecure-secret-seed was set: whoever knows the run file can compute every key and "
             "mask."
         )
-    run = record.model_dump(by_alias=True)
+    run = record.content
     if is_summed(run) and scheme(run) not in MASKED:
         return (
             f"This version of the report has no sentence on what the aggregation scheme {scheme(run)} hides from whom."
@@ -254,7 +254,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
 
 def _opening(record: RunRecord) -> str:
     """Return what is said before the roles: that one process played all of them."""
-    run = record.model_dump(by_alias=True)
+    run = record.content
     notes = (one for one in claims_of(record.protocol) if one.role == "reader" and one.holds(run))
     return next(filter(None, (one.headline(run) for one in notes)), "")
 
@@ -333,38 +333,21 @@ def insecure_runs(records: Sequence[RunRecord]) -> str:
 
 def summary(records: Sequence[RunRecord]) -> str:
     """What was trained, what was sent, and who missed a round."""
-    return _summary_of_one(records[0]) if len(records) == 1 else _summary_of_many(records)
-
-
-def _summary_of_one(record: RunRecord) -> str:
-    sent, received = record.traffic.up_per_silo_per_round, record.traffic.down_per_silo_per_round
-    traffic = (
-        f"In each round a silo sent {human_bytes(sent)} and received {human_bytes(received)}."
-        if sent or received
-        else "The silos sent and received nothing during training."
-    )
-    return f"{_cohort(record)} with {label_of(record)}. " + (f"{traffic} {_missed(record)}")
-
-
-def _summary_of_many(records: Sequence[RunRecord]) -> str:
-    names = labels(records)
-    how_many = _number_word(len(records))
+    first, told = records[0], [f"With {label_of(one)}, {said}." if (said := missed(one)) else "" for one in records]
+    silos = _count(first.silos, "silo")
+    cohort = f"{silos[0].upper()}{silos[1:]} trained a model of {_count(first.parameters, 'parameter')} "
+    cohort += f"for {_count(first.rounds, 'round')}"
+    if len(records) == 1:
+        sent, received = first.traffic.up_per_silo_per_round, first.traffic.down_per_silo_per_round
+        traffic = "The silos sent and received nothing during training."
+        if sent or received:
+            traffic = f"In each round a silo sent {human_bytes(sent)} and received {human_bytes(received)}."
+        return f"{cohort} with {label_of(first)}. {traffic} {told[0]}"
+    names, how_many = enumerated(labels(records)), _number_word(len(records))
+    opening = f"{how_many.capitalize()} runs: {names}. They differ in name, model size, silos or rounds."
     if len({(record.name, record.parameters, record.silos, record.rounds) for record in records}) == 1:
-        opening = f"{_cohort(records[0])}, in {how_many} ways: {enumerated(names)}."
-    else:
-        opening = (
-            f"{how_many.capitalize()} runs: {enumerated(names)}. They differ in name, model size, silos or rounds."
-        )
-    missed = " ".join(dict.fromkeys(map(_missed, records)))
-    return f"{opening} {missed}".strip()
-
-
-def _cohort(record: RunRecord) -> str:
-    silos = _count(record.silos, "silo")
-    return (
-        f"{silos[0].upper()}{silos[1:]} trained a model of {_count(record.parameters, 'parameter')} "
-        f"for {_count(record.rounds, 'round')}"
-    )
+        opening = f"{cohort}, in {how_many} ways: {names}."
+    return f"{opening} {' '.join(dict.fromkeys(told))}".strip()
 
 
 def _count(number: int, thing: str) -> str:
@@ -380,10 +363,6 @@ def missed(record: RunRecord) -> str:
     silos, rounds = (len({getattr(one, key) for one in record.missed}) for key in ("silo", "round"))
     answers = "answers in " if record.sums is None else ""
     return f"{_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}" if silos else ""
-
-
-def _missed(record: RunRecord) -> str:
-    return f"With {label_of(record)}, {said}." if (said := missed(record)) else ""
 
 
 Role = Literal["Server", "A silo", "An eavesdropper"]
@@ -425,8 +404,10 @@ class Statement:
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
     """Return the sentences that hold of this run, the server's first."""
-    run, attacked = record.model_dump(by_alias=True), () if record.audit is None else record.audit.attacks
-    found = [Statement("Server", said) for said in _of_an_unknown_scheme(run)]
+    run, attacked, found = record.content, () if record.audit is None else record.audit.attacks, list[Statement]()
+    if is_summed(run) and scheme(run) not in MASKED:
+        said = f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
+        found.append(Statement("Server", said))
     for role in ROLES:
         for claim in _said(run, role):
             tested = tuple(_tested(one) for one in attacked if one.attack in claim.attacks)
@@ -436,23 +417,20 @@ def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
     """Return notes for a reader of the sentences; they are no claims and need no test."""
-    run = record.model_dump(by_alias=True)
+    run = record.content
     return tuple(claim.sentence(run) for claim in _claims(run) if claim.role == "reader" and claim.holds(run))
 
 
 def epsilon_note(record: RunRecord) -> str:
     """Return the run's epsilon with what its scale means, empty where no noise was added."""
-    run = record.model_dump(by_alias=True)
+    run = record.content
     if not is_noised(run):
         return ""
-    epsilon = record.facts["epsilon"]
-    what, _ = unit_of(run["facts"])
+    epsilon, (what, _) = record.facts["epsilon"], unit_of(run["facts"])
     scale = f"ε = 0 would tell nothing of one {what}"
     if isinstance(epsilon, int | float) and epsilon < LARGEST:
-        scale += (
-            f", and with ε = {epsilon:.3g} whatever is seen is at most {math.exp(epsilon):.3g} times as likely with "
-        )
-        scale += f"the {what} as without it, but for a chance of δ"
+        times = f"{math.exp(epsilon):.3g} times as likely with the {what} as without it, but for a chance of δ"
+        scale += f", and with ε = {epsilon:.3g} whatever is seen is at most {times}"
     return f"{epsilons(run)}. {scale}{what_epsilon_leaves_out(run)}."
 
 
@@ -474,11 +452,6 @@ def _said(run: Record, role: Role) -> list[Claim]:
     """Return a role's claims with a sentence about this run; if one of them stands alone, that one only."""
     found = [one for one in _claims(run) if one.role in ROLES[role] and not one.silent and one.holds(run)]
     return [claim for claim in found if claim.alone] or found
-
-
-def _of_an_unknown_scheme(run: Record) -> Iterator[str]:
-    if is_summed(run) and scheme(run) not in MASKED:
-        yield f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
 
 
 def _tested(one: Attacked) -> Tested:

@@ -311,18 +311,16 @@ def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | Non
 def spread(spreads: Sequence[OverSeeds]) -> Table:
     """Return a row a measure, each cell the mean and the deviation of the runs of a protocol or variant."""
     every = [record for one in spreads for record in one.records]
-    rows = [_spread_row(measure, spreads) for measure in (*_measures(every), ROUNDS) if measure.key]
-    return Table(("Measure", *(one.label for one in spreads)), tuple(row for row in rows if row is not None))
-
-
-def _spread_row(measure: _Measure, spreads: Sequence[OverSeeds]) -> Row | None:
-    values = [one.values(measure) for one in spreads]
-    if all(value is None for some in values for value in some):
-        return None
-    found = [spread_of(some) for some in values]
-    unit, size = measure.scale(mean for mean, _ in found)
-    cells = (MISSING if mean is None else mean_to_digits(mean / size, apart and apart / size) for mean, apart in found)
-    return Row("", measure.name, unit, tuple(cells))
+    rows = list[Row]()
+    for measure in (*_measures(every), ROUNDS):
+        values = [one.values(measure) for one in spreads if measure.key]
+        if any(value is not None for some in values for value in some):
+            found = [spread_of(some) for some in values]
+            unit, size = measure.scale(mean for mean, _ in found)
+            sides = [(mean if mean is None else mean / size, apart and apart / size) for mean, apart in found]
+            cells = (MISSING if mean is None else mean_to_digits(mean, apart) for mean, apart in sides)
+            rows.append(Row("", measure.name, unit, tuple(cells)))
+    return Table(("Measure", *(one.label for one in spreads)), tuple(rows))
 
 
 SHOWN = 20  # classes in a terminal; the page has all

@@ -34,10 +34,9 @@ def parties(evidence: Evidence) -> Iterator[Sentence]:
         if silos is not None:
             yield sentence(f"The run file asks for {silos} silos", of_planned("data", "silos"))
         return
-    names = record.silo_names if len(record.silo_names) <= MOST_NAMES else ()
     text = f"{record.silos} {'silo' if record.silos == 1 else 'silos'}, which hold rows, took part"
-    if names:
-        text += f", and the run calls them {enumerated(names)}"
+    if 0 < len(record.silo_names) <= MOST_NAMES:
+        text += f", and the run calls them {enumerated(record.silo_names)}"
     yield sentence(text, of_result("silo_names" if record.silo_names else "silos"))
     if not evidence.entry or not evidence.entry.pooled:
         yield sentence("Beside them a server took part, which holds no training rows", of_result("protocol"))
@@ -95,7 +94,7 @@ def impacts(evidence: Evidence) -> Iterator[Sentence]:
     )
 
 
-def words() -> Iterator[Sentence]:
+def words(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what the words of claims and attacks mean."""
     for number, text in enumerate(WORDS):
         yield sentence(text, f"word:{number}", group="Words")
@@ -256,7 +255,7 @@ def security(evidence: Evidence) -> Iterator[Sentence]:
     if record is None:
         return
     if evidence.entry is None or evidence.entry.summed:
-        roster = has_roster(record.model_dump(by_alias=True))
+        roster = has_roster(record.content)
         text = (
             "Each silo signed its keys by a long-lived identity, which a roster of all parties names"
             if roster
@@ -269,12 +268,9 @@ def security(evidence: Evidence) -> Iterator[Sentence]:
 def works(evidence: Evidence) -> Iterator[Sentence]:
     """Yield how well the model predicts, as far as that is evidence of necessity."""
     record = evidence.record
-    if record is None:
-        return
-    if not record.test.given:
-        yield sentence("No test rows say how well the model predicts", of_result("test"))
-        return
-    yield sentence(reached(record), of_result("test"))
+    if record is not None:
+        text = reached(record) if record.test.given else "No test rows say how well the model predicts"
+        yield sentence(text, of_result("test"))
 
 
 MEASURES = ("not given", "obfuscated", "bounded")
@@ -301,8 +297,7 @@ def held(evidence: Evidence) -> Sequence[Held]:
     """Return the claims that hold of a finished run; if one stands alone for its role, that one only."""
     if evidence.record is None:
         return ()
-    run = evidence.record.model_dump(by_alias=True)
-    every = enumerate(claims_of(evidence.protocol))
+    run, every = evidence.record.content, enumerate(claims_of(evidence.protocol))
     found = [Held(one, place, evidence.protocol) for place, one in every if one.role in ROLES and one.holds(run)]
     alone = {one.claim.role for one in found if one.claim.alone}
     return [one for one in found if one.claim.alone or one.claim.role not in alone]
@@ -316,11 +311,10 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
             of_planned("run", "rounds"),
         )
         return
-    run = evidence.record.model_dump(by_alias=True)
     for role, name in ROLES.items():
         for one in held(evidence):
             if one.claim.role == role and one.claim.kind not in MEASURES:
-                yield from one.said(run)
+                yield from one.said(evidence.record.content)
         yield from under(name, _recorded(evidence, role))
     if not claims_of(evidence.protocol):
         yield sentence(
@@ -341,9 +335,7 @@ def _recorded(evidence: Evidence, role: str) -> list[Sentence]:
 
 def measures(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what the protocol keeps from whom by design."""
-    if evidence.record is None:
-        return
-    run = evidence.record.model_dump(by_alias=True)
+    run = evidence.record.content if evidence.record else {}
     for role in ROLES:
         for one in held(evidence):
             if one.claim.role == role and one.claim.kind in MEASURES:
@@ -400,4 +392,5 @@ def personal(evidence: Evidence) -> Iterator[Sentence]:
             cited = [f"clause:{name}" for name in clauses]
             claims = [f"claim:{one.protocol}:{one.place}" for one in having]
             names = ", ".join(name[0].lower() + name[1:] for name in roles)
-            yield sentence(f"{text} (received here by: {names})", *cited, *claims)
+            group = "Which of it is personal data, and why"
+            yield sentence(f"{text} (received here by: {names})", *cited, *claims, group=group)

@@ -79,16 +79,13 @@ def render(told: dict[str, Any]) -> bytes:
 
     Raises `moretta.errors.MissingExtra` without Jinja2.
     """
+    groups = [groupby(section["sentences"], lambda one: str(one.get("group", ""))) for section in told["sections"]]
     shown = [
-        {**section, "groups": [(name, list(some)) for name, some in groupby(section["sentences"], _group)]}
-        for section in told["sections"]
+        {**section, "groups": [(name, list(some)) for name, some in its]}
+        for section, its in zip(told["sections"], groups, strict=True)
     ]
     text = template("dossier.html.j2").render(told=told, sections=shown)
     return text.encode("utf-8", "replace")
-
-
-def _group(one: dict[str, Any]) -> str:
-    return str(one.get("group", ""))
 
 
 def _check_place(files: Files, data: bytes, page: bytes) -> None:

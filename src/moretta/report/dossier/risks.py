@@ -68,9 +68,9 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
         return
     for severity in SEVERITIES:
         yield from _of_severity(audit, severity)
-    ungraded = [(place, one) for place, one in enumerate(audit.attacks) if one.severity is None]
-    for place, one in ungraded:
-        yield from under(NOT_GRADED, _came_to(place, one))
+    for place, one in enumerate(audit.attacks):
+        if one.severity is None:
+            yield from under(NOT_GRADED, _came_to(place, one))
 
 
 def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
@@ -112,7 +112,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
     if record is None:
         return
     group = "Differential privacy"
-    if not is_noised(record.model_dump(by_alias=True)):
+    if not is_noised(record.content):
         text = "No noise was added for differential privacy, so there is no epsilon that bounds what the model tells"
         yield sentence(text, of_result("facts"), "clause:nist-2-1-1", group=group)
         return
@@ -203,9 +203,8 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
         text = f"{who_does(one)}: this attack was not played, as {one.because}"
         source = of_audited("not_run", place)
         yield sentence(text, source, group="Attacks that were not played", name=one.attack)
-    run = record.model_dump(by_alias=True)
     for assumed in ASSUMPTIONS:
-        if assumed.where(run):
+        if assumed.where(record.content):
             source = of_result(*assumed.keys)
             yield sentence(assumed.text, source, "clause:assumptions", group="Assumptions")
     for place, warning in enumerate(record.warnings):
