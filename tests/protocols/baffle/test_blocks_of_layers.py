@@ -25,7 +25,7 @@ from moretta.errors import ParameterError
 from moretta.models.architectures import lenet, wrn
 from moretta.models.by_keyword import takes_packed
 from moretta.models.one_tensor import gives_one_tensor
-from moretta.protocols.baffle.cut import Cut, blocks_of, constants_of, cut_of, graph_of
+from moretta.protocols.baffle.cut import Cut, blocks_of, cut_of, graph_of
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.recipe import Recipe
@@ -378,7 +378,7 @@ class Idle(Head):
 def test_a_model_that_cannot_be_cut_is_refused_and_says_where(kind: type[Head], source: str, words: str) -> None:
     model = nn.Sequential(nn.ReLU(), kind()) if source else kind()
     with pytest.raises(ParameterError, match="cannot be cut into blocks") as caught:
-        constants_of(model, cut_of(model, layout_of(model), (6,), torch.float32))
+        cut_of(model, layout_of(model), (6,), torch.float32)
     said = str(caught.value)
     assert words in said
     assert "\n" not in said

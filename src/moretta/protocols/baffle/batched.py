@@ -98,7 +98,11 @@ class Batched:
         else:
             x = x.expand(count, *x.shape)
         for layer, places in self.rows:
-            x = _multiply(_tensors(layer, places, parameters), x) if places else layer(x)
+            tensors = _tensors(layer, places, parameters)
+            if "bias" in tensors:
+                x = torch.baddbmm(tensors["bias"][:, None], x, tensors["weight"].transpose(1, 2))
+            else:
+                x = torch.bmm(x, tensors["weight"].transpose(1, 2)) if places else layer(x)
         return x
 
 
@@ -153,12 +157,6 @@ def _convolve(layer: nn.Conv2d, tensors: Tensors, x: Tensor, groups: int) -> Ten
     x = x.contiguous(memory_format=torch.channels_last)
     out = F.conv2d(x, tensors["weight"], tensors.get("bias"), layer.stride, layer.padding, layer.dilation, groups)
     return out.contiguous()
-
-
-def _multiply(tensors: Tensors, x: Tensor) -> Tensor:
-    if "bias" in tensors:
-        return torch.baddbmm(tensors["bias"][:, None], x, tensors["weight"].transpose(1, 2))
-    return torch.bmm(x, tensors["weight"].transpose(1, 2))
 
 
 def _is_known(layer: nn.Module) -> bool:

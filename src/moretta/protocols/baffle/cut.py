@@ -129,6 +129,10 @@ def graph_of(
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     constants = dict[Node, Tensor]()
     tensors, inputs, nodes, output = dict[Node, str](), list[Node](), list[Node](), None
+
+    def on_device(argument: Any) -> Any:
+        return torch.device(device) if isinstance(argument, torch.device) else argument
+
     for node in program.graph.nodes:
         if node.op == "placeholder":
             target = sources[node.name]
@@ -141,7 +145,7 @@ def graph_of(
         elif node.op == "call_function":
             if any(name in str(node.target) for name in CHECKS) and not node.users:
                 continue
-            node.args, node.kwargs = (_on(device, part) for part in (node.args, node.kwargs))
+            node.args, node.kwargs = (map_aggregate(part, on_device) for part in (node.args, node.kwargs))
             if _in_our_terms(node):
                 nodes.append(node)
         elif node.op == "output":
@@ -172,14 +176,13 @@ def _exported(model: nn.Module, rows: Tensor) -> Any:
     raise _uncut(_reason(first), "".join(traceback.format_tb(first.__traceback__))) from first
 
 
-def _on(device: torch.device | str, part: Any) -> Any:
-    """Return a node's arguments with every device among them replaced."""
-    return map_aggregate(part, lambda one: torch.device(device) if isinstance(one, torch.device) else one)
-
-
 def unused(cut: Cut, names: Iterable[str]) -> list[str]:
     """Return which of these tensors the outputs do not depend on."""
-    reaching = _reaching(cut)
+    reaching, waiting = {cut.output}, [cut.output]
+    while waiting:
+        new = set(waiting.pop().all_input_nodes) - reaching
+        reaching |= new
+        waiting += new
     used = {name for node, name in cut.tensors.items() if node in reaching}
     return [name for name in names if name not in used]
 
@@ -206,12 +209,6 @@ def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -
     """Return a node's value. arguments: in the place of its own."""
     given = arguments_of(node, values) if arguments is None else arguments
     return node.target(*given, **map_arg(node.kwargs, values.__getitem__))
-
-
-def constants_of(model: nn.Module, cut: Cut) -> dict[str, torch.Tensor]:
-    """Return what of the model the graph reads, parameters and buffers alike, by name."""
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: held[name] for name in cut.tensors.values()}
 
 
 def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[LayerBlock, ...]:
@@ -273,16 +270,6 @@ def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> di
         name = cut.tensors.get(read, "") if isinstance(read, torch.fx.Node) else ""
         if name in layout.shapes and uses[name] == 1:
             found[place] = name
-    return found
-
-
-def _reaching(cut: Cut) -> set[Node]:
-    found, waiting = {cut.output}, [cut.output]
-    while waiting:
-        for read in waiting.pop().all_input_nodes:
-            if read not in found:
-                found.add(read)
-                waiting.append(read)
     return found
 
 

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from moretta.contract.messages import Message
@@ -38,11 +39,10 @@ RUNS = ("onnxruntime",)  # those that an edge client itself needs; the others ex
 def check_packages(needed: Iterable[str]) -> None:
     """Raise `moretta.errors.MissingExtra` where one of `PACKAGES` is needed and missing."""
     for package in needed:
-        try:
-            there = importlib.util.find_spec(package) is not None
-        except ModuleNotFoundError:
-            there = False
-        if not there:
+        there = None
+        with suppress(ModuleNotFoundError):
+            there = importlib.util.find_spec(package)
+        if there is None:
             extra = PACKAGES[package]
             raise MissingExtra(f"edge clients need {package}, which is not there; run: pip install 'moretta[{extra}]'")
 

@@ -181,10 +181,9 @@ class BAFFLE(PrivateTraining):
                 key = "linear" if self.linear != "scalars" else "a table for k"
                 raise ParameterError(f'{key} is of blocks; set perturb = "blocks", or remove it')
             return self
-        table = self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
         if self.k == {}:
             raise ParameterError("k: expected how many moves each block has, got an empty table; remove k, or fill it")
-        for block, moves in table.items():
+        for block, moves in self._moves.items():
             if type(moves) is not int or not 1 <= moves <= MOST // 2:
                 raise ParameterError(f"k: block `{block}`: expected 1 to {MOST // 2} moves, got {moves!r:.40}")
         if self.form not in ("base", "central"):
@@ -251,10 +250,11 @@ class BAFFLE(PrivateTraining):
 
     def rule(self) -> blocks.Rule | None:
         """Return how blocks move, if the model is moved by blocks."""
-        if self.perturb == "all":
-            return None
-        table = self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
-        return blocks.Rule(tuple(table.items()), self.linear)
+        return None if self.perturb == "all" else blocks.Rule(tuple(self._moves.items()), self.linear)
+
+    @property
+    def _moves(self) -> dict[str, Any]:
+        return self.k if isinstance(self.k, dict) else {} if self.k is None else {"*": self.k}
 
     def recipe(self, rounds: int, augment: str = "") -> Recipe:
         """Return the settings of a silo in a run of so many rounds. augment: how images of a batch are varied."""

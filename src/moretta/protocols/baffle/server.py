@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.contract.roles import Aborted, Exchange, Outcome, Phase, Report, State, no_phase, under
@@ -171,22 +172,24 @@ class Server:
         Differs from the paper, whose coefficient is the same from the first round on: after t rounds the start would
         still weigh ema^t. The authors' code does that too, by epochs.
         """
+        most = number / (number + 9)
         if self._params.ema_each == "epoch" and self._params.ema:
             epochs, early = divmod(number, self._params.epoch_rounds)
             if early:
                 return
-            kept = min(self._params.ema, (1 + epochs) / (10 + epochs))
-        else:
-            kept = min(self._params.ema, number / (number + 9))
-        self._average += (1.0 - kept if self._params.ema else 1.0) * (self._parameters() - self._average)
+            most = (1 + epochs) / (10 + epochs)
+        self._average += (1.0 - min(self._params.ema, most)) * (self._parameters() - self._average)
 
     def _averaged(self) -> dict[str, Array]:
         model = copy.deepcopy(self._model)
-        trained = modules.trainable(model)
-        with torch.no_grad():
-            for name, value in self._layout.split(self._average).items():
-                trained[name].copy_(torch.from_numpy(value))
+        self._set(model, self._average)
         return modules.arrays(model)
+
+    @torch.no_grad()
+    def _set(self, model: nn.Module, parameters: Array) -> None:
+        trained = modules.trainable(model)
+        for name, value in self._layout.split(parameters).items():
+            trained[name].copy_(torch.tensor(value))
 
     def _trained(self, parameters: Tensors) -> Tensors:
         """Return those that are trained, as silos have what is fixed."""
@@ -217,13 +220,10 @@ class Server:
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        trained = modules.trainable(self._model)
-        with torch.no_grad():
-            for name, value in self._layout.split(np.asarray(state["parameters"])).items():
-                trained[name].copy_(torch.tensor(value))
-            buffers = dict(self._model.named_buffers())
-            for name in batch_statistics.moving(self._model) if self._statistics else ():
-                buffers[name].copy_(torch.tensor(np.asarray(state[f"model/{name}"])))
+        self._set(self._model, np.asarray(state["parameters"]))
+        buffers = dict(self._model.named_buffers())
+        for name in batch_statistics.moving(self._model) if self._statistics else ():
+            buffers[name].copy_(torch.tensor(np.asarray(state[f"model/{name}"])))
         self._average = np.array(state["average"], dtype=np.float64)
         if self._accountant is not None:
             self._accountant.releases.restore(state)

@@ -42,7 +42,7 @@ class TorchBlocks(TorchForward):
                 read |= {*path.some, *path.joining}
                 read |= {each for node in (*path.some, *path.joining) for each in node.all_input_nodes}
         self._last_use = {each: node for node in cut.nodes for each in node.all_input_nodes if each not in read}
-        held = cutting.constants_of(self._model, cut)
+        held = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         self._constants: dict[Node, Any] = {node: held[name] for node, name in cut.tensors.items()} | {**cut.constants}
         self._kept: dict[Node, Any] = {}
         self._alone = set[tuple[Node, ...]]()  # what torch.vmap was found not to run
@@ -74,8 +74,7 @@ class TorchBlocks(TorchForward):
         layer = self._cut.layers[block.name]
         with torch.inference_mode():
             if block.kind == "channels":
-                for outputs in self._by_channels(block, layer, signs, distance):
-                    yield self._numbers(outputs)
+                yield from map(self._numbers, self._by_channels(block, layer, signs, distance))
             else:
                 for values in self._moves(block, layer, signs, distance):
                     yield self._numbers(self._outputs(self._after[block.name], {layer.node: values}))
@@ -99,47 +98,46 @@ class TorchBlocks(TorchForward):
             for some in stretches(len(u), together):
                 yield torch.addcmul(kept, slopes[some], u[some].view(-1, *[1] * (kept.ndim - 1), u.shape[1]))
         else:
-            moves = block.by_tensor(self.layout.shapes, signs)
-            for some in stretches(block.repeats, together):
-                own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
-                yield kept + distance * self._effects(layer, own)
+            for effects in self._effects(block, layer, signs, together):
+                yield kept + distance * effects
 
     def _by_channels(self, block: LayerBlock, layer: Layer, signs: Signs, distance: float) -> Iterator[Tensor]:
         """Yield the outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
         path, kept = self._paths[block.name], self._kept[layer.node]
-        moves = block.by_tensor(self.layout.shapes, signs)
-        for some in stretches(block.repeats, max(1, TOGETHER // kept.numel())):
-            own = {name: torch.from_numpy(moved[some]).to(self._flat) for name, moved in moves.items()}
-            effects, found = distance * self._effects(layer, own), list[Tensor]()
+        for effects in self._effects(block, layer, signs, max(1, TOGETHER // kept.numel())):
+            effects, found = distance * effects, list[Tensor]()
             for channels in block.channels_of(kept.shape[1]):
                 moved = kept[:, channels] + effects[:, :, channels]
                 found.append(self._outputs(path.late, follow(path, moved, channels, self._kept)))
             yield torch.stack(found, dim=1).flatten(0, 1)
 
-    def _effects(self, layer: Layer, signs: Mapping[str, Tensor]) -> Tensor:
-        """Return what signs [moves, ...], as weights, make of what a layer reads: by that its output moves."""
+    def _effects(self, block: LayerBlock, layer: Layer, signs: Signs, together: int) -> Iterator[Tensor]:
+        """Yield by what a layer's output moves, [moves, ...], so many repeats at a time."""
+        moves = block.by_tensor(self.layout.shapes, signs)
+        for some in stretches(block.repeats, together):
+            yield self._effect(layer, {n: torch.from_numpy(each[some]).to(self._flat) for n, each in moves.items()})
+
+    def _effect(self, layer: Layer, signs: Mapping[str, Tensor]) -> Tensor:
+        """Return what signs [moves, ...], as weights, make of what a layer reads."""
         if not layer.places:
             return signs[layer.tensors[0]]
         arguments = arguments_of(layer.node, self._kept)
         moves = len(next(iter(signs.values())))
-        target, places = layer.node.target, cutting.LINEAR_IN_WEIGHTS[layer.node.target]
+        target = layer.node.target
+        linear_in = [place for place in cutting.LINEAR_IN_WEIGHTS[target] if place < len(arguments)]
+        places = [place for place in linear_in if arguments[place] is not None]
         for place in places:
-            if place < len(arguments) and arguments[place] is not None:
-                still = arguments[place].new_zeros(moves, *arguments[place].shape)
-                arguments[place] = signs[layer.places[place]] if place in layer.places else still
+            still = arguments[place].new_zeros(moves, *arguments[place].shape)
+            arguments[place] = signs[layer.places[place]] if place in layer.places else still
         # All moves of a convolution are one layer's channels.
         if target in cutting.CONVOLUTIONS and (len(arguments) < 7 or arguments[6] == 1):
             for place in places:
-                if place < len(arguments) and arguments[place] is not None:
-                    arguments[place] = arguments[place].flatten(0, 1)
+                arguments[place] = arguments[place].flatten(0, 1)
             effects: Tensor = target(*arguments)
             return effects.view(len(effects), moves, -1, *effects.shape[2:]).movedim(1, 0)
         found = list[Tensor]()
         for move in range(moves):
-            own = list(arguments)
-            for place in places:
-                if place < len(own) and own[place] is not None:
-                    own[place] = own[place][move]
+            own = [each[move] if place in places else each for place, each in enumerate(arguments)]
             found.append(called(layer.node, self._kept, own))
         return torch.stack(found)
 

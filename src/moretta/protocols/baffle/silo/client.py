@@ -20,7 +20,7 @@ from moretta.protocols.baffle.silo.estimate import Combine, Parts, check_sigma, 
 from moretta.protocols.baffle.silo.forward import Forward, Normalises
 from moretta.protocols.baffle.silo.messages import RUNS_TORCH, Agree, Estimate
 from moretta.protocols.baffle.silo.private import noise_of, noised_mean
-from moretta.protocols.baffle.silo.recipe import Recipe
+from moretta.protocols.baffle.silo.recipe import LocalSteps, Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.augmentation import cropped
@@ -134,12 +134,11 @@ class Client:
                 "the round's parameter hash is not that of these parameters in the model that this silo runs; expected "
                 "the model, or the ONNX graph, of this set-up"
             )
-        if self._recipe.blocks and ask.k != self._recipe.most:
-            raise PeerError(
-                f"expected {self._recipe.most} moves of the model's blocks, as this silo is set, got {ask.k}"
-            )
-        if ask.k > self._recipe.most:
-            raise PeerError(f"expected a K of at most {self._recipe.most}, as this silo is set, got {ask.k}")
+        most = self._recipe.most
+        if self._recipe.blocks and ask.k != most:
+            raise PeerError(f"expected {most} moves of the model's blocks, as this silo is set, got {ask.k}")
+        if ask.k > most:
+            raise PeerError(f"expected a K of at most {most}, as this silo is set, got {ask.k}")
         check_sigma(self._recipe.sigma, at)
         purpose: tuple[int | str | bytes, ...] = (ask.stamp.run, ask.stamp.round, ask.parameter_hash)
         if self._private is not None:
@@ -184,12 +183,9 @@ class Client:
 
         The loss is followed by the mean weight of rows where classes have weights.
         """
-        weights, means, estimate = (
-            self._recipe.loss.weights(work.targets),
-            found.derivatives.mean(axis=1),
-            found.estimate,
-        )
-        loss, whole = found.losses.mean(), means if estimate is None else np.concatenate([means, estimate])
+        means, loss, estimate = found.derivatives.mean(axis=1), found.losses.mean(), found.estimate
+        weights = self._recipe.loss.weights(work.targets)
+        whole = means if estimate is None else np.concatenate([means, estimate])
         if not np.isfinite(whole).all() or not np.isfinite(loss):
             raise RowsError(
                 f"the losses of silo `{self._name}` are NaN or infinite in some of {len(whole)} directions; look at "
@@ -298,19 +294,16 @@ class Client:
         outputs = rows.prepared.unscaled(np.concatenate(found))
         return held_out.upload(ask, self._contributor, outputs, rows.agreed)
 
+    @property
+    def _parts(self) -> dict[str, Seed | SiloNoise | LocalSteps]:
+        parts = {"seed/": self._seed, "private/": self._private, "steps/": self._steps}
+        return {prefix: part for prefix, part in parts.items() if part is not None}
+
     def state(self) -> State:
         """Return the root of contributions, lots and noise, commitments answered, releases, and Adam's moments."""
-        parts = {"seed/": self._seed, "private/": self._private, "steps/": self._steps}
-        return {
-            f"{prefix}{key}": value
-            for prefix, part in parts.items()
-            if part is not None
-            for key, value in part.state().items()
-        }
+        return {f"{prefix}{key}": one for prefix, part in self._parts.items() for key, one in part.state().items()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""
-        parts = {"seed/": self._seed, "private/": self._private, "steps/": self._steps}
-        for prefix, part in parts.items():
-            if part is not None:
-                part.restore(under(prefix, state))
+        for prefix, part in self._parts.items():
+            part.restore(under(prefix, state))

@@ -100,9 +100,13 @@ class Directions:
         coefficients: finite, [K], each rounded to 2^-60, or for Gaussian directions 2^-45, of K times the largest.
         """
         whole, bits = self.rounded(coefficients)
-        if self.gaussian:
-            return scaled_back(self._combine_gaussian(whole), bits + GAUSSIAN_BITS)
-        return scaled_back(self._combine_signs(whole), bits)
+        if not self.gaussian:
+            return scaled_back(self._combine_signs(whole), bits)
+        total = np.zeros(self.size, dtype=np.int64)
+        for block in range(len(self._keys)):
+            for coefficient, entries in zip(whole[block * BLOCK :], self.quantiles(block), strict=False):
+                total += coefficient * entries
+        return scaled_back(total, bits + GAUSSIAN_BITS)
 
     @property
     def gaussian(self) -> bool:
@@ -134,13 +138,6 @@ class Directions:
                 index[: len(part)] = next(octets)
                 np.take(table, index[: len(part)], out=picked[: len(part)], mode="wrap")
                 part += picked[: len(part)]
-        return total
-
-    def _combine_gaussian(self, whole: NDArray[np.int64]) -> NDArray[np.int64]:
-        total = np.zeros(self.size, dtype=np.int64)
-        for block in range(len(self._keys)):
-            for coefficient, entries in zip(whole[block * BLOCK :], self.quantiles(block), strict=False):
-                total += coefficient * entries
         return total
 
     def _entries(self, block: int, dtype: np.dtype[Any], distance: float) -> Iterator[NDArray[np.floating]]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.blocks import Differences, LayerBlock, MovesBlocks, Signs, whole_of
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.estimate import Combine, differences_together, gradient
-from moretta.protocols.baffle.silo.forward import Forward, Layout
+from moretta.protocols.baffle.silo.forward import Forward
 from moretta.protocols.baffle.silo.recipe import Recipe
 
 
@@ -125,12 +125,12 @@ def differences(
                     found.append(slopes)
             parts.append((np.concatenate(found), own))
     derivatives, losses = (np.concatenate(all_rows, axis=-1) for all_rows in zip(*parts, strict=True))
-    return [
-        Differences(
-            derivatives[:, silo_of == silo], losses[silo_of == silo], _mean(forward.layout, sums[silo], len(rows))
-        )
-        for silo, (rows, _) in enumerate(batches)
-    ]
+    found_by = list[Differences]()
+    for silo, own in enumerate(sums):
+        mine = silo_of == silo
+        estimate = whole_of(forward.layout, own) / mine.sum() if own else None
+        found_by.append(Differences(derivatives[:, mine], losses[mine], estimate))
+    return found_by
 
 
 def _slopes(
@@ -159,7 +159,3 @@ def _add_up(
         products = slopes[:, own] @ inputs[own].astype(np.float64), slopes[:, own].sum(axis=1)
         for name, product in zip(block.tensors, products, strict=False):
             sums[silo][name] = sums[silo].get(name, 0.0) + product
-
-
-def _mean(layout: Layout, sums: Mapping[str, NDArray[np.float64]], rows: int) -> NDArray[np.float64] | None:
-    return whole_of(layout, sums) / rows if sums else None
