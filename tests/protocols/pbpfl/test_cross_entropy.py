@@ -68,7 +68,7 @@ class Round:
 
     def losses(self) -> tuple[float, float]:
         """The loss that the server finds, and the true one."""
-        normaliser = softmax.mean_log_normaliser([self.seen])
+        normaliser = float(self.seen.log_normaliser.mean())
         found = self.perturbation.true_loss(self.means, self.key, normaliser) / self.density
         return found, float(self.loss(self.model(self.inputs), self.targets).detach())
 

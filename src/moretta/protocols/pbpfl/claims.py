@@ -13,11 +13,6 @@ OF_A_SOFTMAX = ("softmax-from-sum", "offset-from-softmax")
 # -- conditions and words ----------------------------------------------------------------------------------------------
 
 
-def _starts_from_the_seed(record: Record) -> bool:
-    follow = setting(record, "run", "seed") is not None and setting(record, "protocol", "warm-start") is None
-    return follow and not shared.is_over_machines(record)  # there they are drawn from the operating system
-
-
 has_powers_of_two = equals("protocol", "scales", "powers-of-two")
 is_unscaled = Condition(
     "the model has no free scale (`moretta check` says so)", lambda run: fact(run, "free_scales") == 0
@@ -45,7 +40,11 @@ shows_softmax_to_server = Condition(
     lambda run: not hides_softmax_from_server(run),
 )
 starts_from_the_seed = Condition(
-    "the first weights follow from the run file's seed: on one machine, without a warm start", _starts_from_the_seed
+    "the first weights follow from the run file's seed: on one machine, without a warm start",
+    lambda run: (
+        (setting(run, "run", "seed") is not None and setting(run, "protocol", "warm-start") is None)
+        and not shared.is_over_machines(run)  # there they are drawn from the operating system
+    ),
 )
 
 
@@ -65,11 +64,6 @@ def _up_to_what(record: Record) -> str:
     return "up to powers of two" if has_powers_of_two(record) else f"up to {SYMMETRY}"
 
 
-def _partitions(record: Record) -> str:
-    parts = setting(record, "protocol", "partitions")
-    return f" (here m = {parts})" if isinstance(parts, int) else ""
-
-
 reordered = Word(
     "reordered",
     ", at most in another order,",
@@ -78,7 +72,11 @@ reordered = Word(
 by_scales = Word("by_scales", "", _by_scales)
 forced = Word("forced", "tensors that have", _forced)
 up_to_what = Word("up_to_what", f"up to {SYMMETRY}", _up_to_what)
-partitions = Word("partitions", "", _partitions)
+partitions = Word(
+    "partitions",
+    "",
+    lambda run: f" (here m = {m})" if isinstance(m := setting(run, "protocol", "partitions"), int) else "",
+)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

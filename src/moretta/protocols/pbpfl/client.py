@@ -70,9 +70,13 @@ class Client:
                 return (yield from self._train(message))
             case Softmax() if self._root is None:
                 return (yield from self._after_softmax(message, self._awaited(message)))
-            case BlindedSoftmax():
+            case BlindedSoftmax(stamp=stamp, k=k, encoding=encoding):
                 waiting = self._awaited(message)
-                return (yield from self._after_softmax(_unblinded(message, waiting), waiting))
+                if waiting.lambdas is None:
+                    raise MisuseError(f"{stamp}: the blinded softmax came without the ratios it answers")
+                y = ratios.unblinded(message, waiting.lambdas)
+                answer = Softmax(stamp=stamp, y=y, k=k, encoding=encoding)
+                return (yield from self._after_softmax(answer, waiting))
         model = self._noisy.own if isinstance(message, Score) else self._noisy.given
         with self.phase("aggregation"):
             return self._rows.answer(message, self._contributor, model)
@@ -143,9 +147,3 @@ class Client:
 
     def restore(self, state: State) -> None:
         """Take up nothing."""
-
-
-def _unblinded(ask: BlindedSoftmax, waiting: _Waiting) -> Softmax:
-    if waiting.lambdas is None:
-        raise MisuseError(f"{ask.stamp}: the blinded softmax came without the ratios it answers")
-    return Softmax(stamp=ask.stamp, y=ratios.unblinded(ask, waiting.lambdas), k=ask.k, encoding=ask.encoding)

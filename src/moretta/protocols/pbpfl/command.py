@@ -44,8 +44,14 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
     ) -> None:
         """Say whether PBPFL trains a model exactly, and what of it stays unperturbed."""
         with needs_torch():
+            from moretta.data.references import OWN_CODE
+            from moretta.models import catalogue
+            from moretta.protocols.pbpfl import exactness
+
             settings = _settings(loss, partitions, variant, scales)
-            found = _check(model, inputs, classes, settings, fall_back=scales is None)
+            shapes = [exactness.Input.parse(text) for text in inputs]
+            module = catalogue.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), agreed=OWN_CODE)
+            found = exactness.check(module, shapes, classes, settings, fall_back=scales is None)
         say(found, lambda: _print_check(found))
         if not found["passes"]:
             raise typer.Exit(1)
@@ -64,16 +70,6 @@ def _settings(loss: str, partitions: int, variant: str, scales: str | None) -> P
             raise ParameterError(f'{flag} "{value}": expected {" or ".join(filter(None, known))}')
     settings = {"loss": loss, "partitions": partitions, "variant": variant}
     return PBPFL.model_validate(settings | ({} if scales is None else {"scales": scales}))
-
-
-def _check(model: str, inputs: list[str], classes: int, protocol: PBPFL, *, fall_back: bool) -> dict[str, Any]:
-    from moretta.data.references import OWN_CODE
-    from moretta.models import catalogue
-    from moretta.protocols.pbpfl.exactness import Input, check
-
-    shapes = [Input.parse(text) for text in inputs]
-    module = catalogue.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), agreed=OWN_CODE)
-    return check(module, shapes, classes, protocol, fall_back=fall_back)
 
 
 def _print_check(found: Mapping[str, Any]) -> None:

@@ -102,19 +102,15 @@ class Server:
             noisy = self._perturbation.perturb(self._tensors, key, self._dtype)
         wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight)
         exchanged: Exchanged | None = None
-        if self._params.loss == "mse":
-            ask = TrainOn(
-                stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding=wanted.fraction_bits
-            )
-            total = yield from aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
-        else:
-            ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding={})
+        encoding = wanted.fraction_bits if self._params.loss == "mse" else {}
+        ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding=encoding)
+        if self._params.loss != "mse":
             ended = yield from self._exchange(ask, key, wanted.fraction_bits, sizes)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
-            expected = query_of(ask, *self._enrolment.agreed).digest
-            total = yield from aggregation.sum(exchanged.answers, wanted, expected)
+        expected = query_of(ask, *self._enrolment.agreed).digest
+        total = yield from aggregation.sum(exchanged.answers if exchanged else ask, wanted, expected)
         left_out = exchanged.left_out if exchanged else {}
         if isinstance(total, Aborted):
             return Aborted({**total.missing, **left_out}, total.because, total.opened)
@@ -141,7 +137,8 @@ class Server:
             return Report(figures, left_out)
         log_normaliser = 0.0
         if exchanged:  # only silos that are in the sum count: some may have been lost since the exchange
-            log_normaliser = softmax.mean_log_normaliser([exchanged.true[silo] for silo in total.silos])
+            each = [exchanged.true[silo].log_normaliser for silo in total.silos]
+            log_normaliser = float(np.concatenate(each).mean())
         self._loss = self._perturbation.true_loss(total.means, key, log_normaliser) / density
         return Report({"loss": self._loss, **figures}, left_out)
 

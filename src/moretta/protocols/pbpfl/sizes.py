@@ -57,15 +57,12 @@ def rms(values: Array) -> float:
 
 def agreed(told: Mapping[str, Sizes], last: Sizes) -> Sizes:
     """Return the median of each figure over silos; 0 where all are 0. last: the sizes of the round before."""
-    columns = zip(*(astuple(one) for one in told.values()), strict=True)
-    return Sizes(*(_median(column, before) for column, before in zip(columns, astuple(last), strict=True)))
-
-
-def _median(told: tuple[float, ...], last: float) -> float:
-    positive = [value for value in told if value > 0]
-    if not positive:
-        return 0.0
-    return float(np.median(positive if len(positive) % 2 else [*positive, last]))
+    found = list[float]()
+    for column, before in zip(zip(*map(astuple, told.values()), strict=True), astuple(last), strict=True):
+        positive = [value for value in column if value > 0]
+        odd = positive if len(positive) % 2 else [*positive, before]
+        found.append(float(np.median(odd)) if positive else 0.0)
+    return Sizes(*found)
 
 
 def outliers(told: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:

@@ -11,7 +11,7 @@ the m secrets xi_s, so a batch of m rows gives them, and with them p, even thoug
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,8 +86,3 @@ def check_answer(found: Softmax, variant: str) -> None:
         )
     if not np.abs(found.k).max(initial=0.0) <= LARGEST_K * (1.0 + ROUNDING):
         raise PeerError(f"expected k of at most 2 (e - 1) = {LARGEST_K:.6g} in size, got more; nothing was sent")
-
-
-def mean_log_normaliser(batches: Iterable[TrueSoftmax]) -> float:
-    """Return the mean over all rows of log sum_i exp(y_i), for the loss in the paper's form."""
-    return float(np.concatenate([batch.log_normaliser for batch in batches]).mean())

@@ -139,7 +139,10 @@ def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor)
     cotangents = [error @ at.weight, *((error @ at.spread.T).T[:, :, None] * flat)]
     prefixes = ["noisy", *(f"sigma/{s}" for s in range(m))]
     weight, bias = {"noisy": error.T @ at.h / rows}, {"noisy": error.mean(0)}
+    values = -(u * y.clamp_min(torch.finfo(y.dtype).tiny).log()).sum()[None]  # -u . log p
     if k.shape[1]:
+        z = at.outputs - at.outputs.amax(dim=1, keepdim=True)
+        values = torch.cat([-(u * z).sum()[None], (at.alpha * (u @ at.spread.T)).sum(0)])
         tilde = total * y * k[:, parts]  # U y~
         cotangents += [*((tilde @ at.spread.T).T[:, :, None] * flat)]
         cotangents += [(tilde * (parts == s)) @ at.weight for s in range(m)]
@@ -150,17 +153,8 @@ def cross_entropy(at: NoisyHead, u: Tensor, y: Tensor, k: Tensor, parts: Tensor)
     return Terms(
         prefixes=tuple(prefixes),
         cotangents=torch.stack(cotangents) / rows,
-        values=_loss_values(at, u, y, k.shape[1] > 0) / rows,
+        values=values / rows,
         beside=torch.stack(beside) / rows if at.residual else None,
         weight=weight,
         bias=bias if at.bias else {},
     )
-
-
-def _loss_values(at: NoisyHead, u: Tensor, y: Tensor, paper: bool) -> Tensor:
-    """Return the sums behind the loss: -u . log p, or in the paper's form -u . z and alpha r_a . u."""
-    if not paper:
-        tiny = torch.finfo(y.dtype).tiny
-        return -(u * y.clamp_min(tiny).log()).sum()[None]
-    z = at.outputs - at.outputs.amax(dim=1, keepdim=True)
-    return torch.cat([-(u * z).sum()[None], (at.alpha * (u @ at.spread.T)).sum(0)])
