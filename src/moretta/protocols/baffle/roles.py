@@ -42,9 +42,15 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     accountant = common.accountant_of(setting, scheme, setting.spec.data.batch_size, agreed.statistics)
     computes = common.model_bound_to(setting, layout.shapes)
     _check_rows(setting, forward, apart=not protocol.batch_statistics)
-    _check_fits(protocol, setting, layout)
+    most = directions_of(protocol.form, protocol.most_at_once)
+    if protocol.orthogonal and order_of(most) > layout.size:
+        raise ParameterError(
+            f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "
+            "lower k or remove orthogonal"
+        )
     combine = Directions.combine if device.type == "cpu" else partial(torch_forward.combine, device=device)
-    edge = setting.spec.engine.edge
+    if edge := setting.spec.engine.edge:
+        edge_client.check_tokens(setting.layout, setting.spec.engine.edge_precision)
     edge_client.check_packages(edge_client.PACKAGES if edge else ())
     graph_of = edge_client.exporter(setting, layout, recipe.blocks)
     edge_client.check_graph(setting, layout, graph_of, recipe)
@@ -99,17 +105,6 @@ def _forward(protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | No
 def left(client: Role) -> Left:
     """Return what a silo's role leaves at its site: where it added noise, the privacy of its own rows."""
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
-
-
-def _check_fits(protocol: BAFFLE, setting: Setting, layout: Layout) -> None:
-    most = directions_of(protocol.form, protocol.most_at_once)
-    if protocol.orthogonal and order_of(most) > layout.size:
-        raise ParameterError(
-            f"orthogonal: {most} directions need {order_of(most)} parameters or more, and {layout.size} are trained; "
-            "lower k or remove orthogonal"
-        )
-    if setting.spec.engine.edge:
-        edge_client.check_tokens(setting.layout, setting.spec.engine.edge_precision)
 
 
 def _check_rows(setting: Setting, forward: TorchForward, *, apart: bool) -> None:

@@ -94,14 +94,11 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
         return
     calls = record(model, inputs, keep=True).calls
     # Minus infinity may be meant, as in a mask.
-    place = next((call.place for call in calls if any(map(_is_wrong, call.copies))), "the model")
+    results = ((call.place, one) for call in calls for one in call.copies if one.is_floating_point())
+    place = next((place for place, one in results if (one.isnan() | one.isposinf()).any()), "the model")
     raise UnsupportedModel(
         f"the model's output on the example inputs is not finite (first from {place}): give inputs that it is made for"
     )
-
-
-def _is_wrong(result: Tensor) -> bool:
-    return result.is_floating_point() and bool((result.isnan() | result.isposinf()).any())
 
 
 def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trace) -> None:

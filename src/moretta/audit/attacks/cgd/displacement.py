@@ -14,7 +14,7 @@ participant can. The attack measures what is then known.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -122,22 +122,17 @@ def _from_the_first(truth: Truth) -> list[int]:
 
 def attack_outside(case: Case) -> Claim:
     """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is taken."""
-    center = under(case.arrays, "center/")
-    moved = _added_up(case) if "server" in case.views else under(case.arrays, "moved/")
+    center, moved = under(case.arrays, "center/"), under(case.arrays, "moved/")
+    if "server" in case.views:
+        for number, sums in case.last_of_each_round("server", Descend, "sent").items():
+            for name, mean in sums.tensors.items():
+                moved[name] = moved.get(name, 0.0) - case.arrays["rates"][number - 1] * mean
     size, generator, models = confined.deviation(case.run), np.random.default_rng(SEED), {}
     for name, value in center.items():
         shifted = value + moved[name] if name in moved else value
         noise = size * generator.standard_normal((STARTS, *value.shape)) if name in moved else 0.0
         models[name] = (np.broadcast_to(shifted, (STARTS, *value.shape)) + noise).astype(value.dtype)
     return models
-
-
-def _added_up(case: Case) -> dict[str, Any]:
-    moved: dict[str, Any] = {}
-    for number, sums in case.last_of_each_round("server", Descend, "sent").items():
-        for name, mean in sums.tensors.items():
-            moved[name] = moved.get(name, 0.0) - case.arrays["rates"][number - 1] * mean
-    return moved
 
 
 def score_outside(claim: Claim, truth: Truth) -> AttackResult:

@@ -82,14 +82,10 @@ def attack(case: Case) -> Claim:
         z = np.stack([case.arrays[f"z/{k}"][[places[k][row] for row in members]] for k in of])
         moved = np.stack([case.arrays[f"moved/{k}"] for k in of])
         rows += members
-        found.append(solved(z, moved, _noise(case, z)))
+        rounding = float(np.finfo(case.run.dtype).eps * np.sqrt(np.mean(z**2)))
+        found.append(solved(z, moved, max(rounding, float(case.arrays["step"]))))  # of the dtype, and of the ring
     width = case.arrays[f"moved/{rounds[0]}"].shape[1]
     return {"rows": np.array(rows, dtype=np.int64), "x": np.concatenate([np.zeros((0, width)), *found])}
-
-
-def _noise(case: Case, z: Floats) -> float:
-    """Return how far z is off by rounding: of the run's dtype, and of the ring's fixed point."""
-    return max(float(np.finfo(case.run.dtype).eps * np.sqrt(np.mean(z**2))), float(case.arrays["step"]))
 
 
 def solved(z: Floats, moved: Floats, noise: float) -> Floats:

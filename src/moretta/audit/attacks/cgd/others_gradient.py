@@ -58,18 +58,15 @@ def fits(run: PublicRun) -> str:
 def given(truth: Truth) -> Given:
     """Give the first participant the steps of its own D and its own gradients, flat."""
     confined.check_whole(truth)
-    silo = truth.run.silos[0]
-    rounds = confined.whole_sums(truth)[:FIRST]
-    steps = [flat(confined.stepped(truth, silo, number)) for number in rounds]
+    silo, rounds = truth.run.silos[0], confined.whole_sums(truth)[:FIRST]
     own = [confined.local(truth, silo, number) for number in rounds]
-    totals = [confined.rows_of_sum(truth, number) for number in rounds]
     return Given(
         views={silo: ()},
         arrays={
             "rounds": np.array(rounds),
-            "means": np.array(steps),
+            "means": np.array([flat(confined.stepped(truth, silo, number)) for number in rounds]),
             "own": np.array([one.rows * flat(one.gradients) for one in own]),
-            "totals": np.array(totals, dtype=np.float64),
+            "totals": np.array([confined.rows_of_sum(truth, number) for number in rounds], dtype=np.float64),
         },
         view=f"none but what {silo} holds itself",
         knowledge=f"D before and after {rounds_of(len(rounds))}, the gradients of {silo}, and how many rows a sum "
@@ -202,7 +199,8 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
         number = int(name.removeprefix("found/"))
         true = np.concatenate([truth.rows(who).x[truth.batch(who, number)] for who in truth.run.silos[1:]])
         misses.append(_squares(found, true, claim["mean"]))
-        drawn = _drawn(nobodys, len(true), generator)
+        again = len(true) > len(nobodys)  # none is drawn twice where there are enough
+        drawn = [nobodys[generator.choice(len(nobodys), len(true), replace=again)] for _ in range(OTHERS)]
         lucks.append([
             [_squares(found, one, claim["mean"]) for one in drawn],
             [_squares(one, true, claim["mean"]) for one in drawn],
@@ -237,12 +235,6 @@ def _squares(found: Array, true: Array, mean: Array) -> Floats:
 
     total: Floats = squares(np.nan_to_num(matched(np.nan_to_num(found), true)), true, mean).sum(axis=0)
     return total
-
-
-def _drawn(others: Array, count: int, generator: np.random.Generator) -> list[Array]:
-    """Return draws of so many rows that nobody trained on, none twice where there are enough."""
-    again = count > len(others)
-    return [others[generator.choice(len(others), count, replace=again)] for _ in range(OTHERS)]
 
 
 INVERSION = Attack(

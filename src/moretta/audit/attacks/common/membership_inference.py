@@ -249,10 +249,11 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
     bound = ""
     if truth.run.setting("dp-noise") is not None:
         figures |= (found := of_one_run(claim["score"], member, pair, float(truth.run.setting("dp-delta"))))
-        bound = (
-            f"; if rows were dealt at random that takes an epsilon of {found['epsilon_at_least']:.2g} or more (one "
-            f"run, 95 %), and {claimed_epsilon(truth)} is claimed"
-        )
+        facts = read_json(truth.folder / "result.json")["facts"]
+        claimed = facts.get("epsilon_to_silos", facts["epsilon"])  # towards another silo
+        said = f"{claimed:.3g}" if isinstance(claimed, int | float) else "any size"
+        bound = f"; if rows were dealt at random that takes an epsilon of {found['epsilon_at_least']:.2g} or more (one "
+        bound += f"run, 95 %), and {said} is claimed"
     if models > 1:
         figures["auc_with_earlier_models"] = auc(claim["together"][member], claim["together"][~member])[0]
         figures["models"] = float(models)
@@ -277,13 +278,6 @@ def of_one_run(score: Array, member: NDArray[np.bool_], pair: NDArray[np.int64],
     right = int((guessed > 0).sum())
     least = least_epsilon(len(apart), len(guessed), right, delta)
     return {"epsilon_at_least": least, "pairs_guessed": float(len(guessed)), "pairs_right": float(right)}
-
-
-def claimed_epsilon(truth: Truth) -> str:
-    """Return the epsilon that the run states towards another silo."""
-    facts = read_json(truth.folder / "result.json")["facts"]
-    found = facts.get("epsilon_to_silos", facts["epsilon"])
-    return f"{found:.3g}" if isinstance(found, int | float) else "any size"
 
 
 def hits_at(members: Array, others: Array) -> float:

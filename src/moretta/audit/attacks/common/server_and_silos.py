@@ -24,7 +24,6 @@ from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.intervals import flat, kept, of_errors, recovered, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of, under
-from moretta.contract.messages import Array
 
 ROUNDS = 10  # the first so many
 
@@ -92,7 +91,10 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         for name in ("alone", "pair", "mean")
     }
     middle = {name: float(np.median(values)) for name, values in errors.items()}
-    sentence = f"With the server {_who(claim['others'])} can do the subtraction and have the upload of {silo} "
+    least, most = int(claim["others"].min()), int(claim["others"].max())
+    who = f"the other {most if least == most else f'{least} to {most}'} silos of a round"
+    who = "the other silo" if most == 1 else who
+    sentence = f"With the server {who} can do the subtraction and have the upload of {silo} "
     sentence += f"{to_error(middle['alone'])}, with one silo fewer {to_error(middle['pair'])}"
     return AttackResult(
         measure="1 - relative error of the gradient, median over rounds",
@@ -107,14 +109,6 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
             "rounds": float(len(true)),
         },
     )
-
-
-def _who(others: Array) -> str:
-    """Return who the others are, in words. others: [rounds], how many."""
-    least, most = int(others.min()), int(others.max())
-    if most == 1:
-        return "the other silo"
-    return f"the other {most if least == most else f'{least} to {most}'} silos of a round"
 
 
 ATTACK = Attack(

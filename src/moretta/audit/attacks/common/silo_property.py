@@ -40,7 +40,6 @@ from moretta.audit.evidence.intervals import FEWEST, SIDE, Floats
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import rows_of, survivors, under
-from moretta.contract.messages import Array
 from moretta.errors import ParameterError
 
 ROUNDS = 20  # the last so many
@@ -132,7 +131,10 @@ def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tu
     targets = as_outputs(np.concatenate([case.arrays["y"], case.arrays["known/y"]]), run.outputs)
     if run.loss == "cross-entropy":
         everybodys -= everybodys.mean()
-    q, total = _outputs(network, run, at, x), sum(rows_of(run, silo, number) for silo in run.silos)
+    with torch.no_grad():
+        outputs = outputs_at(network, tensors(at), torch.tensor(x)).double()
+    q = np.asarray((outputs if run.loss == "mse" else outputs.softmax(dim=1)).numpy())
+    total = sum(rows_of(run, silo, number) for silo in run.silos)
     own = (q[index] - targets[index]).sum(axis=0)  # the silo's own rows stand first
     others = (total * everybodys - own) / (total - len(index))
     if run.task != "classification":
@@ -142,13 +144,6 @@ def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tu
     # Of a label without a known row it is not known how the model answers; then as it does on average.
     means = [q[which == one].mean(axis=0) if np.any(which == one) else q.mean(axis=0) for one in range(len(labels))]
     return (np.array(means) - labels).T, others
-
-
-def _outputs(network: Any, run: PublicRun, at: Any, x: Array) -> Floats:
-
-    with torch.no_grad():
-        outputs = outputs_at(network, tensors(at), torch.tensor(x)).double()
-    return np.asarray((outputs if run.loss == "mse" else outputs.softmax(dim=1)).numpy())
 
 
 def labels_of(targets: Floats) -> Floats:

@@ -41,13 +41,10 @@ def recovered(truth: Truth, rounds: Mapping[int, Sequence[str]]) -> dict[str, Ar
         if run.masked:
             sizes = {silo: len(truth.batch(silo, number)) for silo in silos}
             total = sum(sizes.values())
-            own = {"sum": {n: _mean([(sizes[s] / total, one[n]) for s, one in own.items()]) for n in own[silos[0]]}}
+            shares, names = [(sizes[silo] / total, one) for silo, one in own.items()], own[silos[0]]
+            own = {"sum": {n: np.sum([s * np.asarray(g[n], np.float64) for s, g in shares], axis=0) for n in names}}
         arrays |= {f"gradient/{number}/{who}/{n}": np.asarray(g) for who, g_s in own.items() for n, g in g_s.items()}
     return arrays
-
-
-def _mean(parts: Sequence[tuple[float, Array]]) -> Array:
-    return np.asarray(np.sum([share * np.asarray(one, np.float64) for share, one in parts], axis=0))
 
 
 def uploaded(truth: Truth, silo: str, number: int) -> Tensors:

@@ -111,20 +111,14 @@ def attack(case: Case) -> Claim:
 def softmax_by_round(case: Case, silo: str) -> dict[int, Floats]:
     """Return the softmax of a silo's batch, [rows, outputs], by round."""
     if case.run.setting("exchange") == "ratios":
-        return _behind_ratios(case, silo)
+        outputs, asked = sent_by(case, silo), case.last_of_each_round(silo, Ratios)
+        told = case.last_of_each_round(silo, BlindedSoftmax).items()
+        z = {number: outputs[number][0] for number, _ in told}
+        return {n: from_one_row(z[n], opened(asked[n], answer, z[n]), answer.rests) for n, answer in told}
     asks, answers = (case.last_of_each_round(silo, kind) for kind in (TrainOn, Softmax))
     if not answers:
         raise ParameterError(f"{silo} was answered nothing in the recorded rounds")
     return {number: solved(answer, asks[number].parts) for number, answer in answers.items()}
-
-
-def _behind_ratios(case: Case, silo: str) -> dict[int, Floats]:
-    asked, answers = (case.last_of_each_round(silo, kind) for kind in (Ratios, BlindedSoftmax))
-    outputs, found = sent_by(case, silo), dict[int, Floats]()
-    for number, told in answers.items():
-        z, _ = outputs[number]
-        found[number] = from_one_row(z, opened(asked[number], told, z), told.rests)
-    return found
 
 
 def solved(answer: Softmax, parts: NDArray[np.int64]) -> Floats:

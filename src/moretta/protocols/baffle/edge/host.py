@@ -151,7 +151,10 @@ class EdgeSilo:
         beside = max(beside, BESIDE_SUMS if sums else 0)
         beside = BESIDE_ADAM if recipe.local_epochs and recipe.adam else beside
         itemsize = np.dtype(layout.dtype).itemsize
-        rows = self._rows_at_most(len(inputs))
+        rows, setup = len(inputs), self._settings.setup
+        if setup.privacy is not None:  # of a lot, which is drawn
+            lot = setup.batch_size or len(setup.x)
+            rows = min(len(setup.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
         count = recipe.most if recipe.blocks else directions_of(recipe.form, recipe.most)
         scalars = count * (rows * ROW + DIRECTION)
         besides = f", also for K = {recipe.most}" if scalars > 2**20 else ""
@@ -159,14 +162,6 @@ class EdgeSilo:
         taken = np.ones(beside * layout.size * itemsize + scalars + SLACK, np.uint8)
         fit(forward, inputs, limit, at, besides, run if recipe.blocks else None)
         del taken
-
-    def _rows_at_most(self, batch: int) -> int:
-        """Return the most rows that an estimate may have at once, given those of a batch."""
-        setup = self._settings.setup
-        if setup.privacy is None:
-            return batch
-        lot = setup.batch_size or len(setup.x)
-        return min(len(setup.x), math.ceil(lot + DEVIATIONS * math.sqrt(lot)))
 
 
 def _confine(setup: SiloSetup) -> None:
@@ -237,7 +232,9 @@ class Host:
 def main() -> None:
     """Serve on standard input and output."""
     give_back_code()
-    host = Host(sys.stdin.buffer, _own_output())
+    own = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed goes to standard error
+    host = Host(sys.stdin.buffer, os.fdopen(own, "wb"))
     try:
         while host.turn():
             pass
@@ -245,10 +242,3 @@ def main() -> None:
         sys.exit(f"moretta.edge: {error}")
     except (BrokenPipeError, KeyboardInterrupt):  # the parent process is gone, or about to end
         sys.exit(1)
-
-
-def _own_output() -> BinaryIO:
-    """Return standard output, and send whatever else is printed to standard error."""
-    own = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(own, "wb")
