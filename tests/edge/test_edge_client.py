@@ -425,7 +425,7 @@ import sys, numpy, onnx
 from onnx import helper, TensorProto
 from moretta.protocols.baffle.edge import metadata
 from moretta.engines.usage import cap, peak_mib
-from moretta.protocols.baffle.edge.memory import fit
+from moretta.protocols.baffle.edge.host import fit
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.silo.forward import Layout
 layout = Layout({"w": (1, 1)}, "float32", bytes(32))

@@ -14,7 +14,7 @@ from onnx import helper
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.edge import metadata
-from moretta.protocols.baffle.edge.memory import fit
+from moretta.protocols.baffle.edge.host import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.onnx_export import graph_of
 from moretta.protocols.baffle.silo.blocks import Rule

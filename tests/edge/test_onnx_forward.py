@@ -216,7 +216,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import numpy as np
 from moretta.engines.usage import peak_mib
-from moretta.protocols.baffle.edge.memory import fit
+from moretta.protocols.baffle.edge.host import fit
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 
 forward = OnnxForward(pathlib.Path("model.onnx").read_bytes())

@@ -20,8 +20,9 @@ from moretta.audit import attacks
 from moretta.audit.evidence.attack import Given
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import PREFIX, gradient_of, of_round, rows_of, under
+from moretta.audit.evidence.uploads import PREFIX, gradient_of, of_round, rows_of
 from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import under
 from moretta.protocols.common.entry import ATTACKS, installed
 
 Models = dict[int, dict[str, Array]]
@@ -132,8 +133,8 @@ def read(case: Case, number: int, silo: str = "") -> tuple[Tensors, Tensors, int
     run, shown = case.run, exposure(case.run)
     if shown.recovered:
         rows = sum(rows_of(run, one, number) for one in ([silo] if silo else counted(case, number)))
-        gradient = under(case.arrays, f"gradient/{number}/{silo or 'sum'}/")
-        return under(case.arrays, f"model/{number}/"), gradient, rows
+        gradient = under(f"gradient/{number}/{silo or 'sum'}/", case.arrays)
+        return under(f"model/{number}/", case.arrays), gradient, rows
     held = of_round(case, number)
     total = None if silo else held.total()
     rows = total.weight if total else rows_of(run, silo, number)

@@ -17,6 +17,7 @@ import numpy as np
 
 from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.contract.messages import Array, Message, Stamp, Tensors
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.scoring import Question
@@ -228,13 +229,8 @@ def rows_of(run: PublicRun, silo: str, number: int) -> int:
     return batches.size if run.setting("dp-noise") else len(batches.of_round(number))
 
 
-def under(arrays: Tensors, prefix: str) -> dict[str, Array]:
-    """Return the arrays whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
-
 def over(prefix: str, arrays: Tensors) -> dict[str, Array]:
-    """Return arrays by their names with a prefix, as `under` takes them out again."""
+    """Return arrays by their names with a prefix, as `moretta.contract.roles.under` takes them out again."""
     return {f"{prefix}{name}": value for name, value in arrays.items()}
 
 
@@ -244,8 +240,4 @@ def gradient_of(tensors: Tensors, prefix: str = PREFIX) -> dict[str, Array]:
     prefix: that the names of gradients begin with.
     """
     density = float(np.asarray(tensors.get("density", 1.0)))
-    return {
-        name.removeprefix(prefix): np.asarray(value, np.float64) / density
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {name: np.asarray(value, np.float64) / density for name, value in under(prefix, tensors).items()}

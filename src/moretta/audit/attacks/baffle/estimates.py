@@ -23,8 +23,9 @@ from moretta.audit.evidence.attack import Given, augmented, no_training
 from moretta.audit.evidence.case import Case, Heard, PublicRun, torch_dtype
 from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import from_heard, over, rows_of, under
+from moretta.audit.evidence.uploads import from_heard, over, rows_of
 from moretta.contract.messages import Array
+from moretta.contract.roles import under
 from moretta.data.rows import Rows
 from moretta.protocols.baffle import cut, torch_blocks, torch_forward
 from moretta.protocols.baffle.params import BAFFLE
@@ -177,7 +178,7 @@ def forward_of(model: nn.Module, run: PublicRun, fixed: Mapping[str, Array], *, 
 
 def forward_in(case: Case, *, tokens: bool) -> Forward:
     """Return `forward_of` a case's model, with the tensors of `fixed_of`."""
-    return forward_of(case.model(), case.run, under(case.arrays, FIXED), tokens=tokens)
+    return forward_of(case.model(), case.run, under(FIXED, case.arrays), tokens=tokens)
 
 
 def forward_at(truth: Truth) -> Forward:

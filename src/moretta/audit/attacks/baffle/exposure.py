@@ -11,8 +11,8 @@ from moretta.audit.attacks.baffle import estimates
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import Estimated, Exposure, Models
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Stamp, Tensors
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.estimate import ESTIMATE
 from moretta.protocols.baffle.silo.messages import Estimate
@@ -67,10 +67,10 @@ def shown(case: Case, stamp: Stamp, tensors: Tensors) -> tuple[Tensors, Tensors]
     asks = (one.message for one in case.heard("server", Estimate))
     ask = next(one for one in asks if isinstance(one, Estimate) and one.stamp == stamp)
     estimate, gradients = np.asarray(tensors[ESTIMATE], np.float64), dict[str, Array]()
-    for name, place in under(case.arrays, PLACES).items():
+    for name, place in under(PLACES, case.arrays).items():
         start, *shape = place.tolist()
         gradients[name] = estimate[start : start + int(np.prod(shape, dtype=int))].reshape(shape)
-    return _whole(case, ask, under(case.arrays, estimates.FIXED)), gradients
+    return _whole(case, ask, under(estimates.FIXED, case.arrays)), gradients
 
 
 EXPOSED = {

@@ -55,8 +55,9 @@ from moretta.audit.evidence.attack import (
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import Floats, of_mean, relative_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import first_rounds, of_round, under
+from moretta.audit.evidence.uploads import first_rounds, of_round
 from moretta.contract.messages import Array, Message
+from moretta.contract.roles import under
 from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
@@ -104,7 +105,7 @@ def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, found: Fl
     # Tokens cannot be moved a little, and a program's operations may be bound to float32.
     if entries > MOST_ENTRIES or case.arrays["tokens"] or case.architecture.program:
         return np.zeros(0), 1.0
-    known = {name: torch.tensor(value) for name, value in under(case.arrays, estimates.FIXED).items()}
+    known = {name: torch.tensor(value) for name, value in under(estimates.FIXED, case.arrays).items()}
     model, at = estimates.partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
     held = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in at.items()}
     return matched(case, model.double(), held, known, _numbers(of, form), entries, torch.tensor(found))

@@ -35,8 +35,8 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard, PublicRun
 from moretta.audit.evidence.intervals import Floats, of_rate
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Message
+from moretta.contract.roles import under
 from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
@@ -160,7 +160,7 @@ def _target(case: Case, seen: estimates.Round, layout: Layout) -> Floats:
         name: torch.tensor(value, requires_grad=True)
         for name, value in layout.split(np.array(seen.ask.parameters)).items()
     }
-    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in under(case.arrays, estimates.FIXED).items()}
+    fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in under(estimates.FIXED, case.arrays).items()}
     outputs = torch.func.functional_call(model, {**fixed, **at}, (torch.tensor(case.arrays["x"]),))
     value = network.loss_of(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
     slopes = torch.autograd.grad(value, list(at.values()), materialize_grads=True)

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import Floats, Interval, bootstrapped
-from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
-from moretta.contract.roles import no_phase
+from moretta.contract.roles import no_phase, under
 from moretta.data.holders import Grid, grid_of
 from moretta.data.silo import in_order
 from moretta.errors import ParameterError
@@ -46,7 +45,7 @@ def participant(truth: Truth, name: str, number: int) -> Client:
 
 def displacement(truth: Truth, name: str, number: int) -> Tensors:
     """Return D before a round, as a participant holds it, float64 by tensor."""
-    return under(truth.states(number)[f"silo-{name}"], "displacement/")
+    return under("displacement/", truth.states(number)[f"silo-{name}"])
 
 
 def after_last(truth: Truth) -> int:

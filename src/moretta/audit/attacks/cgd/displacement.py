@@ -22,7 +22,8 @@ from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, of_rate
-from moretta.audit.evidence.uploads import over, under
+from moretta.audit.evidence.uploads import over
+from moretta.contract.roles import under
 from moretta.protocols.cgd.messages import Descend
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def given(truth: Truth) -> Given:
 
 def attack(case: Case) -> Claim:
     """Claim c + D, by tensor."""
-    center = under(case.arrays, "center/")
-    moved = {n: (center[n] + value).astype(center[n].dtype) for n, value in under(case.arrays, "moved/").items()}
+    center = under("center/", case.arrays)
+    moved = {n: (center[n] + value).astype(center[n].dtype) for n, value in under("moved/", case.arrays).items()}
     return center | moved
 
 
@@ -122,7 +123,7 @@ def _from_the_first(truth: Truth) -> list[int]:
 
 def attack_outside(case: Case) -> Claim:
     """Claim models, [starts, ...] by tensor, and "after": the round at whose end D is taken."""
-    center, moved = under(case.arrays, "center/"), under(case.arrays, "moved/")
+    center, moved = under("center/", case.arrays), under("moved/", case.arrays)
     if "server" in case.views:
         for number, sums in case.last_of_each_round("server", Descend, "sent").items():
             for name, mean in sums.tensors.items():

@@ -40,8 +40,9 @@ from moretta.audit.evidence.intervals import (
     to_error,
     units,
 )
-from moretta.audit.evidence.uploads import over, under
+from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Array
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def attack_rows(case: Case) -> Claim:
     order = [name for name, one in model.named_parameters() if one.requires_grad]  # a network's first layer first
     rounds = case.arrays["rounds"].tolist()[: ROUNDS_THOROUGH if case.thorough else ROUNDS]
     for number in rounds:
-        sums, own = under(case.arrays, f"seen/{number}/"), under(case.arrays, f"model/{number}/")
+        sums, own = under(f"seen/{number}/", case.arrays), under(f"model/{number}/", case.arrays)
         seen = {name: sums[name] for name in order}
         count = int(case.arrays[f"count/{number}"])
         first = quotient_start(seen, inputs, count)

@@ -53,8 +53,9 @@ from moretta.audit.evidence.intervals import Floats, auc, least_epsilon
 from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.shadows import TrainingPlan
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import over, under
+from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import under
 from moretta.data.rows import Rows
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
@@ -152,7 +153,7 @@ def _arrays(held: Tensors, candidates: Rows, own: Rows, known: Rows) -> dict[str
 def attack(case: Case) -> Claim:
     """Claim a score of each candidate by the model held at the end, by all models seen, and by their loss alone."""
     shown, begin = exposure(case.run), shadows.start_of(case.model(), SEED)
-    held = {**begin, **under(case.arrays, HELD)}
+    held = {**begin, **under(HELD, case.arrays)}
     earlier = shown.sent(case, next(iter(case.views)), held) if shown.sent and case.views else {}
     seen = {number: at for number, at in earlier.items() if number > 1}
     begin = shown.holding.start(begin, held, case.run) if shown.holding else earlier.get(1, begin)
@@ -316,7 +317,7 @@ def attack_alone(case: Case) -> Claim:
     """Claim as `attack`, of the model that one silo made."""
     begin = shadows.start_of(case.model(), SEED)
     plan = shadows.plan_of(case.run, case.run.silos[0])
-    return ratios(case, plan, begin, [{**begin, **under(case.arrays, HELD)}], [])
+    return ratios(case, plan, begin, [{**begin, **under(HELD, case.arrays)}], [])
 
 
 def score_alone(claim: Claim, truth: Truth) -> AttackResult:

@@ -23,7 +23,8 @@ from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
 from moretta.audit.evidence.intervals import flat, kept, of_errors, recovered, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of, under
+from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of
+from moretta.contract.roles import under
 
 ROUNDS = 10  # the first so many
 
@@ -73,7 +74,7 @@ def attack(case: Case) -> Claim:
         for silo in reversed(others):
             if silo == others[0]:
                 found_by["pair"].append(left / (rows_of(run, victim, number) + rows_of(run, silo, number)))
-            left = left - rows_of(run, silo, number) * flat(under(case.arrays, f"own/{number}/{silo}/"))
+            left = left - rows_of(run, silo, number) * flat(under(f"own/{number}/{silo}/", case.arrays))
         found_by["mean"].append(found)
         found_by["alone"].append(left / rows_of(run, victim, number))
         found_by["others"].append(len(others))

@@ -39,7 +39,8 @@ from moretta.audit.evidence.heads import as_outputs
 from moretta.audit.evidence.intervals import FEWEST, SIDE, Floats
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import rows_of, survivors, under
+from moretta.audit.evidence.uploads import rows_of, survivors
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 
 ROUNDS = 20  # the last so many
@@ -111,7 +112,7 @@ def attack(case: Case) -> Claim:
 def _models(case: Case) -> Models:
     """Return the models of the rounds, by round: given whole, or of the silo's view."""
     given = Models()
-    for key, value in under(case.arrays, MODEL).items():
+    for key, value in under(MODEL, case.arrays).items():
         number, _, name = key.partition("/")
         given.setdefault(int(number), {})[name] = value
     if not case.views:

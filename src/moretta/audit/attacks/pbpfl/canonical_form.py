@@ -38,8 +38,9 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import flat, kept, of_errors, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import over, under
+from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Tensors
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScaleKey, ScalePlan
@@ -62,7 +63,7 @@ def given(truth: Truth) -> Given:
 def attack(case: Case) -> Claim:
     """Claim all tensors of the model, its parameters in canonical form."""
     plan = plan_from(case.arrays)
-    released = under(case.arrays, "released/")
+    released = under("released/", case.arrays)
     found = canonical(plan, whole(plan, released))
     tied = {name: found[first] for name, first in plan.aliases.items() if first in found}
     return {**released, **found, **tied}
@@ -176,7 +177,7 @@ def score_steps(claim: Claim, truth: Truth) -> AttackResult:
     plan = plan_of(truth)
     found, plain = [], []
     for number in sorted({int(name.split("/")[1]) for name in claim}):
-        claimed = under(claim, f"before/{number}/"), under(claim, f"step/{number}/")
+        claimed = under(f"before/{number}/", claim), under(f"step/{number}/", claim)
         models = [truth.parameters(number), truth.parameters(number + 1)]
         found.append(likeness(plan, claimed, step_of(plan, *models)))
         plain.append(plainly(plan, models, [key_of(truth, number).scales, key_of(truth, number + 1).scales]))

@@ -26,8 +26,8 @@ from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, fi
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import flat, of_rate, relative_error
 from moretta.audit.evidence.truth import Truth
-from moretta.audit.evidence.uploads import under
 from moretta.contract.messages import Array, Tensors
+from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.scales import ScalePlan
@@ -117,7 +117,7 @@ def attack(case: Case) -> Claim:
         raise ParameterError(f"{silo} was sent no model in these rounds")
     distances = np.array([
         np.array([
-            _distances(plan, noisy[int(number)], _seen(plan, under(case.arrays, f"{number}/{kind}/{place}/")))
+            _distances(plan, noisy[int(number)], _seen(plan, under(f"{number}/{kind}/{place}/", case.arrays)))
             for place in range(2)
         ]).T
         for number, kind in games

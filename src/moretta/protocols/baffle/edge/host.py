@@ -1,4 +1,7 @@
-"""The life of an edge client's process: it is sent its settings, and answers one message after the other."""
+"""The life of an edge client's process: it is sent its settings, and answers one message after the other.
+
+`fit` finds how many rows at a time keep it under a limit of memory, in MiB, 2^20 bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moretta.contract import framing
 from moretta.contract.codec import Codec
@@ -21,9 +26,8 @@ from moretta.engines.child import HERE, SENTENCE, Acknowledged, AnswerHeader, Be
 from moretta.engines.child import MESSAGES as OF_PROCESS
 from moretta.engines.confinement import confine, readable
 from moretta.engines.frames import LARGEST, receive_arrays
-from moretta.engines.usage import Clock, cap, give_back_code, peak_mib
+from moretta.engines.usage import Clock, cap, give_back_code, peak_mib, peak_of, status
 from moretta.errors import CodecError, MisuseError, MorettaError, ParameterError, RowsError
-from moretta.protocols.baffle.edge.memory import fit
 from moretta.protocols.baffle.edge.onnx_blocks import OnnxBlocks
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.silo import work
@@ -46,6 +50,7 @@ ROW, DIRECTION = 4 * 8, 256
 DEVIATIONS = 6  # by which a random lot may be larger than expected
 OWN = Path("/proc/self")
 SLACK = 4 << 20  # bytes for whatever else, such as code that was given back and is needed for an upload
+SPARE = 1.25  # what an allocator may round up: measured steps are up to 1.16 times the one before, a row
 
 
 class EdgeSilo:
@@ -176,6 +181,50 @@ def _confine(setup: SiloSetup) -> None:
     if written[:1] == [OWN]:
         os.open(OWN, os.O_RDONLY | os.O_DIRECTORY)
     confine(readable(), written)
+
+
+def fit(
+    forward: OnnxForward | OnnxBlocks,
+    x: Array,
+    limit_mib: float,
+    parameters: NDArray[np.floating],
+    besides: str = "",
+    run: Callable[[Array], object] | None = None,
+) -> int:
+    """Set and return the largest micro-batch of 1, 2, 4, ... rows, up to len(x), that stays within `limit_mib`.
+
+    Runs the model at each and reads what it really takes. It goes upwards only, and takes a step only where the rows so
+    far, extrapolated along a line, say that it will stay a MiB below the limit.
+    parameters: one flat array of `forward.layout`; its values do not matter. besides: words for the error about memory
+    that the caller holds meanwhile. run: what is run of some rows; None runs the model once.
+    Raises ParameterError, with what would be needed, if one row at a time does not fit.
+    """
+    run = run or (lambda some: forward.outputs(parameters[None], some))
+    peaks = [status("VmRSS") or peak_mib(), _peak_at(forward, x, 1, run)]
+    if (most := peak_mib()) > limit_mib:
+        needed = math.ceil(most)
+        raise RowsError(
+            f"memory-limit-mib = {limit_mib:g}: the client needs at least {needed} MiB for one row at a time{besides}; "
+            f"give at least {needed + 1}"
+        )
+    rows, slope = 1, peaks[1] - peaks[0]  # MiB a row
+    while (more := min(rows, len(x) - rows)) and peaks[-1] + SPARE * slope * more <= limit_mib - 1:
+        peaks.append(_peak_at(forward, x, rows + more, run))
+        if peaks[-1] > limit_mib:
+            break
+        rows, slope = rows + more, (peaks[-1] - peaks[-2]) / more
+    forward.micro_batch = rows
+    return rows
+
+
+def _peak_at(forward: OnnxForward | OnnxBlocks, x: Array, rows: int, run: Callable[[Array], object]) -> float:
+    forward.micro_batch = rows
+
+    def twice() -> None:
+        for _ in range(2):  # the second time, sizes known from the first may be allocated at once
+            run(x[:rows])
+
+    return peak_of(twice)
 
 
 class Host:
