@@ -89,11 +89,17 @@ def check_page(out: Path) -> None:
 
 def write_page(out: Path, written: str, mode: int = 0o644) -> None:
     """Write a page to `out`, whole or not at all. Raises ParameterError for a file that cannot be written."""
+    write_files({out: written.encode("utf-8", "replace")}, out, "report", mode)  # a folder's name need not be UTF-8
+
+
+def write_files(files: Mapping[Path, bytes], page: Path, what: str, mode: int = 0o644) -> None:
+    """Write a page and what lies beside it, each whole or not at all. Raises as `write_page`. what: it is a page of."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, written.encode("utf-8", "replace"), mode)  # a folder's name need not be UTF-8
+        page.parent.mkdir(parents=True, exist_ok=True)
+        for file, data in files.items():
+            write_atomically(file, data, mode)
     except OSError as error:
-        said = f"the report cannot be written to {out}: {error.strerror}; name another file by --out"
+        said = f"the {what} cannot be written to {page}: {error.strerror}; name another file by --out"
         raise ParameterError(said) from error
 
 

@@ -119,6 +119,12 @@ class Heard:
     peer: str
     message: Message
 
+    @classmethod
+    def of_round(cls, role: str, number: int, data: bytes) -> list[Heard]:
+        """Return the messages in the file of a role's view of a round."""
+        reader, seen = codec(), views.parse(data, f"round {number} of {role}")
+        return [cls(one.direction, one.peer, reader.decode(one.data)) for one in seen]
+
     @property
     def round(self) -> int:
         """The round that it is of."""
@@ -171,13 +177,8 @@ class Case:
 
     @cached_property
     def _heard(self) -> Mapping[str, Sequence[Heard]]:
-        reader = codec()
         return {
-            role: tuple(
-                Heard(seen.direction, seen.peer, reader.decode(seen.data))
-                for number in sorted(files)
-                for seen in views.parse(files[number], f"round {number} of {role}")
-            )
+            role: [one for number in sorted(files) for one in Heard.of_round(role, number, files[number])]
             for role, files in self.views.items()
         }
 

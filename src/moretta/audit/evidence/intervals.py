@@ -79,11 +79,7 @@ def of_mean(values: Array, low: float = -math.inf, high: float = math.inf) -> In
 
 
 def bootstrapped(
-    values: Array,
-    statistic: Callable[[Array], float],
-    draws: int = 2000,
-    low: float = 0.0,
-    high: float = 1.0,
+    values: Array, statistic: Callable[[Array], float], draws: int = 2000, low: float = 0.0, high: float = 1.0
 ) -> Interval:
     """Return the percentile interval of a statistic of rows drawn again with replacement. values: [rows, ...].
 

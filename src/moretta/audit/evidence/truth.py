@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, codec, exported, torch_dtype
+from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, exported, torch_dtype
 from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.contract.messages import Array, Message, Stamp, Tensors
@@ -23,7 +23,6 @@ from moretta.data.layout import SampleLayout
 from moretta.data.rows import Rows
 from moretta.data.silo import Silo, row_shape, rows_digest
 from moretta.data.tables.preparation import Preparation
-from moretta.engines import views
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, rounds_kept
 from moretta.engines.files import read_text
 from moretta.engines.run_folder import ROWS, read_inputs, read_json, read_model
@@ -84,12 +83,7 @@ class Truth:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        federation: Trained,
-        rounds: int,
-        seed: int,
-        background: tuple[Array, Array] | None = None,
+        self, folder: Path, federation: Trained, rounds: int, seed: int, background: tuple[Array, Array] | None = None
     ) -> None:
         self.folder, self.federation, self.planned, self.seed = folder, federation, rounds, seed
         record = read_json(folder / "result.json")
@@ -127,12 +121,7 @@ class Truth:
 
     def heard(self, role: str, *numbers: int) -> list[Heard]:
         """Return the messages of a role's view of some rounds."""
-        reader = codec()
-        return [
-            Heard(seen.direction, seen.peer, reader.decode(seen.data))
-            for number in numbers
-            for seen in views.parse(self.views.data(role, number), f"round {number} of {role}")
-        ]
+        return [one for number in numbers for one in Heard.of_round(role, number, self.views.data(role, number))]
 
     def messages(self, role: str, number: int, kind: type[M], peer: str | None = None) -> list[M]:
         """Return the messages of one kind in a role's view of one round. peer: those to and from it alone."""
@@ -283,18 +272,20 @@ class Truth:
         """Rows that an attacker may have. Raises `moretta.errors.ParameterError` where there are none."""
         if self._background is not None:
             return self.prepared(*self._background, "background")
-        x, y = self._test()
-        if len(x) < 2:
-            raise ParameterError("there are no test rows to take background knowledge from; give --background FILE")
+        x, y = self._test("take background knowledge from; give --background FILE")
         return self.prepared(x[::2], y[::2], "background")
 
     @cached_property
     def others(self) -> Rows:
         """Rows that nobody trained on and no attacker has."""
-        x, y = self._test()
-        if len(x) < 2:
-            raise ParameterError("there are no test rows to compare members with; give the run test rows")
+        x, y = self._test("compare members with; give the run test rows")
         return self.prepared(x[1::2], y[1::2], "test")
+
+    def _test(self, lacking: str) -> tuple[Array, Array]:
+        held = self.federation.test
+        if held is None or len(held[0]) < 2:
+            raise ParameterError(f"there are no test rows to {lacking}")
+        return held
 
     def network(self) -> torch.nn.Module:
         """Return the architecture as silos run it, with weights that say nothing; a module of its own."""
@@ -311,10 +302,6 @@ class Truth:
         model = copy.deepcopy(self.federation.model)
         modules.load(model, parameters)
         return np.asarray(modules.outputs_of(model, torch.tensor(x)).double().numpy())
-
-    def _test(self) -> tuple[Array, Array]:
-        empty = np.zeros((0, *self.run.shape)), np.zeros(0)
-        return empty if self.federation.test is None else self.federation.test
 
     def gradient(self, silo: str, number: int, parameters: Tensors | None = None, loss: Any = None) -> Tensors:
         """Return the gradient of the mean loss on a silo's batch of a round, by tensor.

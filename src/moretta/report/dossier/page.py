@@ -16,7 +16,7 @@ from moretta.errors import ParameterError
 from moretta.report.dossier.document import content, digest, dumps, loads
 from moretta.report.dossier.evidence import read_evidence
 from moretta.report.dossier.sections import sections
-from moretta.report.page import SIGNATURES, template
+from moretta.report.page import SIGNATURES, template, write_files
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint, parse_public_line, public_line, verify
 
 
@@ -64,13 +64,7 @@ def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = 
     told = content(title, evidence.record.run if evidence.record else "", sections(evidence))
     data, page = dumps(told), render(told)
     _check_place(files, data, page)
-    try:
-        files.page.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(files.data, data)
-        write_atomically(files.page, page)
-    except OSError as error:
-        said = f"the dossier cannot be written to {files.page}: {error.strerror}; name another file by --out"
-        raise ParameterError(said) from error
+    write_files({files.data: data, files.page: page}, files.page, "dossier")
     return Written(files, told)
 
 

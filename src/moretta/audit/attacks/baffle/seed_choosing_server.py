@@ -22,7 +22,7 @@ more of. The attack cannot detect a choice made for another target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ def in_order(heard: Sequence[Heard]) -> bool:
     The server's own commitment must have been shown too, and its contribution be the one in it.
     """
     committed, shown, opened = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
-    cohort: tuple[str, ...] = ()
+    cohort, agreed = tuple[str, ...](), dict[str, bytes]()
     for one in heard:
         match one.message:
             case Commit():
@@ -133,24 +133,12 @@ def in_order(heard: Sequence[Heard]) -> bool:
                 return False
             case Revealed():
                 opened[one.peer] = one.message.contribution
-    return _kept(committed, shown, opened, cohort, heard)
-
-
-def _kept(
-    committed: Mapping[str, bytes],
-    shown: Mapping[str, bytes],
-    opened: Mapping[str, bytes],
-    cohort: Sequence[str],
-    heard: Sequence[Heard],
-) -> bool:
-    agreed = [one.message.contributions for one in heard if isinstance(one.message, Agree)]
-    if not agreed or set(committed) != set(cohort) or {**committed, SERVER: shown.get(SERVER)} != dict(shown):
+            case Agree():
+                agreed = dict(one.message.contributions)
+    if set(committed) != set(cohort) or {**committed, SERVER: shown.get(SERVER)} != shown:
         return False
-    own = agreed[-1].get(SERVER, b"")
-    everything = {**opened, SERVER: own}
-    return dict(agreed[-1]) == everything and all(
-        commitment(name, value) == shown[name] for name, value in everything.items()
-    )
+    same = agreed == {**opened, SERVER: agreed.get(SERVER, b"")}
+    return same and all(commitment(name, value) == shown[name] for name, value in agreed.items())
 
 
 def _target(case: Case, seen: estimates.Round, layout: Layout) -> Floats:

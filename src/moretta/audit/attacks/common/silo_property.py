@@ -205,15 +205,7 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     )
 
 
-def _guesses(
-    own: Floats,
-    known: Floats,
-    flat: Floats,
-    rows: int,
-    others: int,
-    *,
-    counted: bool,
-) -> dict[str, Floats]:
+def _guesses(own: Floats, known: Floats, flat: Floats, rows: int, others: int, *, counted: bool) -> dict[str, Floats]:
     """Return guesses of the others' property that need no model, by their description.
 
     own, known: the property of such rows. flat: that of knowing nothing. rows, others: how many are own and others'.

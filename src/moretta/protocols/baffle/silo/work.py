@@ -96,11 +96,7 @@ class BlockWork:
 
 
 def differences(
-    recipe: Recipe,
-    forward: MovesBlocks,
-    at: Array,
-    batches: Sequence[tuple[Array, Array]],
-    keys: Sequence[bytes],
+    recipe: Recipe, forward: MovesBlocks, at: Array, batches: Sequence[tuple[Array, Array]], keys: Sequence[bytes]
 ) -> list[Differences]:
     """Return those of several silos' batches, which go through the model as one: rows do not affect each other.
 
