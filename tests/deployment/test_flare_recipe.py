@@ -30,6 +30,10 @@ Weights = Mapping[str, Tensor]
 def played(kind: str, folder: Path, sites: int, rounds: int, *wrong: str) -> str:
     """Play job.py in the simulator; return what it and its sites said."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= {
+        "NVFLARE_POC_WORKSPACE": str(folder / "poc"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     words = [sys.executable, "job.py", kind, str(folder), str(sites), str(rounds), *wrong]
     ended = subprocess.run(words, cwd=JOB, env=environment, text=True, capture_output=True, timeout=600, check=False)
     said = ended.stdout + ended.stderr
@@ -38,7 +42,8 @@ def played(kind: str, folder: Path, sites: int, rounds: int, *wrong: str) -> str
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    found = torch.load(folder / "job/server/simulate_job/app_server/FL_global_model.pt", weights_only=False)
+    [path] = folder.rglob("FL_global_model.pt")
+    found = torch.load(path, weights_only=False)
     return dict(found["model"])
 
 
@@ -75,6 +80,22 @@ def test_our_recipe_comes_to_what_flares_comes_to(tmp_path: Path) -> None:
     assert_close(ours, theirs)
     assert_close(ours, by_hand(3, rounds=3))
     assert "is left out" not in said
+
+
+@pytest.mark.slow
+def test_flares_own_processes_of_a_server_and_sites_play_it(tmp_path: Path) -> None:
+    played("secure", tmp_path, 3, 2, "poc")
+    assert_close(weights_of(tmp_path), by_hand(3, rounds=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["pytorch_lightning", "transformers"])
+def test_scripts_that_flare_has_patched_train_as_any(tmp_path: Path, library: str) -> None:
+    pytest.importorskip(library)
+    script = {"pytorch_lightning": "lightning_client.py", "transformers": "hf_client.py"}[library]
+    said = played("secure", tmp_path, 3, 2, f"script={script}")
+    assert "is left out" not in said
+    assert_close(weights_of(tmp_path), by_hand(3, rounds=2))
 
 
 @pytest.mark.slow

@@ -39,6 +39,9 @@ def audit(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Of a run made from Python: what returns its Federation."),
     ] = None,
+    views: Annotated[
+        bool, typer.Option("--views", help="DIR has views that sites of Flower or FLARE recorded; with --federation.")
+    ] = False,
     allow_code: AllowCode = False,
 ) -> None:
     """Attack what a run recorded, and say what each role could learn."""
@@ -56,6 +59,7 @@ def audit(
                 needed=limits,
                 allow_code=allowed,
                 federation=federation,
+                views=views,
             )
     say(read(folder, "audit.json"), lambda: _print_audit(folder))
     if above := found.above(limits):

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,17 @@ class Recorder:
             self._index.append(*lines)
             self._indexed = True
         self._pending.clear()
+
+
+def note(folder: Path, role: str, number: int, messages: Sequence[Seen]) -> None:
+    """Append messages to the view of a round of a role in another framework, as long as no index has it."""
+    if not messages:
+        return
+    path = folder / role / f"round-{number:06d}.0.bin"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    parts = [(json.dumps({"direction": one.direction, "peer": one.peer}).encode(), one.data) for one in messages]
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
+        file.write((b"" if file.tell() else MAGIC) + b"".join(framing.framed(*one) for one in parts))
 
 
 def digest(folder: Path) -> str:

@@ -15,11 +15,13 @@ from moretta.contract.wording import nearest
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, gather
 from moretta.data.references import OWN_CODE, beside, resolve, said
+from moretta.engines.folder_lock import held
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.run import consent
 from moretta.run.assembly import federation_of
 from moretta.run.federation import Federation
+from moretta.run.foreign_views import run_folder_of
 from moretta.run.trained_model import MADE
 
 
@@ -32,16 +34,22 @@ def audit_folder(
     needed: Iterable[str] = (),
     allow_code: bool = False,
     federation: str | None = None,
+    views: bool = False,
 ) -> Audit:
     """Audit a finished run; its rows and architecture are made again from its own run file.
 
     background: a file of `read_background`. allow_code: import the code of model and rows that the folder names
     (`moretta.run.consent`). federation: of a run made from Python, the "module:function", beside the working directory,
-    that returns the federation that trained it, with its rows. The rest as of `moretta.audit.auditor.audit`.
+    that returns the federation that trained it, with its rows. views: the folder has what sites of another framework
+    recorded (`moretta.run.foreign_views`), whose silos and steps that federation has. The rest as of
+    `moretta.audit.auditor.audit`.
     Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python
     without `federation`, as its rows are not in the folder, and as `moretta.audit.auditor.audit`.
     """
-    played, rounds, seed = _played(folder, allow_code, federation)
+    if views:
+        played, rounds, seed = _recorded_elsewhere(folder, federation)
+    else:
+        played, rounds, seed = _played(folder, allow_code, federation)
     given = None if background is None else read_background(background, played.layout)
     return audit(
         folder,
@@ -84,6 +92,22 @@ def _from_python(folder: Path, federation: str | None) -> tuple[Federation, int,
             "Result.audit() of what train() returned, or name a function that returns its Federation by --federation "
             "module:function"
         )
+    made = _made_by(federation)
+    told = read_json(folder / MADE)
+    return made, int(told["rounds"]), int(told["seed"])
+
+
+def _recorded_elsewhere(folder: Path, federation: str | None) -> tuple[Federation, int, int]:
+    if federation is None:
+        raise ParameterError("--views needs --federation module:function: what returns the silos, their rows and steps")
+    if (folder / "run.toml").exists() or (folder / MADE).exists() or not (folder / "views").is_dir():
+        raise ParameterError(f"{folder}: expected the folder that a mod or filter was given; leave out --views")
+    with held(folder):
+        return *run_folder_of(folder, _made_by(federation)), 0
+
+
+def _made_by(federation: str) -> Federation:
+    """Return what a function returns. Raises `moretta.errors.ParameterError` unless that is a federation."""
     function = resolve(federation, Path(), OWN_CODE)
     try:
         with beside(Path()):
@@ -94,8 +118,7 @@ def _from_python(folder: Path, federation: str | None) -> tuple[Federation, int,
         raise ParameterError(
             f'--federation "{federation}" must return the moretta.Federation of the run, got {type(made).__name__}'
         )
-    told = read_json(folder / MADE)
-    return made, int(told["rounds"]), int(told["seed"])
+    return made
 
 
 def read_background(path: Path, layout: SampleLayout | None = None) -> tuple[Array, Array]:

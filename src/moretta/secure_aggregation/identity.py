@@ -389,6 +389,11 @@ def check_public_key(key: bytes) -> None:
     """
     if len(key) != PUBLIC_KEY_BYTES:
         raise PeerError(f"expected a public key of {PUBLIC_KEY_BYTES} bytes, got {len(key)}")
+    _probe(bytes(key))
+
+
+@lru_cache(maxsize=4096)  # all silos of a process are sent the same public keys
+def _probe(key: bytes) -> None:
     shared_secret(PROBE, key)
 
 

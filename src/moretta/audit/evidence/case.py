@@ -113,22 +113,23 @@ class PublicRun:
 
 @dataclass(frozen=True)
 class Heard:
-    """A message that a role sent or received. peer: to or from whom."""
+    """A message that a role sent or received. peer: to or from whom. number: of the round in whose view it is."""
 
     direction: str
     peer: str
     message: Message
+    number: int
 
     @classmethod
     def of_round(cls, role: str, number: int, data: bytes) -> list[Heard]:
         """Return the messages in the file of a role's view of a round."""
         reader, seen = codec(), views.parse(data, f"round {number} of {role}")
-        return [cls(one.direction, one.peer, reader.decode(one.data)) for one in seen]
+        return [cls(one.direction, one.peer, reader.decode(one.data), number) for one in seen]
 
     @property
     def round(self) -> int:
-        """The round that it is of."""
-        return self.message.stamp.round
+        """The round that it is of; other frameworks may stamp each round as the first of a run of its own."""
+        return self.number if self.message.stamp.round else 0
 
 
 @dataclass(frozen=True)

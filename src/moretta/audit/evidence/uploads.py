@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
 
 PREFIX = "gradient/"  # of gradients in an upload
+WHOLE = ("array", "weight")  # before the names of whole weights in one, as other frameworks have them
 SCALARS = "scalars"  # as many as an upload has room for beside its other tensors
 _UPLOADS = (PlainUpload, MaskedUpload, SealedShares)
 
@@ -70,17 +71,32 @@ class Uploads:
         """
         upload = self.received[silo]
         if isinstance(upload, PlainUpload):
-            return {name: np.asarray(value, np.float64) for name, value in upload.tensors.items()}
+            return self._changes({name: np.asarray(value, np.float64) for name, value in upload.tensors.items()})
         ring = Ring(self.run.ring_bits or 64)
         if isinstance(upload, MaskedUpload):
             words = upload.tensors
         else:
             share = np.ascontiguousarray(upload.shares[min(upload.shares)][:-TAG_BYTES]).tobytes()
             words, _ = self._unpacked(np.frombuffer(share, dtype=ring.dtype))
-        return {name: ring.decode(np.array(w, order="C"), self.encoding[name]) / weight for name, w in words.items()}
+        encoding = self.encoding
+        decoded = {name: ring.decode(np.array(w, order="C"), encoding[name]) / weight for name, w in words.items()}
+        return self._changes(decoded)
 
     def total(self) -> Sum:
         """Return the weighted mean over all silos whose uploads counted."""
+        found = self._mean()
+        return replace(found, means=self._changes(found.means))
+
+    def _changes(self, tensors: Tensors) -> dict[str, Array]:
+        """Return tensors with changes of weights in the place of whole ones."""
+        found, sent = dict[str, Array](), self.parameters
+        for name, value in tensors.items():
+            kind, _, of = name.partition("/")
+            whole = kind in WHOLE and of in sent
+            found[PREFIX + of if whole else name] = sent[of].astype(np.float64) - value if whole else value
+        return found
+
+    def _mean(self) -> Sum:
         uploads = {silo: self.received[silo] for silo in sorted(self.received)}
         if plain := {silo: upload for silo, upload in uploads.items() if isinstance(upload, PlainUpload)}:
             weight = sum(upload.weight for upload in plain.values())

@@ -201,16 +201,15 @@ class FlowerSite:
 @contextmanager
 def _site(context: Context) -> Iterator[FlowerSite]:
     """Make the silo's role for one message, hold its folder, and keep what it needs for the next one."""
-    memory, named = Memory.of(context), context.node_config.get(FOLDER)
+    memory = Memory.of(context)
     try:
-        if named is not None:
-            file = silo_file.load(str(named), rows=False)
+        file = silo_of(context)
+        if FOLDER in context.node_config:
             with held(file.out, LOCK, HELD):
                 yield FlowerSite(file, memory, file.helped.opened)
         elif _simulated():
-            name = f"silo-{context.node_config.get(SIMULATED, context.node_id)}"
             helped = HelpedSums(memory.helped, lambda line, force: memory.helped.append(line))
-            yield FlowerSite(SiloFile(silo=SiloSection(name=name)), memory, helped)
+            yield FlowerSite(file, memory, helped)
         else:
             raise PolicyError(
                 "this SuperNode names no folder for what its site must not forget; start it with "
@@ -218,6 +217,13 @@ def _site(context: Context) -> Iterator[FlowerSite]:
             )
     finally:
         memory.keep(context)
+
+
+def silo_of(context: Context) -> SiloFile:
+    """Return the silo.toml that a node names; without one, that of a silo of the node's number."""
+    if (named := context.node_config.get(FOLDER)) is not None:
+        return silo_file.load(str(named), rows=False)
+    return SiloFile(silo=SiloSection(name=f"silo-{context.node_config.get(SIMULATED, context.node_id)}"))
 
 
 def _simulated() -> bool:

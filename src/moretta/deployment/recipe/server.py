@@ -153,6 +153,8 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
         most_weight: a bound of all sites' NUM_STEPS_CURRENT_ROUND together. A close one leaves finer steps in 32 bits.
         train_timeout: seconds that a site may train in a round; 0 for any number.
         answer_timeout: seconds that it may take for a message of the sum.
+        record_views: a folder for all sites' views of sums and models, for `moretta audit --views`; of scripts that
+            send whole weights.
         options: as of FLARE's recipe.
 
     Raises:
@@ -166,8 +168,10 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
         most_weight: int = 2**24,
         train_timeout: int = 0,
         answer_timeout: float = 60.0,
+        record_views: str | Path | None = None,
         **options: Any,  # of FLARE's class, which has others in another version
     ) -> None:
+        self._views = "" if record_views is None else str(Path(record_views).absolute())
         secure = secure or SecureAggregation()
         if wrong := [name for name in ELSEWHERE if options.get(name) is not None]:
             raise ParameterError(
@@ -208,5 +212,5 @@ class SecureFedAvgRecipe(FedAvgRecipe):  # type: ignore[misc]
     def finalize(self) -> None:
         """Add the filter that keeps results, behind all others."""
         if not self._keeps:
-            self.add_client_output_filter(KeepResult(self._sums["settings"]), tasks=[TASK])
+            self.add_client_output_filter(KeepResult(self._sums["settings"], self._views), tasks=[TASK])
             self._keeps = True

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from nvflare.app_common.app_constant import AppConstants
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile, SiloSection
-from moretta.contract.messages import Array
+from moretta.contract.messages import DIGEST_BYTES, Array, Message, Stamp
 from moretta.deployment.server_key import SILO
 from moretta.deployment.site_policy import permitted_sums
+from moretta.engines import views
 from moretta.engines.folder_lock import take_turn
 from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeError, RowsError, told
 from moretta.secure_aggregation.cohort import Participation
-from moretta.secure_aggregation.secure_sum import CODEC, SumClient
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.secure_sum import CODEC, AskSum, SumClient
 
 TASK, TOPIC = "train", "moretta.sum"
 SAID, DATA, SILOS, KIND, METRICS = "said", "data", "silos", "kind", "metrics"  # of aux messages, or a result's meta
@@ -82,16 +84,61 @@ def plain(tensor: Any) -> Array:
     return np.asarray(tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor)
 
 
-class KeepResult(Filter):  # type: ignore[misc]
-    """The last filter of a site: a training task's result stays here, and the server learns sums of it alone.
+class RecordViews(Filter):  # type: ignore[misc]
+    """A site's last filter of results: keeps what a training task was sent, and what its result is, in the clear.
 
-    settings: [secure-aggregation] of the job, as TOML.
+    For runs that may be audited (``moretta audit --views``), with rows that may be known. folder: for the views of all
+    sites of one run.
     """
 
-    def __init__(self, settings: str) -> None:
+    def __init__(self, folder: str) -> None:
         super().__init__()
+        self.folder, self._model, self._round = folder, dict[str, Any](), 0
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take up the model of each task, and its round, counted from one."""
+        if event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
+            task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+            self._model = from_shareable(task).data
+            self._round = int(task.get_header(AppConstants.CURRENT_ROUND) or 0) + 1
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Record a result that can be read, and let it pass as it is."""
+        try:
+            if shareable.get_return_code() == ReturnCode.OK:
+                result, now = TaskResult.of(from_shareable(shareable), self._model), Stamp("flare", self._round, 0)
+                base = {name: plain(one) for name, one in self._model.items()} if result.kind == "DIFF" else {}
+                weights = {WEIGHT + name: base.get(name, 0) + one for name, one in result.weights.items()}
+                own = PlainUpload(stamp=now, tensors=weights, weight=result.weight, asked=bytes(DIGEST_BYTES))
+                self.note(fl_ctx.get_identity_name(), AskSum(stamp=now, encoding={}), own)
+        except MorettaError as error:  # the run goes on as it would without this
+            log.error("this result is in no view: %s", error)
+        return shareable
+
+    def note(self, silo: str, asked: Message, answer: Message) -> None:
+        """Record a question and its answer, with the model where a question is for a result."""
+        seen = [("received", asked), ("sent", answer)]
+        if isinstance(asked, AskSum):
+            model = {WEIGHT + name: plain(one) for name, one in self._model.items()}
+            seen.insert(0, ("received", replace(_NO_MODEL, stamp=asked.stamp, tensors=model)))
+        messages = [views.Seen(way, "server", CODEC.encode(one)) for way, one in seen]
+        views.note(Path(self.folder) / "views", silo, self._round, messages)
+
+
+_NO_MODEL = PlainUpload(stamp=Stamp("flare", 0, 0), tensors={}, weight=1, asked=bytes(DIGEST_BYTES))
+
+
+class KeepResult(RecordViews):
+    """The last filter of a site: a training task's result stays here, and the server learns sums of it alone.
+
+    settings: [secure-aggregation] of the job, as TOML. folder: for what the site sees of sums, as of `RecordViews`;
+    empty records nothing.
+    """
+
+    def __init__(self, settings: str, folder: str = "") -> None:
+        super().__init__(folder)
         self.settings = settings
-        self._lock, self._model = threading.Lock(), dict[str, Any]()
+        self._lock = threading.Lock()
         self._result: TaskResult | None = None
         self._sum: tuple[str, SumClient] | None = None
         self._file: SiloFile | None = None
@@ -101,8 +148,7 @@ class KeepResult(Filter):  # type: ignore[misc]
         if event_type == EventType.START_RUN:
             self._file = self._site(fl_ctx)
             fl_ctx.get_engine().register_aux_message_handler(TOPIC, self._answer)
-        elif event_type == EventType.BEFORE_TASK_EXECUTION and fl_ctx.get_prop(FLContextKey.TASK_NAME) == TASK:
-            self._model = from_shareable(fl_ctx.get_prop(FLContextKey.TASK_DATA)).data
+        super().handle_event(event_type, fl_ctx)
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Keep a result; return that there is one, or why not."""
@@ -128,7 +174,9 @@ class KeepResult(Filter):  # type: ignore[misc]
         reply = make_reply(ReturnCode.OK)
         try:
             with self._lock:
-                reply[DATA] = self._summed(request, fl_ctx.get_identity_name())
+                reply[DATA] = self._summed(request, silo := fl_ctx.get_identity_name())
+                if self.folder:
+                    self.note(silo, CODEC.decode(request[DATA]), CODEC.decode(reply[DATA]))
         except MorettaError as error:
             reply[SAID] = told(error, log)
         return reply
@@ -152,6 +200,8 @@ class KeepResult(Filter):  # type: ignore[misc]
                 raise PeerError("expected names of silos and of metrics")
         if request.get(KIND) != result.kind or not set(metrics) <= result.metrics.keys():
             raise PolicyError(f"expected to sum {result.kind} with metrics of {sorted(result.metrics)!r:.200}")
+        if self.folder and result.kind != "FULL":
+            raise PolicyError("record_views needs scripts that send whole weights, and this one sends differences")
         file = self._file or SiloFile(silo=SiloSection(name=name))
         if file.silo.name != name:
             raise PolicyError(f"this site is {name!r} to FLARE, and {file.silo.name!r} in its silo.toml")

@@ -1,0 +1,72 @@
+"""A mod that keeps what a client receives and sends, for ``moretta audit --views``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, MessageType
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from moretta.contract.messages import DIGEST_BYTES, Message, Spent, Stamp, Tensors
+from moretta.deployment.flower.messages import ARRAY, MESSAGES, METRICS
+from moretta.deployment.flower.records import RECORD, unpacked
+from moretta.deployment.flower.site import log, silo_of
+from moretta.engines import views
+from moretta.errors import MorettaError
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.secure_sum import CODEC, AskSum
+
+NOT_AUDITED = (*MESSAGES, Spent)  # they say nothing of numbers
+
+
+def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
+    """Return a mod that records a client's view: ``ClientApp(mods=[record_views("recorded"), ...])``.
+
+    It works with any strategy, and sees messages as they travel if it is the first mod. A view has models and, without
+    `secure_sum`, the client's own weights in the clear: it is for runs with rows that an auditor may know.
+
+    Args:
+        folder: for the views of all clients of one run, which `moretta audit --views` reads.
+        weighted_by: the metric that says how many examples a client has.
+    """
+    where = Path(folder) / "views"
+
+    def mod(message: FlowerMessage, context: Context, call_next: ClientAppCallable) -> FlowerMessage:
+        asked, trains = unpacked(message.content), message.metadata.message_type == MessageType.TRAIN
+        model = _arrays(message) if trains and (not asked or isinstance(asked[-1], AskSum)) else {}
+        numbers = [one.get("server-round", 0) for one in message.content.config_records.values()]
+        reply = call_next(message, context)
+        try:
+            now = asked[-1].stamp if asked else Stamp(f"flower-{context.run_id}", max([0, *numbers]), 0)
+            sent = [] if reply.has_error() else unpacked(reply.content)
+            if model:
+                asked = [_upload(now, model, 1), *(asked or [AskSum(stamp=now, encoding={})])]
+            if model and not sent and not reply.has_error():
+                sent = [_own(now, reply, weighted_by)]
+            kept = [(way, one) for way, some in (("received", asked), ("sent", sent)) for one in some]
+            seen = [
+                views.Seen(way, "server", CODEC.encode(one)) for way, one in kept if not isinstance(one, NOT_AUDITED)
+            ]
+            views.note(where, silo_of(context).silo.name, now.round, seen)
+        except MorettaError as error:  # the run goes on as it would without this
+            log.error("Moretta: this message is in no view: %s", error)
+        return reply
+
+    return mod
+
+
+def _arrays(message: FlowerMessage) -> Tensors:
+    own = [held for key, held in message.content.array_records.items() if key != RECORD]
+    return {ARRAY + name: one.numpy() for held in own for name, one in held.items()}
+
+
+def _own(now: Stamp, reply: FlowerMessage, weighted_by: str) -> Message:
+    metrics = {name: one for held in reply.content.metric_records.values() for name, one in held.items()}
+    numbers = np.array([one for one in metrics.values() if not isinstance(one, list)], np.float64)
+    return _upload(now, {**_arrays(reply), METRICS: numbers}, int(metrics.get(weighted_by, 1)))
+
+
+def _upload(now: Stamp, tensors: Tensors, weight: int) -> Message:
+    return PlainUpload(stamp=now, tensors=tensors, weight=weight, asked=bytes(DIGEST_BYTES))
