@@ -238,6 +238,12 @@ def kept(interval: Interval) -> Interval:
     return float(recovered(high)), float(recovered(low))
 
 
+def of_units(errors: Array, guesses: Array | float = 1.0) -> tuple[float, float, Interval]:
+    """Return score, chance and interval of 1 - relative error, median over units. The rest: as of `of_errors`."""
+    score, chance = (float(recovered(float(np.median(one)))) for one in (errors, guesses))
+    return score, chance, kept(of_errors(errors, guesses))
+
+
 def to_error(error: float) -> str:
     """Return an error in words: "exactly", or "to a relative error of"."""
     return f"to a relative error of {error:.1e}" if error else "exactly"

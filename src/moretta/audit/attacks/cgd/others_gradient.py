@@ -28,18 +28,7 @@ import numpy as np
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import (
-    Floats,
-    flat,
-    gain,
-    kept,
-    of_errors,
-    of_gain,
-    recovered,
-    relative_error,
-    to_error,
-    units,
-)
+from moretta.audit.evidence.intervals import Floats, flat, gain, of_gain, of_units, relative_error, to_error, units
 from moretta.audit.evidence.uploads import over
 from moretta.contract.messages import Array
 from moretta.contract.roles import under
@@ -93,10 +82,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
         guesses.append(relative_error(local.rows * mean, true))
     error, guess = float(np.median(errors)), float(np.median(guesses))
     return AttackResult(
-        measure="1 - relative error of another's gradient, median over rounds",
-        score=float(recovered(error)),
-        chance=float(recovered(guess)),
-        interval=kept(of_errors(np.array(errors), np.array(guesses))),
+        "1 - relative error of another's gradient, median over rounds",
+        *of_units(np.array(errors), np.array(guesses)),
         sentence=f"A participant that takes its own part off the sum of {len(others) + 1} has another's gradient "
         f"{to_error(error)}, where the mean of all is off by {guess:.1e}",
         figures={"relative_error": error, "mean_of_all": guess, "rounds": float(len(errors))},

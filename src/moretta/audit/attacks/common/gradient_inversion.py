@@ -275,7 +275,6 @@ OF_SUM = replace(
     ATTACK,
     name="gradient-inversion-of-sum",
     title="rebuilds training rows from the sum of all silos' uploads",
-    severity="rows",
     source="Zhu et al., Deep Leakage from Gradients (NeurIPS 2019), of the summed gradient",
     protocols=fitting("gradient-inversion-of-sum"),
     fits=fits_sum,

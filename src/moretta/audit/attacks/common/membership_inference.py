@@ -330,7 +330,6 @@ OF_LOCAL_MODELS = replace(
     ATTACK,
     name="membership-of-local-models",
     title="tells whether a row was in one silo's training data, from that silo's own model",
-    severity="members",
     role="server",
     protocols=fitting("membership-of-local-models"),
     fits=no_training,

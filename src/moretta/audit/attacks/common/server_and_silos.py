@@ -21,7 +21,7 @@ import numpy as np
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
-from moretta.audit.evidence.intervals import flat, kept, of_errors, recovered, relative_error, to_error
+from moretta.audit.evidence.intervals import flat, of_units, relative_error, to_error
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, gradient_of, of_round, over, rows_of
 from moretta.contract.roles import under
@@ -98,10 +98,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     sentence = f"With the server {who} can do the subtraction and have the upload of {silo} "
     sentence += f"{to_error(middle['alone'])}, with one silo fewer {to_error(middle['pair'])}"
     return AttackResult(
-        measure="1 - relative error of the gradient, median over rounds",
-        score=float(recovered(middle["alone"])),
-        chance=float(recovered(middle["mean"])),  # of taking the sum's mean for it, which needs no colluder
-        interval=kept(of_errors(errors["alone"], errors["mean"])),
+        "1 - relative error of the gradient, median over rounds",
+        *of_units(errors["alone"], errors["mean"]),  # the mean can be taken for it without a colluder
         sentence=sentence,
         figures={
             "relative_error": middle["alone"],

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import as_outputs
-from moretta.audit.evidence.intervals import Floats, kept, of_errors, of_mean, recovered, relative_error, to_error
+from moretta.audit.evidence.intervals import Floats, of_mean, of_units, relative_error, to_error
 from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Stamp
@@ -222,10 +222,8 @@ def finding(errors: Floats, who: str, figures: dict[str, float]) -> AttackResult
     """Return 1 - relative error, median over rounds, whose keys are drawn anew. errors: by round."""
     median = float(np.median(errors))
     return AttackResult(
-        measure="1 - relative error of gamma, median over rounds",
-        score=float(recovered(median)),
-        chance=0.0,
-        interval=kept(of_errors(errors)),
+        "1 - relative error of gamma, median over rounds",
+        *of_units(errors),
         sentence=f"{who} the head's offset {to_error(median)}, median of {len(errors)} round{'s' * (len(errors) != 1)}",
         figures={"relative_error": median, "last_round": float(errors[-1]), "rounds": float(len(errors)), **figures},
     )

@@ -120,10 +120,10 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     true, h, labels = (np.concatenate(one) for one in zip(*(truth_of(truth, int(n), s) for n, s in split), strict=True))
     p, features_found = (np.concatenate([claim[f"{kind}/{name}"] for name in names]) for kind in ("p", "h"))
     rounds = np.repeat([int(number) for number, _ in split], [len(claim[f"p/{name}"]) for name in names])
-    got, chance, interval = scores(*(
+    by_round = (
         np.array([squares(one, true)[rounds == number].sum(axis=0) for number in np.unique(rounds)])
         for one in (p, np.broadcast_to(true.mean(axis=0), true.shape))
-    ))  # fmt: skip
+    )
     hidden = truth.run.setting("exchange") == "ratios" and truth.run.outputs == 2
     who = "Behind ratios of two classes the server guesses" if hidden else "The server learns"
     rows = len(p)
@@ -131,10 +131,8 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     low, high = of_rate(hits, rows)
     error, miss = relative_error(p, true), relative_error(features_found, h)
     return AttackResult(
-        measure="1 - relative error of each sample's softmax, median over rounds",
-        score=got,
-        chance=chance,
-        interval=interval,
+        "1 - relative error of each sample's softmax, median over rounds",
+        *scores(*by_round),
         sentence=f"{who} the softmax of each of {rows} samples {to_error(error)} and "
         f"guesses {hits / rows:.1%} of their labels by it",
         figures={

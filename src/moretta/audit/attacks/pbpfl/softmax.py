@@ -35,7 +35,7 @@ from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.heads import softmax
-from moretta.audit.evidence.intervals import Floats, Interval, kept, of_errors, recovered, relative_error
+from moretta.audit.evidence.intervals import Floats, Interval, of_units, relative_error
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
@@ -173,9 +173,7 @@ def scores(found: Floats, guess: Floats) -> tuple[float, float, Interval]:
 
     found, guess: sums of `squares` by round, [rounds, 2].
     """
-    errors = [np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (found, guess)]
-    score, chance = (float(recovered(float(np.median(one)))) for one in errors)
-    return score, chance, kept(of_errors(*errors))
+    return of_units(*(np.sqrt(pairs[:, 0] / pairs[:, 1]) for pairs in (found, guess)))
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -186,17 +184,14 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     solved_for, unsolved = (
         np.array([squares(of[number], true[number]).sum(axis=0) for number in numbers]) for of in (found, naive)
     )
-    got, chance, interval = scores(solved_for, unsolved)
     miss, size = solved_for.sum(axis=0)
     largest = max(float(np.abs(found[number] - true[number]).max()) for number in numbers)
     handed = truth.run.setting("variant") == "probabilities"
     does = "is handed the true softmax of its batch" if handed else "solves for the true softmax of its batch"
     rows = sum(len(p) for p in found.values())
     return AttackResult(
-        measure="1 - relative error of the true softmax, median over rounds",
-        score=got,
-        chance=chance,
-        interval=interval,
+        "1 - relative error of the true softmax, median over rounds",
+        *scores(solved_for, unsolved),
         sentence=f"A silo {does}, {f'to {largest:.1e}' if largest else 'exactly'} in the worst entry of {rows} rows",
         figures={"max_error": largest, "relative_error": float(np.sqrt(miss / size)), "rows": float(rows)},
     )
