@@ -298,7 +298,8 @@ def test_an_attack_s_score_is_said_with_its_ends(make_run):
 
 def test_every_measure_of_an_attack_has_words_for_0():
     files = Path(moretta.audit.attacks.__file__).parent.rglob("*.py")
-    measures = [said for file in files for said in re.findall(r'\bmeasure=f?"([^"{]+)', file.read_text())]
+    given = r'(?:\bmeasure=|AttackResult\(\s+)f?"([^"{]+)'
+    measures = [said for file in files for said in re.findall(given, file.read_text())]
     assert len(measures) > 25
     assert not [said for said in measures if not said.startswith(tuple(ZEROS))]
 
