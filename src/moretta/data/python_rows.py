@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.wording import kind_of, nearest
 from moretta.data.layout import Samples
+from moretta.data.rows import are_positions, as_positions
 from moretta.data.tables.files import check_dense, is_sparse
 from moretta.errors import ParameterError
 
@@ -83,14 +84,15 @@ def _of_mapping(given: Any, where: str) -> Any:
 
 
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
-    """Return targets as an array of numbers."""
+    """Return targets as an array of numbers; masks as `moretta.data.rows.as_positions` has them."""
     if is_frame(y):
         y = _of_frame(y, where)
     remedy = (
         "classes numbered from 0, or numbers; for example classes, y = numpy.unique(words, return_inverse=True), with "
         "the same numbers at all silos"
     )
-    return _of_numbers(y, f"{where}: y", remedy)
+    found = _of_numbers(y, f"{where}: y", remedy)
+    return as_positions(found, where) if are_positions(found) else found
 
 
 def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:

@@ -8,6 +8,7 @@ Samples `x` are float32[n, ...], or int64[n, ...] for token ids. Targets `y` are
     int64[n]              classes 0 .. classes - 1             (classification)
     float32[n, classes]   one-hot rows                         (classification; accuracy by argmax)
     float32[n] or [n, k]  numbers, k outputs                   (regression)
+    float32[n, p, 2]      a class and its weight at each of p positions, such as a mask's pixels (regression)
 
 `as_features` and `as_targets` turn a user's arrays into these; the `check_` functions raise ParameterError, naming the
 owner. `moretta.data.reading` reads rows, `moretta.data.silo.Silo` owns some.
@@ -15,7 +16,7 @@ owner. `moretta.data.reading` reads rows, `moretta.data.silo.Silo` owns some.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -126,9 +127,11 @@ class Split:
 
     @property
     def outputs(self) -> int:
-        """How many outputs a model needs: one per class, or one per number of a regression target."""
+        """How many outputs a model needs, of masks at each position: one a class, or one a number of a target."""
         if self.classes is not None:
             return self.classes
+        if self.train.y.ndim == 3:  # of each position
+            return max(2, *(int(rows.y[..., 0].max()) + 1 for rows in self.parts().values() if len(rows)))
         return 1 if self.train.y.ndim == 1 else int(self.train.y.shape[1])
 
     def test_rows_by_domain(self) -> dict[str, NDArray[np.int64]]:
@@ -171,10 +174,12 @@ def as_targets(y: ArrayLike, where: str, task: Task | None = None) -> tuple[Arra
     """Targets by the rules of the run file, as (y, task, classes).
 
     Integers are classes unless `task` says regression; rows that are all one-hot are classes; other floats are
-    regression, [n, 1] as [n]. With task = "classification" floats must be whole numbers.
-    Raises ParameterError for anything else, saying what was expected.
+    regression, [n, 1] as [n]. With task = "classification" floats must be whole numbers. Masks are `as_positions` has
+    them. Raises ParameterError for anything else, saying what was expected.
     """
     array = np.asarray(y)
+    if array.ndim > 2 or (task != "regression" and are_positions(array)):
+        return as_positions(array, where), "regression", None
     if array.dtype.kind not in "fiub" or array.ndim not in (1, 2):
         raise ParameterError(
             f"{where}: expected numbers as targets, [rows] or [rows, outputs], got {array.dtype}{list(array.shape)}"
@@ -208,6 +213,46 @@ def as_targets(y: ArrayLike, where: str, task: Task | None = None) -> tuple[Arra
             'or set task = "regression"'
         )
     return labels, "classification", max(largest + 1, 2)
+
+
+def are_positions(y: Array) -> bool:
+    """Return whether targets are masks: classes as whole numbers at several positions of each row."""
+    several = y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "iub"
+    return y.ndim > 2 or (several and not _one_hot(y))
+
+
+def as_positions(y: Array, where: str) -> Array:
+    """Return masks as float32[rows, positions, 2], a class and its weight at each position.
+
+    Args:
+        y: Whole numbers [rows, ...]: classes, negative where a position does not count. Or floats [rows, ..., 2]: a
+            class and its weight, 0 where it does not count.
+        where: Begins the sentence of an error.
+
+    Raises:
+        ParameterError: for other arrays.
+    """
+    if y.dtype.kind in "iub":
+        classes, weights = y.astype(np.float32), np.ones(y.shape, np.float32)
+    elif y.dtype.kind == "f" and y.ndim > 2 and y.shape[-1] == 2:
+        classes, weights = y[..., 0], y[..., 1]
+    else:
+        raise ParameterError(
+            f"{where}: got targets {y.dtype}{list(y.shape)}; expected masks as whole numbers [rows, ...], a class at "
+            "each position, or as floats [rows, ..., 2], a class and its weight"
+        )
+    if not (np.isfinite(y).all() and (classes == np.round(classes)).all() and (weights >= 0).all()):
+        raise ParameterError(
+            f"{where}: expected whole numbers as the classes of masks and weights of 0 or more; got fractions, "
+            "negative weights or numbers that are not finite"
+        )
+    both = np.stack([np.maximum(classes, 0), np.where(classes >= 0, weights, 0)], axis=-1)
+    return both.reshape(len(y), -1, 2).astype(np.float32)
+
+
+def positions_of(targets: Iterable[Array]) -> int:
+    """Return how many positions the masks have that are among these owners' targets; 0 where none are masks."""
+    return next((y.shape[1] for y in targets if y.ndim == 3), 0)
 
 
 def class_of(y: Array) -> NDArray[np.int64] | None:
@@ -284,7 +329,13 @@ def check_fit(y: Array, outputs: int, owner: str) -> None:
 
     Classes must be below `outputs` (or 0 and 1 for a single output); rows of targets must have `outputs` entries.
     """
-    if y.ndim == 2:
+    if y.ndim == 3:
+        if outputs % y.shape[1]:
+            raise ParameterError(
+                f"{owner}: masks have {y.shape[1]} positions, and the model has {outputs} outputs a row; expected an "
+                "output for each class at each position"
+            )
+    elif y.ndim == 2:
         if y.shape[1] != outputs:
             raise ParameterError(
                 f"{owner}: targets have {y.shape[1]} entries a row, but the model has {outputs} outputs"
@@ -304,7 +355,7 @@ def check_pair(x: Array, y: Array, where: str) -> None:
     """Raise ParameterError unless x and y have the types and shapes of `moretta.data.rows`, and as many rows."""
     if x.dtype not in (np.dtype(np.float32), np.dtype(np.int64)) or x.ndim < 2:
         raise ParameterError(f"{where}: expected x as float32 or int64 [rows, ...], got {x.dtype}{list(x.shape)}")
-    if y.dtype not in (np.dtype(np.float32), np.dtype(np.int64)) or y.ndim not in (1, 2):
+    if y.dtype not in (np.dtype(np.float32), np.dtype(np.int64)) or y.ndim not in (1, 2, 3):
         raise ParameterError(f"{where}: expected y as int64[rows] or float32[rows, ...], got {y.dtype}{list(y.shape)}")
     if len(x) != len(y):
         raise ParameterError(f"{where} has {len(x)} samples but {len(y)} targets; expected one target per sample")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # what aligns needs cryptography
 class Silo:
     """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
 
+    y may be masks too: whole numbers [rows, ...], a class at each position, negative where it does not count; or floats
+    [rows, ..., 2], a class and its weight.
     Both may be arrays, lists, tensors or frames of columns (`names` are then x's), or x a Dataset of samples with their
     targets and y left out (`moretta.data.python_rows`); they are held as arrays. x may be given as a mapping of arrays,
     [rows, ...] each, which a model takes by keyword; it is then held packed, and `layout` says how

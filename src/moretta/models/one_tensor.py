@@ -22,10 +22,11 @@ class OneTensor:
     """A hook behind a module's forward: from whatever it returns to one tensor, [rows, outputs].
 
     name: of the tensor in an object or a dictionary; empty takes `logits` or `out`, or the only one that fits.
+    positions: of masks that are the targets; a row's outputs are then laid position by position. 0: not masks.
     """
 
-    def __init__(self, name: str = "") -> None:
-        self.name = name
+    def __init__(self, name: str = "", positions: int = 0) -> None:
+        self.name, self.positions = name, positions
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
         """Return the outputs. Raises `moretta.errors.ParameterError` where several tensors fit, or none does."""
@@ -35,6 +36,7 @@ class OneTensor:
     def taken(self, output: Any, rows: int) -> Tensor:
         """Return the one tensor of what a module returned for so many rows."""
         if isinstance(output, Tensor) and not self.name:
+            output = self._by_position(output) if self.positions else output
             return output.flatten(1) if output.ndim > 2 else output[:, None] if output.ndim == 1 else output
         named, fits = dict(_named(output)), list(that_fit(output, rows))
         name = self.name or next((one for one in USUAL if one in named), fits[0] if len(fits) == 1 else "")
@@ -42,7 +44,18 @@ class OneTensor:
             asked = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
             has = either(fits or list(named)) if named else type(output).__name__
             raise ParameterError(f'the model returns {asked}; it returns {has}: name one by [model] output = "NAME"')
-        return OneTensor().taken(named[name], rows)
+        return OneTensor(positions=self.positions).taken(named[name], rows)
+
+    def _by_position(self, output: Tensor) -> Tensor:
+        """Return outputs with their classes, which are on the first or the last axis of a row, on the last."""
+        if output.ndim > 2 and output[0, 0].numel() == self.positions:
+            return output.movedim(1, -1)
+        if output.ndim > 2 and output[0, ..., 0].numel() == self.positions:
+            return output
+        raise ParameterError(
+            f"masks have {self.positions} positions, and the model returns {list(output.shape)}; expected [rows, "
+            "classes, ...] or [rows, ..., classes] with as many positions"
+        )
 
 
 def that_fit(output: Any, rows: int) -> dict[str, Tensor]:
@@ -63,13 +76,13 @@ def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
     yield from ((str(key), one) for key, one in pairs if isinstance(one, Tensor))
 
 
-def gives_one_tensor(model: nn.Module, output: str = "") -> nn.Module:
-    """Let a module return one tensor, [rows, outputs], and return it. output: the tensor's name, where it has one."""
+def gives_one_tensor(model: nn.Module, output: str = "", positions: int = 0) -> nn.Module:
+    """Let a module return one tensor, [rows, outputs], and return it. output, positions: as of `OneTensor`."""
     if hook_of(model) is None:
         config: Any = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # of transformers: keys and values for words to come, which none do
-        model.register_forward_hook(OneTensor(output), with_kwargs=True, prepend=True)
+        model.register_forward_hook(OneTensor(output, positions), with_kwargs=True, prepend=True)
     return model
 
 

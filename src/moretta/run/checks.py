@@ -18,6 +18,7 @@ from moretta.contract.rules import check as check_rules
 from moretta.contract.rules import in_file, in_python
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
+from moretta.data.rows import positions_of
 from moretta.data.silo import Silo, row_shape
 from moretta.engines.settings import Engine, Faults
 from moretta.errors import ParameterError, RowsError
@@ -122,6 +123,20 @@ def check_class_names(names: Sequence[str], outputs: int) -> None:
         raise ParameterError(f"class_names: expected {classes} different names, one for each class; got {told:.200}")
 
 
+def check_masks(spec: Specification, targets: Sequence[NDArray[np.generic]]) -> None:
+    """Check that all targets are masks of as many positions or none is, and what does not go with masks."""
+    here = [y for y in targets if len(y)]
+    positions = {y.shape[1] if y.ndim == 3 else 0 for y in here}
+    if len(positions) > 1:
+        told = enumerated(str(one) for one in sorted(positions))
+        raise RowsError(f"masks have {told} positions at different silos or test rows (0: no masks); expected the same")
+    if not positions or not positions.pop():
+        return
+    for key, value in (("augment", spec.data.varied), ("standardise-targets", spec.data.standardise_targets)):
+        if value:
+            raise ParameterError(f"{key} = {shown(value)}: masks would not change with it; remove it")
+
+
 def check_training(
     spec: Specification, silos: Sequence[Silo], outputs: int, dtype: torch.dtype, *, validated: bool
 ) -> None:
@@ -135,6 +150,7 @@ def check_training(
     if spec.run.early_stopping is not None and not validated:
         raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y), or validation_fraction")
     weights = len(spec.protocol.class_weights)
+    outputs //= positions_of(silo.y for silo in silos) or 1
     if weights and weights != outputs:
         raise ParameterError(f"class-weights: expected {outputs}, one an output of the model, got {weights}")
     kind, _, number = spec.run.device.partition(":")

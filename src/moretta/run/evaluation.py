@@ -23,7 +23,7 @@ from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.enrolment import targets as encode_targets
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.modules import Inputs, outputs_of
-from moretta.protocols.common.targets import classes_of
+from moretta.protocols.common.targets import classes_of, figures_at_positions
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
 from moretta.run.intervals import best_threshold, curves, judged
@@ -147,7 +147,9 @@ class Evaluator:
     def _surely(
         self, tensors: Tensors, rows: LabelledRows, whom: NDArray[np.str_] | None, figures: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return how sure one model's figures are, what no model at all reaches, and its curves."""
+        """Return how sure one model's figures are, what no model at all reaches, and its curves; of masks nothing."""
+        if rows[1].ndim == 3:
+            return {}
         outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
         found = judged(outputs, y, self._task, self._loss, None, whom, "test")
@@ -227,11 +229,16 @@ def evaluate(
     figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, wanted))}
     classes = None
     if loss == "mse":
-        figures["mse"] = float((outputs - wanted).square().mean())
+        of_masks = wanted.ndim == 3
+        figures["mse"] = (
+            figures["loss"] * 2 / outputs.shape[1] if of_masks else float((outputs - wanted).square().mean())
+        )
     if task == "classification":
         classes = classes_of(y)
         figures |= figures_of_classes(outputs.double().numpy(), classes, loss if metrics else None, names)
     found = dict(figures.get("metrics", {}))
+    if metrics and wanted.ndim == 3:
+        found |= figures_at_positions(outputs.double().numpy(), wanted.numpy())
     if metrics:
         found |= scores(own, outputs, wanted if classes is None else torch.from_numpy(classes))
     return figures | {"metrics": found}

@@ -240,7 +240,9 @@ class Federation:
         dtype = modules.DTYPES[spec.run.dtype]
         inputs.refuse_scaled_twice(model, data.standardise or False, targets=bool(data.standardise_targets))
         self.model = takes_packed(copied(model).to(dtype), self.layout)
-        self.model = inputs.with_one_tensor(self.model, silos, dtype)
+        targets = [*(silo.y for silo in silos), *(one[1] for one in (self.test, self.validation) if one is not None)]
+        checks.check_masks(spec, targets)
+        self.model = inputs.with_one_tensor(self.model, silos, dtype, targets)
         gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
         labelled = [("test", self.test), ("validation", self.validation)]

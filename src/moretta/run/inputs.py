@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.data.layout import SampleLayout, Samples
-from moretta.data.rows import Subjects, check_finite
+from moretta.data.rows import Subjects, check_finite, positions_of
 from moretta.data.silo import Silo, row_shape
 from moretta.data.tables.preparation import ColumnRules
 from moretta.errors import ParameterError, RowsError
@@ -99,15 +99,18 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
         )
 
 
-def with_one_tensor(model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype) -> nn.Module:
-    """Let a model that returns more than one tensor [rows, outputs] return that, and return it.
+def with_one_tensor(
+    model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype, targets: Iterable[NDArray[np.generic]] = ()
+) -> nn.Module:
+    """Let a model that returns more than one tensor [rows, outputs] return that, and return it. targets: of all rows.
 
     Of several the one is taken that has as many outputs as targets ask for, if only one has. What fails here fails
     again where `count_outputs` says what is wrong.
     """
     hook = one_tensor.hook_of(model) or one_tensor.OneTensor()
     one_tensor.gives_all(model)
-    clone, plain = modules.out_of_place(copy.deepcopy(model)), not hook.name
+    positions = positions_of(targets) or hook.positions
+    clone, plain = modules.out_of_place(copy.deepcopy(model)), not hook.name and not positions
     for training in (True, False):
         with torch.no_grad(), torch.random.fork_rng(devices=()), suppress(Exception):
             output = clone.train(training)(_sample(silos, dtype))
@@ -116,15 +119,17 @@ def with_one_tensor(model: nn.Module, silos: Sequence[Silo], dtype: torch.dtype)
             if not hook.name and len(fits) > 1 and not set(one_tensor.USUAL) & set(fits):
                 wanted = _wanted_outputs(silos)
                 alike = [name for name, one in fits.items() if one[0].numel() == wanted]
-                hook = one_tensor.OneTensor(alike[0] if len(alike) == 1 else "")
-    return model if plain else one_tensor.gives_one_tensor(model, hook.name)
+                hook = one_tensor.OneTensor(alike[0] if len(alike) == 1 else "", positions)
+    return model if plain else one_tensor.gives_one_tensor(model, hook.name, positions)
 
 
 def _wanted_outputs(silos: Sequence[Silo]) -> int:
     """Return how many outputs the targets of silos that are here ask for; 0 where none is."""
     targets = [silo.y for silo in silos if not silo.remote and len(silo.y)]
-    if not targets or targets[0].ndim > 1:
-        return int(np.prod(targets[0].shape[1:])) if targets else 0
+    if not targets or targets[0].ndim == 3:
+        return 0
+    if targets[0].ndim > 1:
+        return int(np.prod(targets[0].shape[1:]))
     return max(int(y.max()) + 1 for y in targets) if targets[0].dtype.kind in "iub" else 1
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.rows import check_fit
 from moretta.data.split import generator, units_of
+from moretta.errors import ParameterError
 from moretta.protocols.common.targets import BINS, binned, predicted, probabilities
 from moretta.run.metrics import at_thresholds, by_counts, figures_of_classes, ranked, rankings
 
@@ -47,6 +48,8 @@ def judged(
     1 of two, for the figures ``.._at_threshold`` (`best_threshold`).
     """
     check_fit(y, outputs.shape[1], where)
+    if y.ndim == 3:
+        raise ParameterError(f"{where}: masks are scored in a run, as its test rows; expected a target a row here")
     outputs, classes = outputs.astype(np.float64), task == "classification"
     y = y if classes else y.reshape(outputs.shape)
     tables = None if names is None or not classes else figures_of_classes(outputs, y, loss, names)["classes"]

@@ -183,9 +183,11 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
     so are soft labels. Raises `moretta.errors.ParameterError`, naming two silos, where some have classes and some
     numbers.
     """
+    labelled = [silo for silo in silos if silo.y.size]
+    if any(silo.y.ndim == 3 for silo in labelled):  # masks have no class a row
+        return "regression"
     if loss == "cross-entropy":
         return "classification"
-    labelled = [silo for silo in silos if silo.y.size]
     classes = [silo.name for silo in labelled if silo.y.dtype.kind == "b" or class_of(silo.y) is not None]
     numbers = [silo.name for silo in labelled if silo.name not in classes]
     if classes and numbers:

@@ -43,6 +43,11 @@ def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> 
     return mean
 
 
+def chances(targets: Tensor) -> Tensor:
+    """Return targets of sum 1 at each position, 0 where it does not count, of weighted ones [..., classes]."""
+    return targets / targets.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(targets.dtype).tiny)
+
+
 @dataclass(frozen=True)
 class Loss:
     """One loss with its settings.
@@ -58,9 +63,15 @@ class Loss:
     own: Function | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss, a scalar. outputs: [B, outputs]; targets: [B, outputs] or int64[B]."""
+        """Return the mean loss, a scalar. outputs: [B, outputs]; targets: [B, outputs] or int64[B].
+
+        Of masks, targets [B, positions, classes], a row's loss is the sum over positions under "mse", as over outputs,
+        and under "cross-entropy" their mean, as `torch.nn.functional.cross_entropy` has it without weights.
+        """
         if self.own is not None:
             return of_rows(self.own, outputs, targets).mean()
+        if targets.ndim == 3:
+            return self._at_positions(outputs, targets).mean()
         if self.name == "mse":
             return (outputs - targets).square().sum(dim=1).mean() / 2
         weights = self._weights(outputs) if self.class_weights else None
@@ -74,6 +85,8 @@ class Loss:
         if self.own is not None:
             rows = of_rows(self.own, outputs.flatten(0, 1), targets.flatten(0, 1))
             return rows.view(outputs.shape[:2]).mean(dim=1)
+        if targets.ndim == 4:
+            return self._at_positions(outputs, targets).mean(dim=1)
         if self.name == "mse":
             return (outputs - targets).square().sum(dim=2).mean(dim=1) / 2
         flat = outputs.flatten(0, 1)
@@ -85,6 +98,15 @@ class Loss:
         if weights is None or targets.is_floating_point():
             return rows.mean(dim=1)
         return rows.sum(dim=1) / weights[targets].sum(dim=1)
+
+    def _at_positions(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each row of masks. targets: [..., positions, classes], weights at the true classes."""
+        z, weights = outputs.unflatten(-1, targets.shape[-2:]), targets.sum(dim=-1, keepdim=True)
+        if self.name == "mse":
+            return (weights * (z - chances(targets)).square()).sum(dim=(-1, -2)) / 2
+        soft = targets * (1.0 - self.smoothing) + weights * (self.smoothing / targets.shape[-1])
+        soft = soft * self._weights(z.flatten(0, -2)) if self.class_weights else soft
+        return -(soft * z.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
 
     def density(self, targets: Tensor) -> float:
         """Return D / B: 1 but for class weights with whole-number targets."""

@@ -20,9 +20,11 @@ def encode(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DT
 
     y: whole numbers are classes: one-hot under "mse" when the model has more than one output, 0/1 for one output,
     int64[rows] under "cross-entropy". Floats are targets [rows] or [rows, outputs], one-hot or probability rows
-    under "cross-entropy". Raises `moretta.errors.ParameterError` where they do not fit the loss or the outputs.
+    under "cross-entropy". Masks, [rows, positions, 2] (`moretta.data.rows.as_positions`), become [rows, positions,
+    classes]: the weight of a position at its class, and 0 at others. Raises `moretta.errors.ParameterError` where they
+    do not fit the loss or the outputs.
     """
-    fits = _classes if y.dtype.kind in "iub" else _floats
+    fits = _classes if y.dtype.kind in "iub" else _positions if y.ndim == 3 else _floats
     return fits(y, outputs, loss, silo, dtype)
 
 
@@ -43,6 +45,24 @@ def _classes(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: 
         return classes[:, None].astype(dtype)
     hot = np.zeros((len(classes), outputs), dtype)
     hot[np.arange(len(classes)), classes] = 1
+    return hot
+
+
+def _positions(y: NDArray[np.generic], outputs: int, loss: str, silo: str, dtype: DTypeLike) -> Array:
+    positions, classes = y.shape[1], y[..., 0].astype(np.int64)
+    each, rest = divmod(outputs, positions)
+    if rest or each < 2:
+        raise RowsError(
+            f"silo `{silo}`: masks have {positions} positions, and the model has {outputs} outputs a row; expected "
+            "two or more at each position, one a class"
+        )
+    if (high := int(classes.max())) >= each:
+        raise RowsError(
+            f"silo `{silo}`: expected classes 0 to {each - 1} in masks, as the model has {each} outputs at each "
+            f"position, got {high}; where a position does not count, say -1"
+        )
+    hot = np.zeros((*classes.shape, each), dtype)
+    np.put_along_axis(hot, classes[..., None], y[..., 1:].astype(dtype), axis=2)
     return hot
 
 
@@ -83,6 +103,28 @@ def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
         flat = y.reshape(len(y))
         return np.asarray(flat.astype(np.float64) > 0.5, np.int64) if flat.dtype.kind == "f" else flat.astype(np.int64)
     return np.asarray(np.argmax(y, axis=1))
+
+
+def figures_at_positions(outputs: Array, targets: Array) -> dict[str, float]:
+    """Return how well masks are predicted, over all positions that count.
+
+    Args:
+        outputs: [rows, positions * classes].
+        targets: [rows, positions, classes], as `encode` returns them.
+
+    Returns:
+        `position_accuracy`, and for each class N that is there or predicted `dice_N`, 2 |A n B| / (|A| + |B|), and
+        `iou_N`, |A n B| / |A u B|.
+    """
+    count, counted = targets.shape[2], targets.sum(axis=2) > 0
+    chosen = outputs.reshape(targets.shape).argmax(axis=2)[counted]
+    table = confusion(chosen, targets.argmax(axis=2)[counted], count).astype(np.float64)
+    hits, sizes = table.diagonal(), table.sum(axis=0) + table.sum(axis=1)
+    found = {"position_accuracy": float(hits.sum() / table.sum())} if table.sum() else {}
+    for number in np.flatnonzero(sizes):
+        found[f"dice_{number}"] = float(2 * hits[number] / sizes[number])
+        found[f"iou_{number}"] = float(hits[number] / (sizes[number] - hits[number]))
+    return found
 
 
 def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:
@@ -144,10 +186,13 @@ class RowLosses:
     def __call__(self, outputs: Array, targets: Array) -> NDArray[np.float64]:
         """Return the rows' losses, class weights included, float64[m, rows].
 
-        outputs: [m, rows, outputs]; targets: [rows, outputs] or, of cross-entropy, int64[rows].
+        outputs: [m, rows, outputs]; targets: [rows, outputs] or, of cross-entropy, int64[rows], or of masks [rows,
+        positions, classes], as `moretta.protocols.common.losses.Loss` has them.
         """
         if self.own is not None:
             return np.stack([self.own(one, targets) for one in outputs]).astype(np.float64)
+        if targets.ndim == 3:
+            return self._at_positions(outputs.reshape(len(outputs), *targets.shape).astype(np.float64), targets)
         if self.name == "mse":
             return np.asarray(np.square(outputs.astype(np.float64) - targets).sum(axis=2) / 2)
         logits = np.moveaxis(outputs, 2, 0).astype(np.float64, order="C")  # reductions over a short last axis are slow
@@ -162,6 +207,17 @@ class RowLosses:
         if self.class_weights:
             soft = soft * np.asarray(self.class_weights)
         return np.asarray(np.einsum("omb,bo->mb", totals - logits, soft))
+
+    def _at_positions(self, outputs: Array, targets: Array) -> NDArray[np.float64]:
+        weights = targets.sum(axis=2, dtype=np.float64, keepdims=True)
+        if self.name == "mse":
+            gaps = outputs - targets / np.where(weights > 0, weights, 1.0)
+            return np.asarray((weights[..., 0] * np.square(gaps).sum(axis=3)).sum(axis=2) / 2)
+        soft = targets * (1.0 - self.smoothing) + weights * (self.smoothing / targets.shape[2])
+        soft = soft * np.asarray(self.class_weights) if self.class_weights else soft
+        outputs = outputs - outputs.max(axis=3, keepdims=True)
+        totals = np.log(np.exp(outputs).sum(axis=3, keepdims=True))
+        return np.asarray((soft * (totals - outputs)).sum(axis=3).mean(axis=2))
 
     def weights(self, targets: Array) -> NDArray[np.float64]:
         """Return each row's weight in the mean, float64[rows]: 1, or for whole-number targets the class's weight."""

@@ -7,14 +7,14 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Answering, InSteps, Phase, State, no_phase
 from moretta.errors import MisuseError, PeerError
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
-from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.losses import Loss, chances
 from moretta.protocols.common.scoring import Score
 from moretta.protocols.pbpfl import ratios, softmax, terms
 from moretta.protocols.pbpfl.head import Head
@@ -88,7 +88,12 @@ class Client:
         index = self._rows.batches.of_round(*ask.stamp.drawn)
         batch: Forwarded = yield ForwardWork(self._noisy, self._rows, index, ask, self.phase)
         if self._loss.name == "mse":
-            found = yield BackwardWork(batch, terms.squared_error, [self._head.rows(batch.targets)], self.phase)
+            targets, own = batch.targets, list[Tensor]()
+            if targets.ndim == 3:  # masks
+                own = [targets.sum(dim=2, keepdim=True).expand_as(targets)]
+                targets = chances(targets)
+            own = [self._head.rows(one.flatten(1)) for one in (targets, *own)]
+            found = yield BackwardWork(batch, terms.squared_error, own, self.phase)
             return self._upload(ask, found, batch, about)
         z = batch.at.outputs - batch.at.outputs.amax(dim=1, keepdim=True)
         found = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))

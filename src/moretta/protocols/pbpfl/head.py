@@ -108,13 +108,22 @@ class Head:
         return found if rest is None else found + rest
 
 
-def refuse_dense(head: Head, loss: str) -> None:
-    """Raise `moretta.errors.ParameterError` for outputs at positions under cross-entropy."""
-    if head.positions > 1 and loss != "mse":
+def refuse_dense(head: Head, loss: str, positions: int = 0) -> None:
+    """Raise `moretta.errors.ParameterError` for cross-entropy at positions, and for masks that no row of W h + b has.
+
+    positions: of masks that are the targets; 0 where they are none.
+    """
+    if max(head.positions, positions) > 1 and loss != "mse":
         raise ParameterError(
-            f'loss = "{loss}": the model has outputs at {head.positions} positions, and in the exchange the server '
-            "would see the softmax at each: of an image its segmentation; use mse on one-hot targets, or another "
-            "protocol"
+            f'loss = "{loss}": the model has outputs at {max(head.positions, positions)} positions, and in the '
+            "exchange the server would see the softmax at each: of an image its segmentation; use mse on one-hot "
+            "targets, or another protocol"
+        )
+    if positions and positions != head.positions:
+        raise ParameterError(
+            f"masks have {positions} positions, and the model's last linear layer gives {head.outputs} numbers at "
+            f"{head.positions}; under pbpfl end it in a layer with one output a class at each position, or give "
+            "one-hot rows of floats as targets"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from moretta.data.rows import positions_of
 from moretta.protocols.common.roles import Roles, enrolment_of, roles_of, rows_of, setups_of
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.pbpfl.client import Client
@@ -22,7 +23,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
     """Build PBPFL's server and silos."""
     secure = setting.secure_aggregation
     plan = ScalePlan.of(setting.model, (_sample(setting),))
-    refuse_dense(plan.head, protocol.loss)
+    refuse_dense(plan.head, protocol.loss, positions_of(silo.y for silo in setting.silos))
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
     server = Server(protocol, setting, plan, agreed)
     blank = setting.blank_model()

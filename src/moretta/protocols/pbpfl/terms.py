@@ -103,12 +103,23 @@ def selector(parts: Tensor, direction: Tensor) -> Tensor:
     return rows
 
 
-def squared_error(at: NoisyHead, targets: Tensor) -> Terms:
-    """Return the terms of the mean of |y - t|^2 / 2. targets: [B, outputs]."""
-    h, alpha, rows = at.h, at.alpha, len(at.h) // at.positions
-    e = at.outputs - targets
+def squared_error(at: NoisyHead, targets: Tensor, weights: Tensor | None = None) -> Terms:
+    """Return the terms of the mean of |y - t|^2 / 2.
+
+    Args:
+        at: The batch at the noisy head.
+        targets: [B, outputs].
+        weights: Of masks each position's, the same for all its outputs, [B, outputs]: e becomes w e in all terms, and
+            beta has w alpha^2 / 2.
+    """
+    h, own, rows = at.h, at.alpha, len(at.h) // at.positions
+    alpha, gaps = own, at.outputs - targets
+    e = gaps
+    if weights is not None:
+        e, alpha = weights * gaps, weights[:, :1] * own
     along = e @ at.spread.T  # (r_a . e)_s, [B, m]
-    values = torch.cat([e.square().sum()[None] / 2, (alpha * along).sum(0), alpha.square().sum()[None] / 2]) / rows
+    size, beta = (e * gaps).sum()[None] / 2, (alpha * own).sum()[None] / 2
+    values = torch.cat([size, (own * along).sum(0), beta]) / rows
     # S depends on h through alpha and through e alike.
     of_sigma = along.T[:, :, None] + alpha * (at.spread @ at.weight)[:, None, :]
     cotangents = torch.cat([(e @ at.weight)[None], of_sigma, alpha.expand_as(h)[None]])
