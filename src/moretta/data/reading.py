@@ -67,7 +67,9 @@ class ExpectedRows:
     def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> ExpectedRows:
         """Return what a schema says of rows. image: what the images become that it names."""
         classes = len(table.classes) or None
-        expected = cls(None, False, classes, None if classes else 1, labelled, table=table, image=image)
+        masks = table.target and table.target.mask_values  # of which a model has an output each
+        outputs = None if classes else len(masks) if masks else 1
+        expected = cls(None, False, classes, outputs, labelled, table=table, image=image)
         rules = None if image is not None else rules_of(table)
         return expected if rules is None else replace(expected, inputs=(rules.columns,), may_lack=rules.may_lack)
 
@@ -229,7 +231,8 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
     if expected.labelled:
         check_pair(x, y, where)
         check_targets_finite(y, where)
-        check_fit(y, expected.classes or expected.outputs or 1, where)
+        masks = expected.table is not None and y.ndim == 3  # which the model has to fit
+        check_fit(y, y.shape[1] if masks else expected.classes or expected.outputs or 1, where)
 
 
 def called(source: str, base: Path) -> dict[str, Array]:

@@ -37,7 +37,8 @@ class OneTensor:
         """Return the one tensor of what a module returned for so many rows."""
         if isinstance(output, Tensor) and not self.name:
             output = self._by_position(output) if self.positions else output
-            return output.flatten(1) if output.ndim > 2 else output[:, None] if output.ndim == 1 else output
+            found: Tensor = output.flatten(1) if output.ndim > 2 else output[:, None] if output.ndim == 1 else output
+            return found
         named, fits = dict(_named(output)), list(that_fit(output, rows))
         name = self.name or next((one for one in USUAL if one in named), fits[0] if len(fits) == 1 else "")
         if name not in fits:

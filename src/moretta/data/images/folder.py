@@ -25,7 +25,9 @@ import numpy as np
 from moretta.contract.lazy_rows import LazyRows, as_array
 from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
+from moretta.data.images.masks import classes_of, read_mask
 from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
+from moretta.data.rows import as_positions
 from moretta.data.tables.files import Column, Format, read_columns
 from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import TableRows, encode, words_of
@@ -67,8 +69,17 @@ def read_labelled(
     if name is None:
         raise ParameterError(f'{where}: expected a schema with a column of kind "file", the paths of images')
     paths, said = _paths(columns[name], where)
-    x = read_images(_files(folder, paths, said), said, form, in_memory)
-    return replace(rows, x=x)
+    images = _Images(_files(folder, paths, said), said, form)
+    x, target = images.read(in_memory), schema.target
+    if target is None or target.mask_values is None or not labelled:
+        return replace(rows, x=x)
+    masks, said = _paths(columns[schema.name_of("target") or ""], where)
+    files = [path.read_bytes() for path in _files(folder, masks, [f"{one}: the mask" for one in said])]
+    pixels = [
+        read_mask(content, f"{one}: the mask", form, size)
+        for content, one, size in zip(files, said, images.sizes, strict=True)
+    ]
+    return replace(rows, x=x, y=as_positions(classes_of(np.stack(pixels), target, said), where))
 
 
 def read_unlabelled(
@@ -109,25 +120,32 @@ def read_images(files: Sequence[Path], said: Sequence[str], form: ImageForm, in_
     Raises ParameterError for a file that cannot be read or is no image, and for images that differ in what the form
     leaves open.
     """
-    images = _Images(files, said, form)
-    shape = images.decoded(0, images.content(0)).shape
-    rows: Array | None = None
-    if len(files) * math.prod(shape) * 4 <= (IN_MEMORY if in_memory is None else in_memory):
-        rows = np.empty((len(files), *shape), np.float32)
-    for number in range(len(files)):
-        sample = images.first(number)
-        if rows is not None:
-            rows[number] = sample
-    return as_array(LazyRows(images.again, shape, np.arange(len(files)))) if rows is None else rows
+    return _Images(files, said, form).read(in_memory)
 
 
 class _Images:
-    """Image files, and how they become samples. What the form leaves open follows from the first."""
+    """Image files, and how they become samples. What the form leaves open follows from the first.
+
+    sizes: the height and width of each in its file, once they are read.
+    """
 
     def __init__(self, files: Sequence[Path], said: Sequence[str], form: ImageForm) -> None:
         self._files, self._said, self._form = files, said, form
+        self.sizes = list[tuple[int, ...]]()
         self._digests = list[bytes]()
         self._like: tuple[int, ...] | None = None
+
+    def read(self, in_memory: int | None) -> Array:
+        """Return the samples, as `read_images`."""
+        count, shape = len(self._files), self.decoded(0, self.content(0)).shape
+        rows: Array | None = None
+        if count * math.prod(shape) * 4 <= (IN_MEMORY if in_memory is None else in_memory):
+            rows = np.empty((count, *shape), np.float32)
+        for number in range(count):
+            sample = self.first(number)
+            if rows is not None:
+                rows[number] = sample
+        return as_array(LazyRows(self.again, shape, np.arange(count))) if rows is None else rows
 
     def content(self, number: int) -> bytes:
         try:
@@ -141,7 +159,7 @@ class _Images:
         """Return a sample, read for the first time; call it once for each number in turn."""
         content = self.content(number)
         self._digests.append(hashlib.sha256(content).digest())
-        return self.decoded(number, content)
+        return self.decoded(number, content, self.sizes)
 
     def again(self, number: int) -> Pixels:
         """Return a sample of a file that must be what it was. Raises UnreadableRow where it is not."""
@@ -155,9 +173,11 @@ class _Images:
             )
         return self.decoded(number, content)
 
-    def decoded(self, number: int, content: bytes) -> Pixels:
+    def decoded(self, number: int, content: bytes, sizes: list[tuple[int, ...]] | None = None) -> Pixels:
         where = self._said[number]
         pixels, spacing = read_image(content, where, self._form)
+        if sizes is not None:
+            sizes.append(pixels.shape[1:])
         self._like = self._like or pixels.shape
         self._check_like(where, pixels.shape, self._like)
         return formed(pixels, spacing, self._form, where)

@@ -129,7 +129,7 @@ def encode(
     for number, (name, feature) in enumerate(schema.features.items()):
         coded[:, number] = _Reader(where, name, columns[name], form).coded(feature)
     y: NDArray[Any] = np.empty(0)
-    if labelled and schema.target is not None:
+    if labelled and schema.target is not None and schema.target.mask_values is None:
         named = schema.name_of("target") or ""
         y = _Reader(where, named, columns[named], form).targets(schema.target)
     ids, groups = (_names(columns, schema.name_of(kind), where, form) for kind in ("id", "group"))

@@ -33,6 +33,7 @@ kind = "file"                 # paths of images below a folder, which are the in
 [columns.outcome]
 kind = "target"
 classes = ["no", "yes"]       # in the order of the model's outputs; without classes the target is a number
+# mask-values = [0, 255]      # in their place: cells are paths of masks, whose pixels hold these; mask-ignored = 128
 
 The order of the columns here is that of the model's inputs, whatever the order in a file. Ids and groups are no inputs.
 A file that ends in .json says the same as a Table Schema (`moretta.data.tables.table_schema`).
@@ -188,15 +189,34 @@ class Drop(Section):
 
 
 class Target(_Worded):
-    """What is predicted. classes: its words, in the order of the model's outputs; none for numbers."""
+    """What is predicted.
+
+    Args:
+        classes: its words, in the order of the model's outputs; none for numbers.
+        range: of numbers.
+        mask_values: the cells are paths of masks, images of a class at each pixel: what pixels of each class hold, in
+            the order of the model's outputs, such as [0, 255].
+        mask_ignored: what pixels hold that do not count.
+    """
 
     kind: Literal["target"] = "target"
     classes: tuple[str, ...] = ()
     range: tuple[Finite, Finite] | None = None
+    mask_values: tuple[int, ...] | None = None
+    mask_ignored: int | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         _check_range(self.range)
+        values = self.mask_values or ()
+        if self.mask_values is None and self.mask_ignored is not None:
+            raise ValueError("mask-ignored belongs to mask-values, what pixels of each class hold; give both")
+        if self.mask_values is not None and (
+            len({*values, self.mask_ignored}) < max(len(values) + 1, 3) or self.classes or self.range or self.spellings
+        ):
+            raise ValueError(
+                "mask-values: expected two or more different numbers, mask-ignored another one, and no classes or range"
+            )
         if self.classes or self.spellings:
             self._check("classes", self.classes)
         if len(self.classes) == 1:
@@ -227,6 +247,8 @@ class Schema(Section):
                 raise ParameterError(f"schema: {' and '.join(several)} are both of kind {kind}; expected one")
         if not self.features and self.name_of("file") is None:
             raise ParameterError("schema: expected at least one column of kind number, category, ordered or date")
+        if self.target is not None and self.target.mask_values and self.name_of("file") is None:
+            raise ParameterError('schema: mask-values are for masks of images; name these in a column of kind "file"')
         if self.features and self.name_of("file") is not None:
             raise ParameterError(
                 f"schema: the images that {self.name_of('file')} names are the inputs, so {next(iter(self.features))} "

@@ -45,7 +45,8 @@ def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> 
 
 def chances(targets: Tensor) -> Tensor:
     """Return targets of sum 1 at each position, 0 where it does not count, of weighted ones [..., classes]."""
-    return targets / targets.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(targets.dtype).tiny)
+    found: Tensor = targets / targets.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(targets.dtype).tiny)
+    return found
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ class Loss:
 
     def _at_positions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each row of masks. targets: [..., positions, classes], weights at the true classes."""
-        z, weights = outputs.unflatten(-1, targets.shape[-2:]), targets.sum(dim=-1, keepdim=True)
+        z, weights = outputs.reshape(targets.shape), targets.sum(dim=-1, keepdim=True)
         if self.name == "mse":
-            return (weights * (z - chances(targets)).square()).sum(dim=(-1, -2)) / 2
+            squares: Tensor = weights * (z - chances(targets)).square()
+            return squares.sum(dim=(-1, -2)) / 2
         soft = targets * (1.0 - self.smoothing) + weights * (self.smoothing / targets.shape[-1])
         soft = soft * self._weights(z.flatten(0, -2)) if self.class_weights else soft
-        return -(soft * z.log_softmax(dim=-1)).sum(dim=-1).mean(dim=-1)
+        entropies: Tensor = -(soft * z.log_softmax(dim=-1)).sum(dim=-1)
+        return entropies.mean(dim=-1)
 
     def density(self, targets: Tensor) -> float:
         """Return D / B: 1 but for class weights with whole-number targets."""

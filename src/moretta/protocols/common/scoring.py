@@ -187,7 +187,7 @@ class HeldOut:
             return np.asarray(targets.RowLosses(self.loss)(outputs[None], self.y)[0])
         if figure == "mse":  # that of `torch.nn.MSELoss`
             if self.y.ndim == 3:
-                return self._by_row("loss", outputs) * (2 / self.y[0].size)
+                return np.asarray(self._by_row("loss", outputs) * (2 / self.y[0].size))
             return np.asarray(np.square(outputs.astype(np.float64) - self.y).mean(axis=1))
         return np.asarray(targets.predicted(outputs) == targets.classes_of(self.y), dtype=np.float64)
 
