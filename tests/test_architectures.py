@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import architectures  # type: ignore[import-not-found]
@@ -28,3 +33,30 @@ def test_each_refusal_of_the_record_has_its_sentence() -> None:
 def test_architectures_of_its_own_train_from_a_run_file() -> None:
     for name in ("tcn", "ft-transformer"):
         assert architectures.trained(architectures.CASES[name], "fedsgd", "float32")["differs"] < 1e-4
+
+
+def within(found: dict[str, Any]) -> bool:
+    return bool(found["differs"] <= architectures.CLOSE)
+
+
+PLAYED: list[Callable[[Any], dict[str, Any]]] = [
+    lambda case: architectures.trained(case, "fedsgd", "float32"),
+    architectures.checked,
+    architectures.cut,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("played", PLAYED)
+def test_bert_on_padded_text_trains_as_a_plain_run(played: Callable[[Any], dict[str, Any]]) -> None:
+    pytest.importorskip("transformers")
+    case = architectures.CASES["bert"]
+    assert within(played(replace(case, arguments={**case.arguments, **architectures.NO_DROPOUT})))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "monai unet", "monai segresnet", "monai swin-unetr"])
+def test_others_models_pass_the_check_unwrapped(name: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("monai")
+    assert within(architectures.checked(architectures.CASES[name]))

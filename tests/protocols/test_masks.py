@@ -27,14 +27,16 @@ RATE = {"mse": 0.2 / 36, "cross-entropy": 0.2}
 class Segmenter(nn.Module):
     """An image's classes at each pixel; last: on the last axis and not on the first."""
 
-    def __init__(self, last: bool = False) -> None:
+    def __init__(self, last: bool = False, residual: bool = False) -> None:
         super().__init__()
         with seeded():
-            self.body, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, CLASSES, 1)
-        self.last = last
+            width = CLASSES if residual else 4
+            self.body, self.head = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, CLASSES, 1)
+        self.last, self.residual = last, residual
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(torch.relu(self.body(x)))
+        h = torch.relu(self.body(x))
+        found: Tensor = self.head(h) + h if self.residual else self.head(h)
         return found.movedim(1, -1) if self.last else found
 
 
@@ -62,8 +64,8 @@ def plain_loss(outputs: Tensor, y: np.ndarray, loss: str) -> Tensor:
     return (weights * each).mean()
 
 
-def plain_run(loss: str, rounds: int, rate: float) -> dict[str, Tensor]:
-    model = Segmenter().double()
+def plain_run(loss: str, rounds: int, rate: float, residual: bool) -> dict[str, Tensor]:
+    model = Segmenter(residual=residual).double()
     for _ in range(rounds):
         model.zero_grad()
         for seed in (0, 1):
@@ -71,6 +73,7 @@ def plain_run(loss: str, rounds: int, rate: float) -> dict[str, Tensor]:
             (plain_loss(model(torch.tensor(x).double()), y, loss) / 2).backward()
         with torch.no_grad():
             for one in model.parameters():
+                assert one.grad is not None
                 one -= rate * one.grad
     return dict(model.named_parameters())
 
@@ -79,20 +82,20 @@ def plain_run(loss: str, rounds: int, rate: float) -> dict[str, Tensor]:
     ("protocol", "loss"),
     [(FedSGD, "mse"), (FedSGD, "cross-entropy"), (FedAvg, "mse"), (FedAvg, "cross-entropy"), (PBPFL, "mse")],
 )
-@pytest.mark.parametrize("last", [False, True])
-def test_gradients_are_those_of_pytorch(protocol: Callable[..., Any], loss: str, last: bool) -> None:
+@pytest.mark.parametrize(("last", "residual"), [(False, False), (True, False), (False, True)])
+def test_gradients_are_those_of_pytorch(protocol: Callable[..., Any], loss: str, last: bool, residual: bool) -> None:
     own = {"local_epochs": 1} if protocol is FedAvg else {}
     made = Federation(
-        Segmenter(last), silos(), protocol(loss=loss, learning_rate=RATE[loss], **own), dtype="float64", batch_size=0,
-        aggregation=CLEAR, test=weighted(7),
+        Segmenter(last, residual), silos(), protocol(loss=loss, learning_rate=RATE[loss], **own), dtype="float64",
+        batch_size=0, aggregation=CLEAR, test=weighted(7),
     )  # fmt: skip
     result = made.train(2, progress=False)
     ours = dict(result.raw_model(true_model=True).network.named_parameters())
-    for name, wanted in plain_run(loss, 2, RATE[loss]).items():
+    for name, wanted in plain_run(loss, 2, RATE[loss], residual).items():
         torch.testing.assert_close(ours[name], wanted, rtol=0, atol=5e-7)  # of fixed point in the sum
     x, y = weighted(7)
     with torch.no_grad():
-        outputs = Segmenter().double()
+        outputs = Segmenter(residual=residual).double()
         outputs.load_state_dict(ours)
         wanted_loss = plain_loss(outputs(torch.tensor(x).double()), y, loss)
     assert result.test["loss"] == pytest.approx(float(wanted_loss))

@@ -99,7 +99,10 @@ class Head:
                 "these rows lead the model another way than those on which its scales were solved, by a branch that "
                 f"follows from their values (answers {asked.given}); pad rows, or write the branch with torch.where"
             )
-        return (self.rows(seen[0]), self.rows(output)) if self.residual else (self.rows(output), None)
+        if not self.residual:
+            return self.rows(output), None
+        own = replace(self, channels_last=isinstance(layer, nn.Linear))  # of the layer, whatever lies behind it
+        return own.rows(seen[0]), self.rows(output)
 
     def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
         """Return the outputs, [B positions, outputs]."""
