@@ -100,6 +100,8 @@ def _of_transformers(kind: Any, outputs: int, base: Path, arguments: dict[str, A
     for name in set(arguments) - known:  # some models read further ones, which their configurations do not declare
         if close := get_close_matches(name, known, n=1, cutoff=0.85):
             raise ParameterError(f'{configuration.__name__} has no setting `{name}`; did you mean "{close[0]}"?')
+    if any(name.startswith("num_") and "experts" in name for name in known):  # of others one reads rows, one no float64
+        arguments = {"experts_implementation": "batched_mm"} | arguments
     if folder is None:
         return kind(configuration(**{"num_labels": outputs} | arguments))
     path = (base / str(folder)).resolve()
