@@ -13,6 +13,7 @@ from moretta.data.datasets import load
 from moretta.data.images.folder import read_labelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.reading import ExpectedRows, Source, read
+from moretta.data.rows import as_positions
 from moretta.data.settings import Data
 from moretta.data.tables import schema
 from moretta.errors import ParameterError
@@ -36,7 +37,7 @@ def folder(at: Path, mask: Any = MASK, count: int = 1) -> Path:
 
 
 def masks(at: Path, told: schema.Schema, form: ImageForm | None = None) -> np.ndarray:
-    return read_labelled(at, at / "labels.csv", form or ImageForm(size=2), told).y
+    return as_positions(read_labelled(at, at / "labels.csv", form or ImageForm(size=2), told).y, "masks")
 
 
 def test_pixels_are_classes_by_their_values(tmp_path: Path) -> None:

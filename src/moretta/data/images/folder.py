@@ -27,7 +27,6 @@ from moretta.contract.messages import Array
 from moretta.contract.wording import did_you_mean
 from moretta.data.images.masks import classes_of, read_mask
 from moretta.data.images.pixels import ImageForm, Pixels, formed, read_image
-from moretta.data.rows import as_positions
 from moretta.data.tables.files import Column, Format, read_columns
 from moretta.data.tables.mapping import ColumnMapping
 from moretta.data.tables.rows import TableRows, encode, words_of
@@ -58,6 +57,7 @@ def read_labelled(
     written: how a .csv table is written. labelled: whether targets are wanted.
     where: what sentences call the table.
     in_memory: bytes above which images are read by batch, None for `IN_MEMORY`.
+    Of masks the targets are the classes of their pixels, int64[rows, height, width], -1 where one does not count.
     mapping: what becomes of the table's columns before the schema reads them.
     Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
     not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
@@ -79,7 +79,7 @@ def read_labelled(
         read_mask(content, f"{one}: the mask", form, size)
         for content, one, size in zip(files, said, images.sizes, strict=True)
     ]
-    return replace(rows, x=x, y=as_positions(classes_of(np.stack(pixels), target, said), where))
+    return replace(rows, x=x, y=classes_of(np.stack(pixels), target, said))
 
 
 def read_unlabelled(
