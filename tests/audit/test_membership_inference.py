@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import KEPT, attacked, claimed, recorded
+from torch import nn
 
 from moretta.audit.attacks.common import membership_inference
 from moretta.audit.attacks.common.membership_inference import (
@@ -204,3 +205,22 @@ def test_numbers_alone_tell_no_members(columns):
 def test_no_label_in_common_is_refused_in_words(theirs, nobodys, task):
     with pytest.raises(ParameterError, match=r"labels as those of silo-2, .* so that this cannot be tried; bring"):
         candidates(parties(theirs, nobodys, task), "silo-2")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_shadow_models_of_noised_updates_are_clipped_and_noised_once_a_round(noise: float) -> None:
+    """As silos are under local epochs: three steps, then what they moved the model by is shortened, and noise added."""
+    model = nn.Linear(40, 20)
+    plan = shadows.TrainingPlan(
+        9, 1.0, lambda step: 0.5, 0.0, 0.0, 0.0, adam=False, noise=noise, update_clip=0.05, each=3
+    )
+    taker, generator = shadows.Steps(model, plan, nn.functional.cross_entropy, program=False), np.random.default_rng(0)
+    x, y = torch.tensor(generator.normal(size=(60, 40)), dtype=torch.float32), torch.tensor(np.arange(60) % 20)
+    for round_ in range(3):
+        before = torch.cat([one.detach().flatten() for one in model.parameters()])
+        for step in range(3):
+            taker.take(3 * round_ + step + 1, 0.5, x, y)
+        moved = torch.cat([one.detach().flatten() for one in model.parameters()]) - before
+        # 820 numbers: five deviations of their squares' sum, beside what the update itself has.
+        wanted = 0.05**2 + len(moved) * noise**2
+        assert abs(float(moved.square().sum()) - wanted) < 5 * noise**2 * (2 * len(moved)) ** 0.5 + 0.01 * noise + 1e-6

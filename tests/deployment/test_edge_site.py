@@ -322,7 +322,7 @@ def test_a_site_states_its_own_releases_with_or_without_an_accountant(
         role.leave(client, RunFolder(tmp_path))
         stated = read_json(tmp_path / "privacy.json")
         assert stated["releases"] == 3
-        if there:  # of 20 rows, at a threshold of three silos
+        if there:  # of 20 rows, at three silos
             assert (stated["sampling_rate"], stated["noise_silos"]) == (0.2, 3)
             assert stated["epsilon"] == epsilon(1.0, 1e-5, 0.2, 3)
         else:

@@ -56,6 +56,7 @@ RECORDS = [
     record(run={"seed": 7}, engine={"name": "flare"}, data={"score-at-silos": True, "test": "test.npz", "look": True}),
     record(engine={"name": "fused"}, protocol={"momentum": 0.9, "loss": "cross-entropy"}),
     record(facts=NOISE, **OF_SUMS),
+    record(facts=NOISE | {"unit": "group"}, **OF_SUMS),
     record(facts={"free_scales": 0.0, "forced_to_one": 3.0}, protocol={"scales": "powers-of-two", "variant": "paper"}),
     record(facts={"free_scales": 6.0, "frozen": 2.0}, protocol={"scales": "powers-of-two", "partitions": 2}),
     record(protocol={"blind": False, "local-epochs": 1}),

@@ -15,8 +15,10 @@ from scipy import stats
 from moretta.errors import ParameterError, PeerError
 from moretta.protocols.common.lattice import COARSEST, Lattice, Privacy
 from moretta.protocols.common.noise import SiloNoise
+from moretta.secure_aggregation.discrete_gaussian import discrete_gaussian
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, plan
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot
+from moretta.secure_aggregation.removable_noise import Noise
 
 PRIVACY = Privacy(noise=1.5, clip=0.7, delta=1e-5, sharers=4)
 SILOS, LOT, ENTRIES = 4, 7, 4000  # a lot by which no power of two can be divided
@@ -93,7 +95,8 @@ def test_a_ring_too_coarse_or_too_fine_for_whole_steps_is_refused() -> None:
 def test_what_is_too_large_for_exact_sums_is_brought_in_before_the_noise() -> None:
     found = Lattice.of(PRIVACY, 3)
     stream = SecretRoot.insecure(0, "x").stream("noise")
-    noised = found.noised(np.array([1e30, -1e30, 0.0]), 1000.0, stream) / found.step
+    drawn = discrete_gaussian(found.deviation).draw(stream, 3)
+    noised = found.noised(np.array([1e30, -1e30, 0.0]), 1000.0, drawn) / found.step
     assert np.abs(noised - [1000, -1000, 0]).max() < 6 * found.deviation
 
 
@@ -124,8 +127,8 @@ def test_the_noise_of_a_sum_has_the_accountants_variance() -> None:
 
 
 def test_half_the_deviation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Lattice.noise.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(Lattice, "noise", property(lambda own: whole(replace(own, deviation=own.deviation / 2))))
+    whole = Noise.levels
+    monkeypatch.setattr(Noise, "levels", lambda own, *of: whole(replace(own, variance=own.variance / 4), *of))
     assert chance_of(noises_of(0, 1, 2, 3)) < 1e-6
 
 
@@ -150,6 +153,6 @@ def test_noises_of_silos_rounds_and_tensors_are_independent() -> None:
 def test_a_stream_that_is_new_to_this_mechanism() -> None:
     """A silo that goes on after an update draws other noise for a take than the one before it did."""
     old = SecretRoot.insecure(0, "north").stream("dp noise", "run", 1)
-    drawn = Lattice.of(PRIVACY, ENTRIES).noise.draw(old, ENTRIES)
+    drawn = discrete_gaussian(Lattice.of(PRIVACY, ENTRIES).deviation).draw(old, ENTRIES)
     assert isinstance(old, Keystream)
     assert abs(np.corrcoef(drawn, noises_of(0)[0])[0, 1]) < 5 / math.sqrt(ENTRIES)

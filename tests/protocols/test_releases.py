@@ -366,9 +366,11 @@ def test_noise_stays_where_only_the_number_of_rounds_differs() -> None:
 def test_the_facts_say_how_many_silos_noise_is_assumed_and_epsilon_for_fewer() -> None:
     names = tuple(f"silo-{part}" for part in range(10))
     facts = made(silos=silos(names), aggregation=SecureAggregation(threshold=8)).train(3).record["facts"]
-    assert facts["noise_silos"] == 8
-    expected = {key: epsilon((silos / 8) ** 0.5, 1e-5, 0.1, 3) for key, silos in (
-        ("epsilon", 8), ("epsilon_to_silos", 7), ("epsilon_with_noise_of_4", 4), ("epsilon_with_noise_of_1", 1)
+    assert facts["noise_silos"] == 10
+    # A silo's own noise is most where two are lost, as each of eight then has an eighth; all but a few silos' is most
+    # where none is lost, as each has a tenth.
+    expected = {key: epsilon(part**0.5, 1e-5, 0.1, 3) for key, part in (
+        ("epsilon", 1), ("epsilon_to_silos", 7 / 8), ("epsilon_with_noise_of_5", 0.5), ("epsilon_with_noise_of_1", 0.1)
     )}  # fmt: skip
     assert {key: facts[key] for key in facts if key.startswith("epsilon")} == expected
 

@@ -113,8 +113,8 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
     ("fedsgd", {"facts": NOISED, **SUMMED}, "Server",
      ["ε = 2 and δ = 1e-05", "with ε = 4.5", "Not counted: means of the columns."], []),
     ("fedsgd", {"facts": COUNTED, **SUMMED}, "Server",
-     ["Counted are 28 noised sums that may have been opened, and assumed is that the noise of 8 silos in each is "
-      "unknown to who looks; where it is that of 4 with ε = 7.7, of 1 with ε = unbounded."], []),
+     ["Counted are 28 noised sums that may have been opened, and assumed is that the noise of 8 silos, less those who "
+      "are lost, is unknown to who looks; where it is that of 4 with ε = 7.7, of 1 with ε = unbounded."], []),
     ("fedsgd", {"facts": {**COUNTED, "noise_silos": 1.0}, **SUMMED}, "Server",
      ["Counted are 28 noised sums that may have been opened; each silo adds all of the noise."], []),
     ("swarm", {}, "Server", ["no sentence about the protocol swarm"], []),

@@ -1163,6 +1163,39 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             "chosen here; as with a roster, with the own secret",
             {"makers": ["anna", "bea"], "shares": "00" * 32 + "ff" * 32, "secret": "5e" * 32},
         ),
+        "secure-aggregation/noised": (
+            "chosen here; uint64, as masked, and two seeds of noise that may be taken off",
+            {
+                "maker": "anna",
+                "tensors": {"w": u64(range(6)).reshape(2, 3), "b": u64([2**64 - 1])},
+                "weight": u64(7),
+                "asked": "a5" * 32,
+                "committed": "cc" * 32,
+                "sealed": "5e" * 112 + "5f" * 112,
+                "digests": "d0" * 96 + "d1" * 96 + "d2" * 96,
+                "noise": "e1" * 32 + "e2" * 32,
+            },
+        ),
+        "secure-aggregation/unmask-noised": (
+            "chosen here; one silo has not signed, and there are two seeds beside each self-mask's secret",
+            {
+                "survivors": ["anna", "bea", "città"],
+                "signatures": {"anna": signature, "bea": ""},
+                "sealed": "5e" * 112 + "5f" * 112,
+                "digests": "d1" * 96 + "d2" * 96,
+                "levels": 2,
+            },
+        ),
+        "secure-aggregation/noised-shares": (
+            "chosen here; as with a roster, with the own secret and seed",
+            {
+                "makers": ["anna", "bea"],
+                "shares": "00" * 32 + "ff" * 32,
+                "secret": "5e" * 32,
+                "noise": "0e" * 32 + "f1" * 32,
+                "seed": "e5" * 32,
+            },
+        ),
         "secure-aggregation/sealed-shares": (
             "chosen here; one ring element of 32 bits and a seal's tag",
             {"shares": {"bea": u8(range(20)), "città": u8(range(235, 255))}, "weight": 7, "asked": "a5" * 32},

@@ -202,6 +202,11 @@ class Cohort:
             self._holders[silo] = tuple(sorted(self.circle(silo)))
         return self._holders[silo]
 
+    @property
+    def losses(self) -> int:
+        """How many of its silos may be missing from a sum under masks, at most."""
+        return max(0, len(self.names) - max(self.min_survivors, 0 if self.plan.degree else self.plan.threshold))
+
     def shortage(self, survivors: Collection[str]) -> str | None:
         """Return why the sum of these silos may not be revealed; None if it may."""
         left = frozenset(survivors)

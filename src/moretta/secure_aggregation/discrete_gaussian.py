@@ -77,12 +77,6 @@ class DiscreteGaussian:
             total = self._base(stream, count) + RADIX * total
         return total
 
-    @property
-    def most(self) -> int:
-        """The largest magnitude that a draw can have."""
-        steps: int = sum(RADIX**place for place in range(self.levels))
-        return len(self.exact) * steps
-
     def _base(self, stream: Keystream, count: int) -> NDArray[np.int64]:
         drawn = stream.integers(count, 32)
         uniform = drawn >> np.uint32(1)
@@ -98,7 +92,7 @@ class DiscreteGaussian:
         return signed
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def discrete_gaussian(deviation: float) -> DiscreteGaussian:
     """Return N_Z(deviation^2). Raises `moretta.errors.ParameterError` for one below 4 or above 1e12.
 
@@ -108,13 +102,26 @@ def discrete_gaussian(deviation: float) -> DiscreteGaussian:
     """
     if not 4 <= deviation <= LARGEST:
         raise ParameterError(f"discrete noise has a deviation of 4 to {LARGEST:g} steps, not {deviation:g}")
-    levels, variance = 1, 1
-    while deviation / math.sqrt(variance) > MOST_BASE:
-        levels, variance = levels + 1, variance * RADIX**2 + 1
-    exact = _cumulative(deviation / math.sqrt(variance))
+    base, levels = _base_of(deviation)
+    exact = _cumulative(base)
     words = np.array([bound >> BITS - WORD for bound in exact], dtype=np.uint32)
     starts = np.searchsorted(words, np.arange((1 << GUIDE) + 1) << WORD - GUIDE).astype(np.int32)
     return DiscreteGaussian(deviation, levels, words, exact, starts[:-1], np.diff(starts) > 1)
+
+
+def largest(deviation: float) -> int:
+    """Return the largest magnitude that a draw of N_Z(deviation^2) can have."""
+    base, levels = _base_of(deviation)
+    steps: int = sum(RADIX**place for place in range(levels))
+    return (math.ceil(TAIL * base) + 1) * steps
+
+
+def _base_of(deviation: float) -> tuple[float, int]:
+    """Return the deviation of the table's draws, and how many of them are added up."""
+    levels, variance = 1, 1
+    while deviation / math.sqrt(variance) > MOST_BASE:
+        levels, variance = levels + 1, variance * RADIX**2 + 1
+    return deviation / math.sqrt(variance), levels
 
 
 def _cumulative(base: float) -> tuple[int, ...]:

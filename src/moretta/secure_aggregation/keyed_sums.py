@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from moretta.secure_aggregation.encoding import Range, Ring, Words, decode, enco
 from moretta.secure_aggregation.masks import Label, Mask, blind_key, label_of, read
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.plain import PlainAggregator, PlainContributor
+from moretta.secure_aggregation.removable_noise import Levels, Noise, Removable
 from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, Wanted, gather, stamp_of
 
 
@@ -48,17 +49,19 @@ class Summand:
     blinds: Sequence[Mask]
     helped: HelpedSums
     origin: Origin
+    noise: Removable | None = None  # what of its noise may be taken off again
 
 
 @dataclass(frozen=True)
 class PlannedSum:
-    """One sum that the server asks a cohort for."""
+    """One sum that the server asks a cohort for. levels: of the silos' noise, where some may be taken off."""
 
     stamp: Stamp
     cohort: Cohort
     ring: Ring
     wanted: Wanted
     rules: Rules
+    levels: Levels | None = None
 
     @property
     def length(self) -> int:
@@ -79,8 +82,9 @@ class Scheme:
     check: raises `moretta.errors.PeerError` for an upload that does not fit the sum.
     add_up: the server's steps from the uploads, and the digest of what they answer, to their sum.
     reopen: makes again what answers `opens`, of a part whose upload an earlier process sent; None where a scheme
-    cannot. keys: the rules by which keys are agreed on. check_size: raises where a silo cannot hide so many bytes; None
-    where there is no limit.
+    cannot. keys: the rules by which keys are agreed on. noised: the upload where noise may be taken off; None where a
+    scheme bears no losses. check_size: raises where a silo cannot hide so many bytes; None where there is no
+    limit.
     """
 
     name: str
@@ -92,6 +96,7 @@ class Scheme:
     add_up: Callable[[PlannedSum, Replies, bytes], Exchange[Relayed | Aborted]]
     reopen: Callable[[Summand], Answer] | None = None
     keys: Callable[[Rules], Rules] = lambda rules: rules
+    noised: type[Message] | None = None
     check_size: Callable[[int], None] | None = None
 
 
@@ -111,6 +116,10 @@ class KeyedContributor:
     def members(self) -> Sequence[str]:
         """Who agreed on keys in the last set-up, sorted; empty before one, and where the scheme needs no keys."""
         return self._keys.members
+
+    def levels(self, noise: Noise) -> Levels:
+        """Return the components of the silo's noise in a sum of the last set-up's cohort."""
+        return levels_in(self._keys.agreed[0].cohort, noise, self._scheme)
 
     def answer(self, message: Message) -> Message | None:
         """Answer a message of this room; None if it is another's. A new set-up forgets the last one's secrets."""
@@ -146,6 +155,7 @@ class KeyedContributor:
         asked: Query,
         least: float | None = None,
         origin: Origin | None = None,
+        noise: Removable | None = None,
     ) -> Message:
         """Return the answer to an ask of `Aggregator.sum`, with N_k = weight >= 1.
 
@@ -153,6 +163,7 @@ class KeyedContributor:
         blind: for `Aggregator.relay`, a secret of the members; its keystream for this silo and sum is added.
         asked: what this answers (`moretta.secure_aggregation.sums`). least: what every entry's limit must be at least;
         None is the limit of the settings. origin: of this upload's secrets; None is the contributor's own.
+        noise: what of the noise in `tensors` may be taken off again; None where nothing may.
         Raises `moretta.errors.RangeError` for a value that is not finite or out of range; nothing is sent then,
         `moretta.errors.PeerError` for an encoding of a narrower range (`moretta.secure_aggregation.encoding.Range`) or
         of other tensors, `moretta.errors.SumSpent` where the silo has helped to open another sum of this round,
@@ -171,7 +182,8 @@ class KeyedContributor:
         label = label_of(stamp, agreement.cohort.digest, shapes_of(words), encoding, asked.digest)
         blinds = [] if blind is None else [(True, blind_key(blind, label, self._name))]
         encoded = whole[:1].reshape(()), words, public, hidden
-        part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, origin or self._origin)
+        origin = origin or self._origin
+        part = Summand(stamp, agreement, label, asked, *encoded, blinds, self._helped, origin, noise)
         upload, self._open = self._scheme.hide(part)
         return upload
 
@@ -264,7 +276,8 @@ class KeyedAggregator:
         relayed = yield from self.relay(ask, wanted, expected, whole=whole)
         if isinstance(relayed, Aborted):
             return relayed
-        return decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
+        result = decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
+        return replace(result, excess=relayed.excess) if relayed.excess else result
 
     def relay(
         self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
@@ -275,9 +288,11 @@ class KeyedAggregator:
         """
         if self._agreed is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
-        planned = PlannedSum(stamp_of(ask), self._agreed, self._ring, wanted, self._rules)
-        check = partial(self._own.check, planned)
-        gathered = yield from gather(self.cohort, ask, self._own.upload, check, wanted, expected)
+        levels = None if wanted.noise is None else levels_in(self._agreed, wanted.noise, self._own)
+        levels = levels if levels and levels.removable else None
+        planned = PlannedSum(stamp_of(ask), self._agreed, self._ring, wanted, self._rules, levels)
+        check, upload = partial(self._own.check, planned), (levels and self._own.noised) or self._own.upload
+        gathered = yield from gather(self.cohort, ask, upload, check, wanted, expected)
         if isinstance(gathered, Aborted):
             return gathered
         replies, asked = gathered
@@ -291,6 +306,11 @@ Aggregator = KeyedAggregator | PlainAggregator
 
 Contributor = KeyedContributor | PlainContributor
 """A silo's half of any scheme."""
+
+
+def levels_in(cohort: Cohort, noise: Noise, scheme: Scheme) -> Levels:
+    """Return the components of each silo's noise in a sum of a cohort."""
+    return noise.levels(len(cohort.names), 0 if scheme.noised is None else cohort.losses)
 
 
 def _length(shapes: Shapes, rules: Rules) -> int:

@@ -6,8 +6,10 @@ complete the sum over the survivors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,11 +18,12 @@ from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Repl
 from moretta.errors import PeerError
 from moretta.secure_aggregation import unmasking
 from moretta.secure_aggregation.cohort import Cohort
-from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for
+from moretta.secure_aggregation.encoding import Ring, Words, add_up, room_for, shapes_of, unpacked
 from moretta.secure_aggregation.keyed_sums import Answer, PlannedSum, Scheme, Summand
 from moretta.secure_aggregation.masks import Label, Mask, add_masks, label_of, pair_key
-from moretta.secure_aggregation.sums import Relayed, Shapes, again, check_tensors, spent_of, to_leave_out
-from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Survivors, Unmask
+from moretta.secure_aggregation.removable_noise import Levels, removable_noise
+from moretta.secure_aggregation.sums import Relayed, Shapes, Wanted, again, check_tensors, spent_of, to_leave_out
+from moretta.secure_aggregation.unmasking import Confirmed, NoisedShares, SelfMaskShares, Survivors, Unmask
 
 RINGS = frozenset({np.dtype(np.uint32), np.dtype(np.uint64)})
 
@@ -50,12 +53,39 @@ class MaskedUpload(Message):
         if len(dtypes) != 1 or not dtypes <= RINGS or self.weight.shape != ():
             named = sorted(dtype.name for dtype in dtypes)
             raise PeerError(f"{self.TAG}: expected elements of one ring and one weight, got {named}")
-        shares = unmasking.count_of(self.sealed, unmasking.SEALED_BYTES)
-        if shares + 1 != unmasking.count_of(self.digests, unmasking.DIGEST_BYTES):
+        shares = unmasking.count_of(self.sealed, unmasking.sealed_bytes(self.levels))
+        if shares + 1 != unmasking.count_of(self.digests, unmasking.DIGEST_BYTES * (self.levels + 1)):
             raise PeerError(f"{self.TAG}: expected a digest of each sealed share, and one of the own share")
 
+    @property
+    def levels(self) -> int:
+        """How many seeds of noise are shared along with the self-mask's secret."""
+        return 0
 
-MESSAGES = (MaskedUpload,)
+
+@message("secure-aggregation/noised")
+class NoisedUpload(MaskedUpload):
+    """The same of a silo whose noise may be taken off in part: each share is sealed with a share of every seed.
+
+    noise: the commitments to the seeds, one behind the other.
+    """
+
+    SHARES: ClassVar[frozenset[str]] = MaskedUpload.SHARES | {"noise"}
+
+    noise: bytes
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` as above, or for an impossible number of seeds."""
+        unmasking.check_levels(self.levels)
+        MaskedUpload.check(self)
+
+    @property
+    def levels(self) -> int:
+        """How many seeds of noise are shared along with the self-mask's secret."""
+        return unmasking.count_of(self.noise, unmasking.DIGEST_BYTES)
+
+
+MESSAGES = (MaskedUpload, NoisedUpload)
 
 
 def _mask(part: Summand) -> tuple[MaskedUpload, Answer]:
@@ -63,16 +93,17 @@ def _mask(part: Summand) -> tuple[MaskedUpload, Answer]:
     own, label, me = unmasking.SelfMask(part), part.label, part.agreement.me
     pairs = [(me < peer, pair_key(seed, label, me, peer)) for peer, seed in part.agreement.extracted.items()]
     add_masks(part.hidden, [own.mask, *pairs, *part.blinds])
-    upload = MaskedUpload(
-        stamp=part.stamp,
-        maker=me,
-        tensors=part.tensors,
-        weight=part.weight,
-        asked=part.asked.digest,
-        committed=own.commitment,
-        sealed=own.sealed,
-        digests=own.digests,
-    )
+    fields: dict[str, Any] = {
+        "stamp": part.stamp,
+        "maker": me,
+        "tensors": part.tensors,
+        "weight": part.weight,
+        "asked": part.asked.digest,
+        "committed": own.commitment,
+        "sealed": own.sealed,
+        "digests": own.digests,
+    }
+    upload = NoisedUpload(**fields, noise=own.committed) if own.committed else MaskedUpload(**fields)
     return upload, unmasking.OpenSum(part, own).answer
 
 
@@ -85,7 +116,10 @@ def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
         raise PeerError(f"expected elements of Z_2^{ring.bits}, got {upload.weight.dtype}")
     if planned.rules.public_weights and not 1 <= int(upload.weight) <= wanted.most_weight:
         raise PeerError(f"expected a weight of 1 to {wanted.most_weight}, got {int(upload.weight)}")
-    if len(upload.digests) != len(cohort.circle(silo)) * unmasking.DIGEST_BYTES:
+    levels = 0 if planned.levels is None else planned.levels.removable
+    if upload.levels != levels:
+        raise PeerError(f"expected commitments to {levels} seeds of noise, got {upload.levels}")
+    if len(upload.digests) != len(cohort.circle(silo)) * unmasking.DIGEST_BYTES * (levels + 1):
         raise PeerError(f"expected a sealed share for each of {len(cohort.neighbours[silo])} neighbours")
 
 
@@ -97,12 +131,22 @@ def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[R
     if isinstance(confirmed, Aborted):
         return confirmed
     uploads = {silo: replies.answers[silo] for silo in sorted(confirmed)}
-    secrets = yield from _secrets(planned, label, uploads, confirmed)
-    if isinstance(secrets, Aborted):
-        return secrets
+    opened = yield from _secrets(planned, label, uploads, confirmed)
+    if isinstance(opened, Aborted):
+        return opened
+    secrets, replied = opened
     keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
     masks = unmasking.recovered_masks(label, tuple(uploads), keys, secrets)
-    return summed(planned.ring, uploads, masks, wanted.shapes, replies.empty, public=planned.rules.public_weights)
+    total = summed(planned.ring, uploads, masks, wanted.shapes, replies.empty, public=planned.rules.public_weights)
+    if planned.levels is None or wanted.noise is None:
+        return total
+    points = {silo: planned.cohort.point(silo) for silo in planned.cohort.names}
+    first = planned.levels.first_removed(len(points) - len(uploads))
+    if first > planned.levels.removable:
+        return total
+    seeds = seeds_of(label, uploads, replied, points, planned.cohort.plan.threshold, first)
+    take_off_excess(total.tensors, wanted, planned.levels, first, seeds.values())
+    return replace(total, excess=[silo for silo in uploads if silo not in seeds])
 
 
 def _confirmed(
@@ -139,41 +183,51 @@ def _confirmed(
 
 def _secrets(
     planned: PlannedSum, label: Label, uploads: Mapping[str, MaskedUpload], confirmed: Mapping[str, Confirmed | None]
-) -> Exchange[Mapping[str, bytes] | Aborted]:
-    """Return the survivors' self-mask secrets; aborted where too few holders gave valid shares."""
+) -> Exchange[tuple[Mapping[str, bytes], Mapping[str, SelfMaskShares]] | Aborted]:
+    """Return the survivors' self-mask secrets and what they gave; aborted where too few holders gave valid shares."""
     cohort, survivors, summed = planned.cohort, tuple(uploads), unmasking.shares_of(label)
     signed = {silo: reply.signature for silo, reply in confirmed.items() if reply and reply.signature}
     circles = {silo: cohort.circle(silo) & uploads.keys() for silo in survivors}
     sealed, digests = dict[tuple[str, str], bytes](), dict[tuple[str, str], bytes]()  # by maker and holder
+    levels = 0 if planned.levels is None else planned.levels.removable
+    first = 0 if planned.levels is None else planned.levels.first_removed(len(cohort.names) - len(survivors))
     for maker, upload in uploads.items():
-        published = iter(unmasking.pieces(upload.digests, unmasking.DIGEST_BYTES))
-        shares = iter(unmasking.pieces(upload.sealed, unmasking.SEALED_BYTES))
+        published = iter(unmasking.pieces(upload.digests, unmasking.DIGEST_BYTES * (levels + 1)))
+        shares = iter(unmasking.pieces(upload.sealed, unmasking.sealed_bytes(levels)))
         for holder in cohort.holders(maker):
             digests[maker, holder] = next(published)
             sealed[maker, holder] = b"" if holder == maker else next(shares)
     asks = dict[str, Message]()
     for silo in survivors:
         places = [(maker, silo) for maker in sorted(circles[silo]) if maker != silo]
-        asks[silo] = Unmask(
-            stamp=planned.stamp,
-            survivors=survivors,
-            signatures=signed,
-            sealed=b"".join(map(sealed.__getitem__, places)),
-            digests=b"".join(map(digests.__getitem__, places)),
-        )
+        fields: dict[str, Any] = {
+            "stamp": planned.stamp,
+            "survivors": survivors,
+            "signatures": signed,
+            "sealed": b"".join(map(sealed.__getitem__, places)),
+            "digests": b"".join(map(digests.__getitem__, places)),
+        }
+        asks[silo] = unmasking.UnmaskNoised(**fields, levels=levels) if levels else Unmask(**fields)
 
     def check(silo: str, reply: SelfMaskShares) -> None:
         if not circles[silo].issuperset(reply.makers):
             raise PeerError("expected shares of its neighbours among the survivors, and of nobody else")
-        for maker, share in reply.by_maker.items():
-            if unmasking.share_digest(share, summed) != digests[maker, silo]:
-                raise PeerError(f"the share of `{maker}` is not the one that `{silo}` was sent")
+        parts = [(0, reply.by_maker)]
+        if isinstance(reply, NoisedShares):
+            if bool(reply.noise) != (first <= levels and bool(reply.makers)):
+                raise PeerError("expected shares of seeds where some noise is taken off, and only there")
+            parts.append((first, reply.noise_by_maker))
+        for place, shares in parts:
+            for maker, share in shares.items():
+                published = unmasking.pieces(digests[maker, silo], unmasking.DIGEST_BYTES)
+                if unmasking.share_digest(share, summed) != published[place]:
+                    raise PeerError(f"the share of `{maker}` is not the one that `{silo}` was sent")
         if bool(reply.secret) != bool(signed):
             raise PeerError("expected the own mask's secret where there is a roster, and nowhere else")
         if reply.secret and unmasking.commitment(reply.secret, label, silo) != uploads[silo].committed:
             raise PeerError("expected the own mask's secret that it committed to")
 
-    ask = Ask(asks, SelfMaskShares, check)
+    ask = Ask(asks, NoisedShares if levels else SelfMaskShares, check)
     replies = yield ask
     secrets, failed = _put_together(cohort, label, uploads, circles, replies)
     if len(secrets) < len(survivors):
@@ -183,7 +237,49 @@ def _secrets(
         because = f"expected shares of at least {cohort.plan.threshold} silos to unmask each survivor, got fewer"
         missing = {**failed, **replies.missing}
         return Aborted(missing, because, opened=sorted(missing))
-    return secrets
+    return secrets, replies.answers
+
+
+def seeds_of(
+    label: Label,
+    uploads: Mapping[str, MaskedUpload],
+    replies: Mapping[str, SelfMaskShares],
+    points: Mapping[str, int],
+    threshold: int,
+    first: int,
+) -> dict[str, bytes]:
+    """Return the seeds from which on noise is taken off, by silo; those that cannot be had are not among them.
+
+    replies: by holder. points: of the holders' shares. first: the seeds' number.
+    """
+    held = {name: reply for name, reply in replies.items() if isinstance(reply, NoisedShares)}
+    shares = {name: reply.noise_by_maker for name, reply in held.items()}
+    seeds = dict[str, bytes]()
+    for maker, upload in uploads.items():
+        if not isinstance(upload, NoisedUpload):
+            continue
+        committed = unmasking.pieces(upload.noise, unmasking.DIGEST_BYTES)[first - 1]
+        own = held[maker].seed if maker in held else b""
+        if own and unmasking.commitment(own, label, maker, first) == committed:
+            seeds[maker] = own
+            continue
+        mine = {points[holder]: held_by[maker] for holder, held_by in shares.items() if maker in held_by}
+        seed = unmasking.put_together(mine, threshold, label, maker, committed, first)
+        if seed is not None:
+            seeds[maker] = seed
+    return seeds
+
+
+def take_off_excess(
+    tensors: Mapping[str, Words], plan: Wanted, levels: Levels, first: int, seeds: Collection[bytes]
+) -> None:
+    """Take the components from `first` on, which follow from these seeds, off a sum in place."""
+    count = sum(words.size for words in tensors.values())
+    for seed in seeds:
+        drawn = removable_noise(seed, first, levels, count).view(np.uint64)  # modulo 2^64, of which 2^b is a part
+        for name, part in unpacked(drawn, shapes_of(tensors)).items():
+            step = np.uint64(math.ldexp(plan.noise.step, plan.fraction_bits[name]) if plan.noise else 0)
+            np.subtract(tensors[name], (part * step).astype(tensors[name].dtype), out=tensors[name])
 
 
 def _put_together(
@@ -250,4 +346,5 @@ PAIRWISE = Scheme(
     reopen=lambda part: unmasking.OpenSum(part, unmasking.SelfMask(part)).answer,
     check=_check,
     add_up=_unmasked,
+    noised=NoisedUpload,
 )

@@ -16,6 +16,7 @@ from moretta.contract.messages import Array, Digest, Message, Stamp, Tensors, me
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError, RangeError
 from moretta.secure_aggregation import sums
+from moretta.secure_aggregation.removable_noise import Levels, Noise
 from moretta.secure_aggregation.sums import Asks, Query, Relayed, Shapes, Sum, Wanted
 
 
@@ -44,6 +45,10 @@ class PlainContributor:
     def members(self) -> Sequence[str]:
         """Nobody: there are no keys to agree on."""
         return ()
+
+    def levels(self, noise: Noise) -> Levels:
+        """Return the components of the silo's noise: all of it, as its upload is seen alone."""
+        return noise.levels(1, 0)
 
     def answer(self, message: Message) -> Message | None:
         """Return None: the scheme has no messages of its own."""

@@ -26,6 +26,7 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import encode_parts, encode_purpose
+from moretta.secure_aggregation.removable_noise import Noise
 
 Shapes = Mapping[str, tuple[int, ...]]
 Asks = Message | Mapping[str, Message]
@@ -45,6 +46,7 @@ class Wanted:
     shapes: Shapes
     fraction_bits: Mapping[str, int]
     most_weight: int
+    noise: Noise | None = None  # what silos' noise is to leave in it; the excess is taken off
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,14 @@ class Sum:
     weight: N = sum_k N_k.
     steps: by tensor, the bound K / (2 * 2^f N) of the absolute error that fixed point adds to a mean of K silos; 0.0
         in the scheme ``none``.
-    silos: the K silos in it, sorted.
+    silos: the K silos in it, sorted. excess: those whose noise beyond what is wanted could not be taken off.
     """
 
     means: Mapping[str, NDArray[np.float64]]
     weight: int
     steps: Mapping[str, float]
     silos: Sequence[str]
+    excess: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,13 @@ class Relayed:
     """A sum that its members read, not the aggregator that adds it up; made by `Aggregator.relay`.
 
     tensors: by name, ring elements in the tensors' shapes, blinded where uploads were; under ``none`` the means.
-    weight: of all silos together, likewise. silos: in the sum, sorted.
+    weight: of all silos together, likewise. silos: in the sum, sorted. excess: as of `Sum`.
     """
 
     tensors: Tensors
     weight: Array
     silos: Sequence[str]
+    excess: Sequence[str] = ()
 
 
 def gather(

@@ -27,6 +27,9 @@ of S have signed it, so two sets that are unmasked have no honest silo in common
 between uploading and confirming, the round is played again as its next take. As all of S have signed, each also gives
 its own secret, so a silo that withholds its shares holds nobody up.
 
+Where silos add noise, the seeds of what of it is taken off again travel and are given with the self-masks' shares, in
+`NoisedUpload`, `UnmaskNoised` and `NoisedShares` (`moretta.secure_aggregation.removable_noise`).
+
 Before a silo signs S, or without a roster before it gives shares, it records that it has helped to open this sum; it
 helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`). It answers a repeated question, equal
 word for word, by the same bytes.
@@ -39,7 +42,7 @@ import os
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from operator import lt
-from typing import Annotated
+from typing import Annotated, Any
 
 from cryptography.exceptions import InvalidTag
 
@@ -54,6 +57,7 @@ from moretta.secure_aggregation.sums import same
 
 KEY_BYTES = 32
 DIGEST_BYTES = 32
+MOST_LEVELS = 256  # of noise; levels of ratio 1.05 that cover the loss of all silos but one are fewer
 SEALED_BYTES = shamir.SHARE_BYTES + 16  # with the seal's tag
 
 
@@ -124,7 +128,56 @@ class SelfMaskShares(Message):
         return dict(zip(self.makers, pieces(self.shares, shamir.SHARE_BYTES), strict=True))
 
 
-MESSAGES = (Survivors, Confirmed, Unmask, SelfMaskShares)
+@message("secure-aggregation/unmask-noised")
+class UnmaskNoised(Unmask):
+    """The same, where noise is taken off too. levels: how many shares of seeds are sealed, and digested, with each."""
+
+    levels: int
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` unless there are as many digests as sealed shares."""
+        check_levels(self.levels)
+        shares = count_of(self.sealed, sealed_bytes(self.levels))
+        if shares * (self.levels + 1) != count_of(self.digests, DIGEST_BYTES):
+            raise PeerError(f"{self.TAG}: expected a digest with each sealed share")
+
+
+@message("secure-aggregation/noised-shares")
+class NoisedShares(SelfMaskShares):
+    """The same, and of each maker a share of the seed from which on its noise is taken off; no bytes where none is.
+
+    seed: the silo's own, where all survivors have signed who is in the sum.
+    """
+
+    noise: bytes
+    seed: Annotated[bytes, length(0, shamir.SHARE_BYTES)]
+
+    def check(self) -> None:
+        """Raise `moretta.errors.PeerError` for shares of a wrong length."""
+        SelfMaskShares.check(self)
+        if self.noise and len(self.noise) != len(self.shares):
+            raise PeerError(
+                f"{self.TAG}: expected a share of {shamir.SHARE_BYTES} bytes of each maker's seed, or of none"
+            )
+
+    @property
+    def noise_by_maker(self) -> Mapping[str, bytes]:
+        """The shares of seeds by their makers."""
+        return dict(zip(self.makers, pieces(self.noise, shamir.SHARE_BYTES), strict=True)) if self.noise else {}
+
+
+MESSAGES = (Survivors, Confirmed, Unmask, SelfMaskShares, UnmaskNoised, NoisedShares)
+
+
+def check_levels(levels: int) -> None:
+    """Raise `moretta.errors.PeerError` for an impossible number of seeds."""
+    if not 1 <= levels <= MOST_LEVELS:
+        raise PeerError(f"expected 1 to {MOST_LEVELS} seeds of noise, got {levels}")
+
+
+def sealed_bytes(levels: int) -> int:
+    """Return the length of what is sealed for a silo: a share of the self-mask's secret, and of each seed of noise."""
+    return SEALED_BYTES + levels * shamir.SHARE_BYTES
 
 
 def count_of(content: bytes, length: int) -> int:
@@ -139,9 +192,13 @@ def pieces(content: bytes, length: int) -> list[bytes]:
     return [content[start : start + length] for start in range(0, len(content), length)]
 
 
-def commitment(secret: bytes, label: Label, silo: str) -> bytes:
-    """Return the SHA-256 that shows that a secret put together from shares is the silo's."""
-    return hashlib.sha256(encode_purpose("self-mask secret", *label, silo, secret)).digest()
+def commitment(secret: bytes, label: Label, silo: str, level: int = 0) -> bytes:
+    """Return the SHA-256 that shows that a secret put together from shares is the silo's.
+
+    level: 0 for the self-mask's, j for seed_j of its noise.
+    """
+    what: tuple[int | str, ...] = ("noise seed", level) if level else ("self-mask secret",)
+    return hashlib.sha256(encode_purpose(*what, *label, silo, secret)).digest()
 
 
 @lru_cache(maxsize=4)
@@ -156,6 +213,11 @@ def share_digest(share: bytes, summed: bytes) -> bytes:
     Whose share it is follows from its place in the maker's upload: no two shares are alike, as the field is large.
     """
     return hashlib.sha256(summed + share).digest()
+
+
+def share_digests(shares: bytes, summed: bytes) -> bytes:
+    """Return the digests of shares that were sealed together, one behind the other."""
+    return b"".join([share_digest(share, summed) for share in pieces(shares, shamir.SHARE_BYTES)])
 
 
 def check_confirmation(
@@ -175,6 +237,7 @@ def _statement(roster: Roster, label: Label, names: tuple[str, ...]) -> tuple[in
 class SelfMask:
     """The fresh secret of one upload, in shares: of the operating system's bytes, or a test's.
 
+    The seeds of noise that may be taken off are shared along with it. committed: to these, one behind the other.
     sealed, digests: for the silo's neighbours, and for it and them, in the order of their names.
     """
 
@@ -186,9 +249,13 @@ class SelfMask:
         self.mask: Mask = True, self_key(secret, label, me)
         self.commitment = commitment(secret, label, me)
         holders, summed = cohort.holders(me), shares_of(label)
-        made = shamir.share(secret, cohort.plan.threshold, list(map(cohort.point, holders)), random)
-        shares = dict(zip(holders, made.values(), strict=True))
-        self.digests = b"".join([share_digest(share, summed) for share in shares.values()])
+        self.noise = of.noise
+        seeds = () if of.noise is None else of.noise.seeds
+        self.committed = b"".join([commitment(seed, label, me, level) for level, seed in enumerate(seeds, 1)])
+        points = list(map(cohort.point, holders))
+        made = [shamir.share(each, cohort.plan.threshold, points, random).values() for each in (secret, *seeds)]
+        shares = dict(zip(holders, map(b"".join, zip(*made, strict=True)), strict=True))
+        self.digests = b"".join([share_digests(share, summed) for share in shares.values()])
         self.own_share = shares.pop(me)
         self.sealed = b"".join([agreement.seals[name][0].encrypt(share, [summed]) for name, share in shares.items()])
 
@@ -250,31 +317,47 @@ class OpenSum:
                 "expected to unmask the sum of the survivors that were confirmed; with others both masks of a silo "
                 "could fall"
             )
-        left = cohort.neighbours[agreement.me] & set(asked.survivors)
-        sealed = pieces(asked.sealed, SEALED_BYTES)
+        left, noise = cohort.neighbours[agreement.me] & set(asked.survivors), self._own.noise
+        levels = 0 if noise is None else noise.levels.removable
+        if (asked.levels if isinstance(asked, UnmaskNoised) else 0) != levels:
+            raise PeerError(
+                f"expected shares of {levels} seeds of noise beside those of each self-mask, as this upload has"
+            )
+        sealed = pieces(asked.sealed, sealed_bytes(levels))
         if len(sealed) != len(left):
             raise PeerError("expected one share of each neighbour among the survivors, and of nobody else")
         if self._credentials is not None:
             self._check_signatures(asked, self._credentials.roster)
+        # Nobody asks for a seed by its number: which one is given follows from who is left.
+        first = 0 if noise is None else noise.levels.first_removed(len(cohort.names) - len(asked.survivors))
         self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
-        parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES), strict=True)
+        parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES * (levels + 1)), strict=True)
         opened = {maker: self._opened(maker, one, digest) for maker, one, digest in parts}
         opened[agreement.me] = self._own.own_share
         makers = tuple(maker for maker in sorted(opened) if opened[maker])
-        shares = b"".join([opened[maker] for maker in makers])
-        secret = b"" if self._credentials is None else self._own.secret
-        reply = SelfMaskShares(stamp=asked.stamp, makers=makers, shares=shares, secret=secret)
+        each = [pieces(opened[maker], shamir.SHARE_BYTES) for maker in makers]
+        signed = self._credentials is not None
+        fields: dict[str, Any] = {
+            "makers": makers,
+            "shares": b"".join([shares[0] for shares in each]),
+            "secret": self._own.secret if signed else b"",
+        }
+        reply = SelfMaskShares(stamp=asked.stamp, **fields)
+        if noise is not None:
+            taken = b"".join([shares[first] for shares in each if first <= levels])
+            seed = noise.seeds[first - 1] if signed and first <= levels else b""
+            reply = NoisedShares(stamp=asked.stamp, **fields, noise=taken, seed=seed)
         self._given = asked, reply
         return reply
 
     def _opened(self, maker: str, sealed: bytes, digest: bytes) -> bytes:
-        """Return a share; no bytes where it is not what its maker published, which is not this silo's fault."""
+        """Return shares; no bytes where they are not what their maker published, which is not this silo's fault."""
         summed = shares_of(self._label)
         try:
-            share = self._agreement.seals[maker][1].decrypt(sealed, [summed])
+            shares = self._agreement.seals[maker][1].decrypt(sealed, [summed])
         except InvalidTag:
             return b""
-        return share if share_digest(share, summed) == digest else b""
+        return shares if share_digests(shares, summed) == digest else b""
 
     def _check_time(self, stamp: Stamp) -> None:
         if stamp != self._stamp:
@@ -323,11 +406,14 @@ def recovered_masks(
 
 
 def put_together(
-    shares: Mapping[int, bytes], threshold: int, label: Label, maker: str, committed: bytes
+    shares: Mapping[int, bytes], threshold: int, label: Label, maker: str, committed: bytes, level: int = 0
 ) -> bytes | None:
-    """Return a survivor's secret from shares by their points; None where they are not what it committed to."""
+    """Return a survivor's secret from shares by their points; None where they are not what it committed to.
+
+    level: as of `commitment`.
+    """
     try:
         secret = shamir.reconstruct(shares, threshold)
     except PeerError:
         return None
-    return secret if commitment(secret, label, maker) == committed else None
+    return secret if commitment(secret, label, maker, level) == committed else None

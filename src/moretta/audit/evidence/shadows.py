@@ -5,9 +5,11 @@ that are the same part of the rows. PyTorch's optimizers are written out here, a
 load `torch.optim`'s compiler from.
 
 A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C, and a batch of B rows has
-the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, n / S what several silos' shares of noise come to. BAFFLE clips a
+the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, where S of n silos do not collude. BAFFLE clips a
 row's K numbers x = D g_i with |x| ~ sqrt(K) |g_i|, and its estimate D' x / K has noise of sigma C / sqrt(K) an entry:
 both are those of gradients with C / sqrt(K) in the place of C. Batches are of one size, where the run draws lots.
+Under local epochs n silos' updates are clipped to C and have the noise together, so what a round moves a shadow model
+by is clipped to C, and gets noise of sigma C / n an entry. Where it takes fewer steps than the run, rounds are fewer.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.training import BETAS
-from moretta.secure_aggregation.settings import SecureAggregation
 
 LEAST_STEPS = 10
 MOST_ROWS = 64  # whose own gradients are held at once
@@ -42,6 +43,8 @@ class TrainingPlan:
 
     steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. row_clip, noise: the
     largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum. betas: of Adam.
+    update_clip: where noise is on whole updates, the largest norm of one, 0 for any; noise is then in their mean. each:
+    how many steps an update has.
     """
 
     steps: int
@@ -54,6 +57,8 @@ class TrainingPlan:
     row_clip: float = 0.0
     noise: float = 0.0
     betas: tuple[float, float] = BETAS
+    update_clip: float = 0.0
+    each: int = 1
 
 
 def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
@@ -66,7 +71,8 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
     silos = [Batches(count, size, 0, name) for name, count in run.rows.items() if silo in ("", name)]
     each = int(run.setting("local-epochs") or 0) * min(one.per_epoch for one in silos) or 1
     told = run.schedule
-    row_clip, noise = _private(run)
+    clip, noise = _private(run)
+    whole = bool(run.setting("local-epochs"))
     return TrainingPlan(
         steps=run.rounds * each,
         part=sum(one.size for one in silos) / sum(one.rows for one in silos),
@@ -75,22 +81,29 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
         decay=float(run.setting("weight-decay") or 0.0),
         clip=float(run.setting("clip-norm") or 0.0),
         adam=run.setting("optimizer") == "adam",
-        row_clip=row_clip,
+        row_clip=0.0 if whole else clip,
         noise=noise,
         betas=told.betas,
+        update_clip=clip if whole else 0.0,
+        each=each,
     )
 
 
 def _private(run: PublicRun) -> tuple[float, float]:
-    """Return the largest norm of a row's gradient and the deviation of the noise in a round's sum, 0 for none."""
-    if run.setting("local-epochs") or not (run.setting("dp-noise") or run.setting("dp-clip")):
-        return 0.0, 0.0  # beside epochs noise is on a silo's whole update, and no row is clipped
+    """Return the largest norm of what is clipped, and the deviation of the noise beside it, 0 for none.
+
+    That is a row's gradient and the noise in a round's sum, or under local epochs a silo's update and the noise in
+    their mean.
+    """
+    if not (run.setting("dp-noise") or run.setting("dp-clip")):
+        return 0.0, 0.0
     clip = float(run.setting("dp-clip"))
     if numbers := run.setting("k"):  # what is clipped are so many numbers of a row, in place of its gradient
         clip /= math.sqrt(float(numbers))
-    secure = SecureAggregation.model_validate(run.settings.get("secure-aggregation", {}))
-    sharers = secure.sharing_noise(len(run.silos)).least if run.masked else 1
-    return clip, float(run.setting("dp-noise")) * clip * math.sqrt(len(run.silos) / sharers)
+    silos = len(run.silos)
+    sharers = silos - int(run.setting("dp-colluding") or 0) if run.masked else 1
+    noise = float(run.setting("dp-noise")) * clip * math.sqrt(silos / sharers)
+    return clip, noise / silos if run.setting("local-epochs") else noise
 
 
 def start_of(model: nn.Module, seed: int) -> dict[str, Array]:
@@ -126,6 +139,7 @@ class Steps:
         self._trained = list(modules.trainable(model).values())
         self._first = [torch.zeros_like(one) for one in self._trained]
         self._second = [torch.zeros_like(one) for one in self._trained]
+        self._sent = [at.detach().clone() for at in self._trained]  # what the update begins with
 
     def take(self, number: int, rate: float, x: Tensor, y: Tensor) -> None:
         """Take step `number`, from 1, at a rate, on a batch."""
@@ -143,6 +157,18 @@ class Steps:
                 elif plan.momentum:
                     step = first.mul_(plan.momentum).add_(step)
                 at.sub_(rate * step)
+            if plan.update_clip and number % plan.each == 0:
+                self._noise_update()
+
+    def _noise_update(self) -> None:
+        """Shorten what an update has moved the model by, and add noise, as the mean of silos' updates has it."""
+        moved = [(at - sent).double() for at, sent in zip(self._trained, self._sent, strict=True)]
+        length = float(torch.stack([part.norm() for part in moved]).norm())
+        kept = min(1.0, self._plan.update_clip / (length or 1.0))
+        for at, sent, part in zip(self._trained, self._sent, moved, strict=True):
+            drawn = torch.randn(part.shape, generator=self._noise, dtype=torch.float64)
+            at.copy_(sent + (kept * part + self._plan.noise * drawn).to(at))
+            sent.copy_(at)
 
     def _gradient(self, x: Tensor, y: Tensor) -> Sequence[Tensor]:
         return torch.autograd.grad(self._loss(self._model(x), y), self._trained, materialize_grads=True)

@@ -20,16 +20,25 @@ from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import under
 from moretta.errors import ParameterError
 from moretta.protocols.common.batches import Batches
+from moretta.protocols.common.lattice import Lattice, Privacy
 from moretta.protocols.common.scoring import Question
 from moretta.secure_aggregation.additive import TAG_BYTES, AddedShares, SealedShares
 from moretta.secure_aggregation.agreement import KeysAccepted, PeerKeys
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, add_up, decode, shapes_of, unpacked
 from moretta.secure_aggregation.graph import CommittedKeys
 from moretta.secure_aggregation.masks import Label, label_of
-from moretta.secure_aggregation.pairwise import MaskedUpload, summed
+from moretta.secure_aggregation.pairwise import MaskedUpload, NoisedUpload, seeds_of, summed, take_off_excess
 from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.settings import SecureAggregation
 from moretta.secure_aggregation.sums import Sum, Wanted
-from moretta.secure_aggregation.unmasking import Confirmed, SelfMaskShares, Unmask, put_together, recovered_masks
+from moretta.secure_aggregation.unmasking import (
+    Confirmed,
+    NoisedShares,
+    SelfMaskShares,
+    Unmask,
+    put_together,
+    recovered_masks,
+)
 
 if TYPE_CHECKING:
     from moretta.audit.evidence.truth import Truth
@@ -126,7 +135,28 @@ class Uploads:
         keys = {silo: one.keys for silo, one in confirmed}  # the last of each
         masks = recovered_masks(label, tuple(counted), keys, secrets)
         found = summed(Ring(8 * first.weight.itemsize), counted, masks, shapes, public=self._public_weights)
+        if isinstance(first, NoisedUpload):
+            self._take_off_excess(found.tensors, label, counted)
         return self._decoded(found.tensors, int(found.weight), tuple(counted))
+
+    def _take_off_excess(self, tensors: Tensors, label: Label, uploads: Mapping[str, MaskedUpload]) -> None:
+        """Take the noise that losses did not call for off a sum, as the server did."""
+        setting, part = self.run.setting, float(self.run.setting("participation", "run") or 1.0)
+        secure = SecureAggregation.model_validate(self.run.settings.get("secure-aggregation", {}))
+        least, colluding = secure.sharing_noise(len(self.run.silos), part).least, int(setting("dp-colluding") or 0)
+        playing = max(least, round(part * len(self.run.silos)))
+        noise, clip = float(setting("dp-noise")), float(setting("dp-clip"))
+        privacy = Privacy(noise, clip, 0.0, sharers=playing - colluding, losses=playing - least, colluding=colluding)
+        lattice = Lattice.of(privacy, sum(words.size for words in tensors.values()))
+        levels = lattice.noise.levels(len(self.names), len(self.names) - least)
+        first = levels.first_removed(len(self.names) - len(uploads))
+        replies = {silo: message for silo, message in self.later if isinstance(message, NoisedShares)}
+        if first > levels.removable or not replies:
+            return
+        points = {name: place for place, name in enumerate(self.names, 1)}
+        tries = (seeds_of(label, uploads, replies, points, t, first) for t in range(len(replies), 1, -1))
+        plan = Wanted(shapes_of(tensors), self.encoding, 0, lattice.noise)
+        take_off_excess(tensors, plan, levels, first, max(tries, key=len).values())
 
     def _secret(self, maker: str, committed: bytes, label: Label, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Return a survivor's secret. The threshold is tried: the right one gives what the maker committed to."""

@@ -25,7 +25,7 @@ from moretta.protocols.baffle.silo.messages import Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, agree, parameter_hash
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.accountant import Accountant, excess_of
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import usable_density
@@ -113,7 +113,7 @@ class Server:
             self._follow(now.round)
         self._forwards += 1 if self._recipe.blocks else forwards_of(self._recipe.form, k)
         validation = yield from self._enrolment.validation(now, lambda: self._trained(self._averaged()), total.silos)
-        return Report(figures | {"k": float(k), "rows": float(total.weight), **validation})
+        return Report(figures | {"k": float(k), "rows": float(total.weight), **excess_of(total), **validation})
 
     def _shapes(self, k: int) -> dict[str, tuple[int, ...]]:
         if self._recipe.local_epochs:

@@ -11,9 +11,11 @@ bounds in whole orders (Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke, N
 release is a noised sum that may have been opened, so a round has one, or several where it was played again with other
 rows and other noise (`moretta.protocols.common.releases`).
 
-Where S silos share the noise, each adds variance sigma^2 C^2 / S, and S of them or more are in every sum that is
-opened. An observer who does not know the noise of k of these faces sigma^2 C^2 k / S: k is S for the server by itself,
-S - 1 for a silo, which knows its own, and less for those who collude. `Accountant.facts` states epsilon for some k.
+In a round of n silos, up to T may be lost, and c collude with the server. In a sum over K of them the others' noise has
+a variance of sigma^2 C^2 or more for every K (`moretta.secure_aggregation.removable_noise`), so each silo's part that
+stays has at least sigma^2 C^2 / (K - c). An observer who does not know the noise of k of them faces k / (K - c) of it,
+the least of which is k / (n - c). One silo, which knows its own noise alone, faces (K - 1) / (K - c). For c = 0 that is
+least where K = n - T. `Accountant.facts` states epsilon for some of these.
 
 Neighbouring data sets differ in one example that is added or removed, at one silo. Where the unit is a silo, they
 differ in all that one silo uploads, which is there or counts as 0; it is in every sum then, so q is 1, and who takes
@@ -24,7 +26,7 @@ and delta are public; by its q, so is the number of rows of the silo that has fe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from moretta.secure_aggregation.keyed_sums import Aggregator
     from moretta.secure_aggregation.settings import SecureAggregation
-    from moretta.secure_aggregation.sums import Shapes, Wanted
+    from moretta.secure_aggregation.sums import Shapes, Sum, Wanted
 
 # Orders of the divergences that are bounded: whole numbers, which have a closed form.
 ORDERS = (*range(2, 256), 512, 1024)
@@ -141,10 +143,10 @@ class Accountant:
         releases: noised sums that may have been opened (`moretta.protocols.common.releases`). shapes: of what an
         upload has, from which its lattice follows; None leaves that out.
 
-        epsilon: towards the server and whoever gets the model, to whom the noise of `noise_silos` silos in each sum is
-        unknown. epsilon_to_silos: towards one other silo, which knows its own share. epsilon_with_noise_of_<k>: towards
-        whoever can take off all but k silos' noise, as the server together with the other silos. "unbounded" is
-        infinity.
+        epsilon: towards the server together with `colluding_silos` silos, and whoever gets the model. To them the noise
+        of `noise_silos` silos is unknown, less those who are lost. epsilon_to_silos: towards one other silo,
+        which knows its own share. epsilon_with_noise_of_<k>: towards whoever can take off all but k silos' noise, as
+        the server together with the other silos. "unbounded" is infinity.
         """
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
@@ -152,12 +154,15 @@ class Accountant:
             facts |= {"unit": self.privacy.unit, "mechanism": MECHANISM[self.privacy.unit]}
             facts |= self._lattice(shapes).facts() if shapes else {}
         facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(sharers)}
-        facts["epsilon"] = self._epsilon(sharers, releases)
+        facts |= {"colluding_silos": float(self.privacy.colluding)} if self.privacy.colluding else {}
+        facts["epsilon"] = self._epsilon(1, releases)
         if sharers > 1:
-            facts["epsilon_to_silos"] = self._epsilon(sharers - 1, releases)
+            left = sharers - self.privacy.losses  # of those who do not collude, in the smallest sum
+            known = 0 if self.privacy.colluding else 1
+            facts["epsilon_to_silos"] = self._epsilon((left - known) / left, releases)
         for left in sorted({sharers // 2, 1} - {0}, reverse=True):
             if left < sharers - 1:
-                facts[f"{WITH_NOISE_OF}{left}"] = self._epsilon(left, releases)
+                facts[f"{WITH_NOISE_OF}{left}"] = self._epsilon(left / sharers, releases)
         return facts | ({"epsilon_leaves_out": self.left_out} if self.left_out else {})
 
     def want(self, aggregator: Aggregator, shapes: Shapes, secure: SecureAggregation, most_weight: int) -> Wanted:
@@ -175,7 +180,7 @@ class Accountant:
             limit = lattice.range(limit, most_weight)
         wanted = aggregator.want(shapes, dict.fromkeys(shapes, limit), most_weight)
         lattice.check(wanted.fraction_bits, most_weight)
-        return wanted
+        return replace(wanted, noise=lattice.noise) if self.privacy.noise else wanted
 
     def allows(self, releases: int) -> bool:
         """Return whether so many releases keep to the most that epsilon may come to."""
@@ -187,15 +192,20 @@ class Accountant:
 
     def spent(self, releases: int) -> float | str:
         """Return the epsilon of `facts` alone."""
-        return self._epsilon(self.privacy.sharers, releases)
+        return self._epsilon(1, releases)
 
-    def _epsilon(self, silos: int, releases: int) -> float | str:
-        """Return epsilon where the noise of so many silos is unknown: each has a variance of sigma^2 C^2 / S."""
+    def _epsilon(self, part: float, releases: int) -> float | str:
+        """Return epsilon where this part of the variance sigma^2 C^2 is of noise that is unknown."""
         if not releases:
             return 0.0
-        sigma = self.privacy.noise * math.sqrt(silos / self.privacy.sharers)
+        sigma = self.privacy.noise * math.sqrt(part)
         found = epsilon(sigma, self.privacy.delta, self.rate, releases)
         return found if math.isfinite(found) else "unbounded"
+
+
+def excess_of(total: Sum) -> dict[str, float]:
+    """Return how many silos' noise beyond what was wanted stayed in a sum, for the history, where any did."""
+    return {"excess_noise_of": float(len(total.excess))} if total.excess else {}
 
 
 def _check(delta: float, q: float, rounds: int) -> None:

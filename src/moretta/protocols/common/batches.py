@@ -125,12 +125,12 @@ def rows_by_group(groups: NDArray[np.str_], x: Array, y: Array) -> tuple[tuple[i
 
     groups: str[rows], whom a row is about. x, y: its inputs and targets.
     """
-    found = dict[str, dict[bytes, int]]()
+    places = dict[str, dict[bytes, int]]()
     digests = (hashlib.sha256(np.ascontiguousarray(row).data) for block in blocks(x) for row in block)
     for place, (group, digest, target) in enumerate(zip(groups.tolist(), digests, y, strict=True)):
         digest.update(np.ascontiguousarray(target).data)
-        found.setdefault(group, {}).setdefault(digest.digest(), place)
-    return tuple(tuple(rows.values()) for rows in found.values())
+        places.setdefault(group, {}).setdefault(digest.digest(), place)
+    return tuple(tuple(rows.values()) for rows in places.values())
 
 
 class Lots:

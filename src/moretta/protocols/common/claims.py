@@ -295,8 +295,8 @@ def _as_sums_differ(record: Record) -> str:
 
 def unit_of(facts: Mapping[str, Any]) -> tuple[str, str]:
     """Return what the noise of a run hides one of, and where that is."""
-    found = {"silo": ("silo’s updates", ""), "group": ("group of rows", " at one silo")}
-    return found.get(facts.get("unit", "row"), ("example", " at one silo"))
+    units = {"silo": ("silo’s updates", ""), "group": ("group of rows", " at one silo")}
+    return units.get(facts.get("unit", "row"), ("example", " at one silo"))
 
 
 def _epsilons(record: Record) -> str:
@@ -319,7 +319,7 @@ def _what_epsilon_assumes(record: Record) -> str:
     said = f". Counted are {releases:.0f} noised sums that may have been opened"
     if silos <= 1:
         return f"{said}; each silo adds all of the noise"
-    said += f", and assumed is that the noise of {silos:.0f} silos in each is unknown to who looks"
+    said += f", and assumed is that the noise of {silos:.0f} silos, less those who are lost, is unknown to who looks"
     found = {key.removeprefix(WITH_NOISE_OF): value for key, value in facts.items() if WITH_NOISE_OF in key}
     fewer = [f"of {silos} with ε = {_figure(value)}" for silos, value in found.items()]
     return f"{said}{'; where it is that ' if fewer else ''}{', '.join(fewer)}"
@@ -334,6 +334,7 @@ def _figure(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+one_unit = Word("one_unit", "one example at one silo", lambda run: f"one {''.join(unit_of(run['facts']))}")
 epsilon_alone = Word(
     "epsilon_alone",
     "the accountant’s epsilon",
@@ -387,6 +388,7 @@ WORDS = (
         _targets_of_others,
     ),
     epsilons,
+    one_unit,
     epsilon_alone,
     Word("what_epsilon_assumes", "", _what_epsilon_assumes),
     what_epsilon_leaves_out,
@@ -537,10 +539,13 @@ NOISE, NOISE_OF_SILOS = (
     server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
         f"can learn of {what}, from all models of the run, no more than {{epsilon_alone}} allows|: together they are "
         "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
-        assumes="the noise of as many silos as the report names is in each sum and unknown to who looks; silos help "
-        "to open one sum of a take",
+        assumes="the noise of as many silos as the report names, less those who are lost, is in each sum and unknown "
+        f"to who looks; silos help to open one sum of a take{tried}",
     )
-    for what in ("one example at one silo", "one silo’s updates")
+    for what, tried in (
+        ("{one_unit}", ""),
+        ("one silo’s updates", "; the attack tries rows, each a part of a silo’s updates, and no whole silo"),
+    )
 )
 
 

@@ -10,9 +10,13 @@ One row more moves the sum by at most C, and each rounded number by at most s be
 
     Delta = C + s sqrt(d),   in steps D = Delta / s,   and sigma_k^2 = sigma^2 D^2 / S + 8
 
-where S silos or more are in a sum. The sum over k of them is that of whole numbers with the noise of N_Z(k sigma_k^2).
+where S silos are in a sum. The sum over k of them is that of whole numbers with the noise of N_Z(k sigma_k^2).
 That hides a row as the Gaussian mechanism does whose variance is k sigma_k^2 - 8 >= (sigma D)^2 k / S, which is proved
 where the draws are. So sigma sqrt(k / S) is the noise multiplier, exactly, and epsilon is the sampled Gaussian's.
+
+S is the number of silos of the cohort, less the c that may pool their noise with the server. Where some of the cohort
+are lost, each silo's noise has as much more as those who are left need, which is taken off otherwise
+(`moretta.secure_aggregation.removable_noise`). So in every sum that is opened the multiplier is sigma, and hardly more.
 
 The ring adds whole steps exactly: its own step is a part of s, and no magnitude passes 2^50 of them, so that the
 products of float64 on the way are rounded to the right one. What is further out than that is brought in before the
@@ -30,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.errors import ParameterError
-from moretta.secure_aggregation.discrete_gaussian import SMOOTH, DiscreteGaussian, discrete_gaussian
+from moretta.secure_aggregation.discrete_gaussian import SMOOTH
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, check_fraction_bits
-from moretta.secure_aggregation.keystream import Keystream
+from moretta.secure_aggregation.removable_noise import Noise
 
 COARSEST = 0.01  # s sqrt(d) / C
 LEAST_STEPS = 64  # of the lattice, that a silo's share of the noise has as its deviation
@@ -43,7 +47,8 @@ EXACT_BITS = 50  # of the ring's steps, up to which a product and a quotient of 
 class Privacy:
     """The settings of noise: the multiplier sigma, the largest norm C of what one example adds, and delta.
 
-    sharers: S, the silos whose noise together is that of the mechanism; 1 where each silo adds all of it.
+    sharers: S, the silos whose noise together is that of the mechanism where none is lost; 1 where each silo adds all
+    of it. losses: how many of a round's silos may be missing from a sum. colluding: c, how many tell the server theirs.
     unit: what it hides, one "row" of a silo, a "group" of its rows, or all that one "silo" uploads. most: the epsilon
     that a run may come to; None is any. group_rows: how many rows of a group a round uses at most.
     """
@@ -55,18 +60,24 @@ class Privacy:
     unit: str = "row"
     most: float | None = None
     group_rows: int = 0
+    losses: int = 0
+    colluding: int = 0
 
 
 @dataclass(frozen=True)
 class Lattice:
     """The lattice of one upload, and the noise on it.
 
-    step: s. sensitivity: Delta. deviation: sigma_k, in steps; 0 for no noise, which needs no lattice.
+    step: s. sensitivity: Delta. deviation: sigma_k, in steps, where none of a round's silos is missing; 0 for no noise,
+    which needs no lattice. noise: what the silos' noise is to leave in a sum. most: the largest magnitude of a silo's
+    noise, in steps, in any cohort.
     """
 
     step: float
     sensitivity: float
     deviation: float
+    noise: Noise
+    most: int
 
     @classmethod
     def of(cls, privacy: Privacy, entries: int) -> Self:
@@ -75,8 +86,12 @@ class Lattice:
         coarsest = min(COARSEST * privacy.clip / root, share / LEAST_STEPS or math.inf)
         step = math.ldexp(0.5, math.frexp(coarsest)[1])  # the largest power of two that is no larger
         sensitivity = privacy.clip + step * root
-        units = privacy.noise * sensitivity / step
-        return cls(step, sensitivity, math.sqrt(units**2 / privacy.sharers + SMOOTH) if units else 0.0)
+        units, silos = privacy.noise * sensitivity / step, privacy.sharers + privacy.colluding
+        noise, most = Noise(units**2, step, privacy.colluding), 0
+        if units:
+            cohorts = ((silos - missing, privacy.losses - missing) for missing in range(privacy.losses + 1))
+            most = max(noise.levels(*cohort).largest for cohort in cohorts)
+        return cls(step, sensitivity, math.sqrt(units**2 / privacy.sharers + SMOOTH) if units else 0.0, noise, most)
 
     def check(self, encoding: Mapping[str, int], lot: int) -> float:
         """Check that a ring adds whole steps of the lattice exactly; return the most steps that it does.
@@ -99,24 +114,19 @@ class Lattice:
                 "rows a round, or a larger dp-clip"
             )
         most = math.ldexp(fine, EXACT_BITS) / self.step
-        if most < 2 * lot * self.sensitivity / self.step + self.noise.most:
+        if most < 2 * lot * self.sensitivity / self.step + self.most:
             raise ParameterError(
                 f"dp-noise: sums are rounded to {fine:.3g}, and {lot} rows with noise come to more of such steps than "
                 "are added exactly; give a higher [secure-aggregation] limit, or a smaller dp-clip"
             )
-        return most - self.noise.most
+        return most - self.most
 
-    @property
-    def noise(self) -> DiscreteGaussian:
-        """A silo's share of the noise."""
-        return discrete_gaussian(self.deviation)
-
-    def noised(self, total: NDArray[np.float64], most: float, stream: Keystream) -> NDArray[np.float64]:
-        """Return a sum on the lattice with noise, as real numbers. most: what `check` returned."""
+    def noised(self, total: NDArray[np.float64], most: float, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return a sum on the lattice with noise, as real numbers. most: what `check` returned. drawn: the noise."""
         if not self.deviation:
             return total
         steps = np.clip(np.rint(total.reshape(-1) / self.step), -most, most).astype(np.int64)
-        noised: NDArray[np.float64] = np.multiply(steps + self.noise.draw(stream, steps.size), self.step)
+        noised: NDArray[np.float64] = np.multiply(steps + drawn.reshape(-1), self.step)
         return noised.reshape(total.shape)
 
     def range(self, limit: float, most_weight: int) -> float:
@@ -126,7 +136,7 @@ class Lattice:
         """
         if not self.deviation:
             return limit
-        noise = self.noise.most * self.step / most_weight
+        noise = self.most * self.step / most_weight
         return max(limit, math.ldexp(2 * self.sensitivity + noise, 64 - EXACT_BITS))
 
     def facts(self) -> dict[str, float | str]:

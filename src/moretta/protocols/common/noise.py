@@ -6,19 +6,52 @@ the same question has the same answer, and no two sums have the same noise at an
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Stamp
+from moretta.contract.messages import Message, Stamp, Tensors
 from moretta.contract.roles import State
 from moretta.errors import ParameterError
 from moretta.protocols.common.accountant import Accountant
 from moretta.protocols.common.batches import Lots, Purpose, purpose_of
 from moretta.protocols.common.lattice import Lattice, Privacy
 from moretta.protocols.common.releases import OwnReleases
-from moretta.secure_aggregation.keystream import SecretRoot
+from moretta.secure_aggregation.discrete_gaussian import discrete_gaussian
+from moretta.secure_aggregation.encoding import unpacked
+from moretta.secure_aggregation.keyed_sums import Contributor
+from moretta.secure_aggregation.keystream import SecretRoot, encode_purpose
+from moretta.secure_aggregation.removable_noise import Removable, removable_noise
+from moretta.secure_aggregation.sums import Query, Shapes
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a noised upload goes into: a silo's half of the sum, and the query that the upload answers."""
+
+    contributor: Contributor
+    asked: Query
+
+    @classmethod
+    def of(cls, contributor: Contributor, asked: Query) -> Self:
+        """Return the same, with the cohort in what the silo keeps of the query.
+
+        How large noise is follows from the cohort. So in another one the silo refuses the sum of a take that it has
+        helped to open: that would be the same lot's under other noise.
+        """
+        members = contributor.members
+        own = hashlib.sha256(encode_purpose("cohort of noise", *members)).digest() if members else b""
+        return cls(contributor, replace(asked, own=own))
+
+    @property
+    def bound(self) -> tuple[bytes, ...]:
+        """What noise is bound to beside its purpose: the cohort and the query. Nothing where each upload is seen."""
+        return (self.asked.own, self.asked.digest) if self.asked.own else ()
 
 
 class SiloNoise:
@@ -33,7 +66,7 @@ class SiloNoise:
         groups: The rows of each group, where the unit is a group; lots are then of groups.
 
     lot: the expected lot, L_k. rate: q_k, the chance of a row, or a group, to be in
-    it. releases: those the silo helped to open.
+    it. releases: those the silo helped to open. removable: what may be taken off again of the noise drawn last.
     """
 
     def __init__(
@@ -46,6 +79,7 @@ class SiloNoise:
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.privacy, self.root, self._settings = privacy, root, settings
+        self.removable: Removable | None = None
         self._groups = [np.array(rows, dtype=np.int64) for rows in groups]
         self._lots = Lots(len(groups) or rows, batch_size)
         self.lot, self.rate, self.releases = self._lots.expected, self._lots.rate, OwnReleases()
@@ -62,13 +96,13 @@ class SiloNoise:
         """Return the indices of the rows in the lot, and how many rows each contribution to the sum has, in order.
 
         A row is a contribution by itself, or a group is: the mean of at most `group_rows` of its rows, which are drawn
-        in secret too. What is drawn of one group depends on no other group.
+        in secret too. A group's draw depends on no other group.
         """
         drawn = self._lots.draw(self.root, *purpose)
         if not self._groups:
             return drawn, [1] * len(drawn)
         stream, most = self.root.stream("dp group rows", *purpose), self.privacy.group_rows
-        parts = [rows[stream.permutation(len(rows))[:most]] for rows in (self._groups[one] for one in drawn)]
+        parts = [rows[stream.permutation(len(rows))[:most]] for rows in (self._groups[index] for index in drawn)]
         return np.concatenate([drawn[:0], *parts]), list(map(len, parts))
 
     def uploading(self, now: Stamp, *of: int | str | bytes) -> None:
@@ -87,15 +121,47 @@ class SiloNoise:
         self.releases.uploaded(now, *of)
 
     def noised(
-        self, totals: Mapping[str, NDArray[np.float64]], encoding: Mapping[str, int], *purpose: int | str | bytes
+        self,
+        totals: Mapping[str, NDArray[np.float64]],
+        encoding: Mapping[str, int],
+        *purpose: int | str | bytes,
+        sums: Sums | None = None,
     ) -> dict[str, NDArray[np.float64]]:
         """Return what is uploaded of clipped sums over the lot: (sum + noise) / lot, by name.
 
-        encoding: how the sum over silos will be rounded. Raises as `Lattice.check`.
+        encoding: how the sum over silos will be rounded. sums: that it goes into; None sizes noise for all silos of a
+        round, of whom none may be lost. Raises as `Lattice.check`.
         """
         lattice = Lattice.of(self.privacy, sum(total.size for total in totals.values()))
-        noise, most = self.root.stream("discrete noise", *purpose), lattice.check(encoding, self.lot)
-        return {name: lattice.noised(total, most, noise) / self.lot for name, total in totals.items()}
+        most, shapes = lattice.check(encoding, self.lot), {name: total.shape for name, total in totals.items()}
+        if not lattice.deviation:
+            return {name: total / self.lot for name, total in totals.items()}
+        drawn = self._drawn(lattice, shapes, sums, *purpose)
+        return {name: lattice.noised(total, most, drawn[name]) / self.lot for name, total in totals.items()}
+
+    def _drawn(
+        self, lattice: Lattice, shapes: Shapes, sums: Sums | None, *purpose: int | str | bytes
+    ) -> Mapping[str, NDArray[np.int64]]:
+        """Draw the noise of one upload, by name; `removable` is what of it may be taken off again."""
+        levels = lattice.noise.levels(self.privacy.sharers + self.privacy.colluding, 0)
+        if sums is not None:
+            levels = sums.contributor.levels(lattice.noise)
+            purpose = (*purpose, *sums.bound)
+        stream, count = self.root.stream("discrete noise", *purpose), sum(map(math.prod, shapes.values()))
+        base = discrete_gaussian(math.sqrt(levels.variances[0]))
+        drawn = {name: base.draw(stream, math.prod(shape)) for name, shape in shapes.items()}
+        self.removable = None
+        if levels.removable:
+            self.removable = Removable.of(levels, self.root.stream("noise seeds", *purpose))
+            more = removable_noise(self.removable.seeds[0], 1, levels, count).view(np.uint64)
+            parts = {name: part.reshape(-1).view(np.int64) for name, part in unpacked(more, shapes).items()}
+            drawn = {name: drawn[name] + part for name, part in parts.items()}
+        return drawn
+
+    def upload(self, now: Stamp, tensors: Tensors, encoding: Mapping[str, int], sums: Sums) -> Message:
+        """Return the upload of what `noised` returned last. Raises as `KeyedContributor.upload`."""
+        part: dict[str, Any] = {} if self.removable is None else {"noise": self.removable}
+        return sums.contributor.upload(now, tensors, self.lot, encoding, asked=sums.asked, **part)
 
     def facts(self, left_out: str = "") -> dict[str, float | str]:
         """Return the privacy of the silo's own rows, by its own count and rate (`Accountant.facts`).

@@ -103,7 +103,7 @@ def counted(exchange: Exchange[R], releases: Releases, now: Stamp, *of: int | st
     """
 
     def note(ask: Ask) -> None:
-        if ask.reply in (SelfMaskShares, AddedShares):
+        if issubclass(ask.reply, SelfMaskShares | AddedShares):
             releases.add(now, *of, *sorted(ask.messages))
         elif ask.reply is PlainUpload:
             releases.add(now, *of)

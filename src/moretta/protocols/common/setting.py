@@ -289,8 +289,7 @@ class Setting:
     ) -> SiloSetup:
         """Return what a silo that is here plays by. Needs no torch.
 
-        Where no sum of fewer than K silos is opened, each adds a K-th of the noise's variance. An upload in the clear
-        has all of it.
+        The silos of a round share the noise's variance (`noise`). An upload in the clear has all of it.
 
         Args:
             schema: the digest of the model's tensors.
@@ -339,9 +338,23 @@ class Setting:
         return encode(y, self.outputs, self.spec.protocol.loss, silo, self.spec.run.dtype)
 
     def noise(self, scheme: str) -> Privacy | None:
-        """Return the settings of noise on uploads under this scheme; None without noise."""
+        """Return the settings of noise on uploads under this scheme; None without noise.
+
+        Raises `moretta.errors.ParameterError` for more colluding silos than a sum, or its threshold, bears.
+        """
         privacy = self.spec.protocol.privacy
-        return privacy and replace(privacy, sharers=1 if scheme == "none" else self.least(scheme))
+        if privacy is None or scheme == "none":
+            return privacy and replace(privacy, colluding=0)
+        silos, least, colluding = self.playing.count, self.least(scheme), privacy.colluding
+        bears = silos  # without a roster, silos that are told of two sets are sure to have an honest one in common
+        if scheme == "pairwise" and self.roster is None:
+            bears = 2 * self.rules(scheme).plan(silos).threshold - silos
+        if colluding and colluding >= min(least, bears):
+            raise ParameterError(
+                f"dp-colluding = {colluding}: expected fewer than {min(least, bears)}, where {least} of {silos} silos "
+                "open a sum; lower it, give a roster, or raise [secure-aggregation] threshold"
+            )
+        return replace(privacy, sharers=silos - colluding, losses=silos - least)
 
     def units_of(self, silo: Silo) -> int:
         """Return how many units a silo has that noise hides one of: groups, or rows."""

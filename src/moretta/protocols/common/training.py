@@ -10,7 +10,14 @@ from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from moretta.contract.rules import SettingRule
 from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
@@ -159,8 +166,9 @@ class PrivateTraining(Training):
     dp_clip: the largest norm of what one example adds to a round's sum; where silos step by themselves, of one silo's
         whole update, and silos then count alike.
     dp_unit: what noise hides one of: a "row" of a silo, or a "group" of its rows (a patient), which the schema names;
-        where silos step by themselves a "silo", all that it uploads. None: a row, or there a silo.
+        where silos step by themselves a "silo", all that it uploads; None is a row, or there a silo.
     dp_group_rows: how many different rows of one group are used in a round at most, the mean of which is clipped.
+    dp_colluding: how many silos may tell the server their own noise; the others' is then enough for epsilon.
     dp_delta: the delta at which epsilon is stated.
     dp_epsilon: the most that epsilon may come to: the run ends before a round would pass it, and no silo uploads then.
     """
@@ -169,6 +177,7 @@ class PrivateTraining(Training):
     dp_clip: Positive | None = None
     dp_unit: Literal["row", "group", "silo"] | None = None
     dp_group_rows: Annotated[PositiveInt | None, Unit("rows")] = None
+    dp_colluding: NonNegativeInt = 0
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     dp_epsilon: Positive | None = None
 
@@ -185,17 +194,18 @@ class PrivateTraining(Training):
             unit=unit,
             most=self.dp_epsilon,
             group_rows=self.dp_group_rows or 0,
+            colluding=self.dp_colluding,
         )
 
     @model_serializer(mode="wrap")
     def _without_idle_noise(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not set, so that a run's text, and what noise is bound to, is what it was without it."""
-        found: dict[str, Any] = dump(self)
+        dumped: dict[str, Any] = dump(self)
         idle = {name for name in self._idle_noise() if getattr(self, name) == type(self).model_fields[name].default}
-        return {key: value for key, value in found.items() if key.replace("-", "_") not in idle}
+        return {key: value for key, value in dumped.items() if key.replace("-", "_") not in idle}
 
     def _idle_noise(self) -> tuple[str, ...]:
-        return ("dp_unit", "dp_group_rows")
+        return ("dp_unit", "dp_group_rows", "dp_colluding")
 
     @model_validator(mode="after")
     def _fits_privacy(self) -> Self:
@@ -219,8 +229,9 @@ class PrivateTraining(Training):
                 'dp-unit = "group" and dp-group-rows belong together: whose rows are one contribution, and how many of '
                 "them at most; give both, or neither"
             )
-        if self.dp_unit and not self.privacy:
-            raise ParameterError("dp-unit says what noise hides, and dp-noise is not given; give it, or remove dp-unit")
+        for key, value in {"dp-unit": self.dp_unit, "dp-colluding": self.dp_colluding}.items():
+            if value and not self.privacy:
+                raise ParameterError(f"{key} is about noise, and dp-noise is not given; give it, or remove {key}")
         if self.steps_at_silos:
             return self
         if self.privacy and self.own_loss is not None:

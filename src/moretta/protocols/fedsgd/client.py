@@ -24,6 +24,7 @@ from moretta.engines.checkpoint import HalfDone
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.modules import take_step
+from moretta.protocols.common.noise import Sums
 from moretta.protocols.common.own_loss import Function
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
@@ -124,7 +125,9 @@ class Client:
             upload = yield LocalWork(self, ask, batches)
         with self.phase("aggregation"), nullcontext() if self._private is None else self._private.noise.releases.sent():
             if isinstance(self._private, PrivateUpdate):
-                upload, rows = self._private.upload(upload, ask.parameters, ask.stamp, ask.encoding), 1
+                sums = Sums.of(self._contributor, about)
+                upload = self._private.upload(upload, ask.parameters, ask.stamp, ask.encoding, sums)
+                return self._private.noise.upload(ask.stamp, upload, ask.encoding, sums)
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _by_own_loop(self, fit: Function, ask: TrainOn) -> tuple[Upload, int]:
@@ -139,12 +142,12 @@ class Client:
         A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
         """
         modules.load(self.model, ask.parameters)
-        about = query_of(ask, *self.rows.agreed)
-        self._contributor.check(ask.stamp, about)
+        sums = Sums.of(self._contributor, query_of(ask, *self.rows.agreed))
+        self._contributor.check(ask.stamp, sums.asked)
         with self.phase("local_backward"):
-            upload = private.upload(self.model, ask.parameters, ask.stamp, ask.encoding)
+            upload = private.upload(self.model, ask.parameters, ask.stamp, ask.encoding, sums)
         with self.phase("aggregation"), private.noise.releases.sent():
-            return self._contributor.upload(ask.stamp, upload, private.noise.lot, ask.encoding, asked=about)
+            return private.noise.upload(ask.stamp, upload, ask.encoding, sums)
 
     @cached_property
     def model(self) -> nn.Module:

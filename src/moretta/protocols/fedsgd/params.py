@@ -22,7 +22,7 @@ class FedSGD(PrivateTraining):
     name: Literal["fedsgd"] = "fedsgd"
 
 
-NOISE = ("dp_noise", "dp_clip", "dp_unit", "dp_group_rows", "dp_delta", "dp_epsilon")
+NOISE = ("dp_noise", "dp_clip", "dp_unit", "dp_group_rows", "dp_colluding", "dp_delta", "dp_epsilon")
 WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "warm_start", *NOISE)
 """What federated averaging has use for where silos train by a loop of their own: the rest is of the built-in steps."""
 

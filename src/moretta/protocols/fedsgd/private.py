@@ -19,8 +19,8 @@ root and round alone, a run with the same id and another dp-noise would have the
 two uploads would give the gradient.
 
 Where the unit is a group (`dp-unit`), such as a patient, the lot is of groups, each with chance L_k over the silo's
-number of groups, and g_i is the mean gradient over group i: over at most `dp-group-rows` of its different rows, drawn
-in secret for each lot. So one group moves the sum by at most C, whatever rows it has, and however often each.
+number of groups. Then g_i is the mean gradient over at most `dp-group-rows` different rows of group i, drawn in secret
+for each lot. So one group moves the sum by at most C, whatever rows it has, and however often each.
 
 Beside that sum the upload says nothing of the lot: not its size (the weight is the expected one), not its loss. Each
 example goes through the model alone, so none affects another's gradient.
@@ -52,7 +52,7 @@ from moretta.protocols.common.batches import Purpose
 from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
-from moretta.protocols.common.noise import SiloNoise
+from moretta.protocols.common.noise import SiloNoise, Sums
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 
 MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
@@ -66,11 +66,12 @@ class PrivateGradient:
         self.noise, self._rows, self._loss = noise, rows, loss
 
     def upload(
-        self, model: nn.Module, parameters: Tensors, now: Stamp, encoding: Mapping[str, int]
+        self, model: nn.Module, parameters: Tensors, now: Stamp, encoding: Mapping[str, int], sums: Sums | None = None
     ) -> dict[str, Array]:
         """Return x_k by parameter as ``gradient/<name>``, float64.
 
-        encoding: how the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`). model: holds
+        encoding: how the sum will be rounded (`moretta.protocols.common.lattice.Lattice.check`). sums: that it goes
+        into (`moretta.protocols.common.noise.SiloNoise.noised`). model: holds
         `parameters`, as the server sent them. A take that is asked for again, in another attempt or after a
         resume, has the same upload, which says nothing new. Where the parameters differ, or anything else that
         the gradient depends on, the noise differs too: the same noise on two gradients would show their
@@ -80,7 +81,8 @@ class PrivateGradient:
         self.noise.uploading(now, purpose[-1])
         with _seeded(model, self.noise.root, *purpose):
             total = self.clipped_sum(model, *self.noise.lot_of(*purpose))
-        return {f"gradient/{name}": value for name, value in self.noise.noised(total, encoding, *purpose).items()}
+        totals = {f"gradient/{name}": value for name, value in total.items()}
+        return dict(self.noise.noised(totals, encoding, *purpose, sums=sums))
 
     def purpose(self, parameters: Tensors, now: Stamp) -> Purpose:
         """Return the purpose for which one upload's lot and noise are drawn."""
@@ -110,7 +112,7 @@ class PrivateGradient:
             gradients = gradients_of(trained, *self._rows.rows(rows[starts[first] : starts[first + len(part)]]))
             if max(part) > 1:
                 gradients = {
-                    name: torch.stack([one.mean(dim=0) for one in value.split(part)])
+                    name: torch.stack([rows_of.mean(dim=0) for rows_of in value.split(part)])
                     for name, value in gradients.items()
                 }
             for name, value in clipped_sum(gradients, self.noise.privacy.clip).items():
@@ -147,14 +149,16 @@ class PrivateUpdate:
     def __init__(self, noise: SiloNoise, rows: SiloRows) -> None:
         self.noise, self._rows = noise, rows
 
-    def upload(self, update: Tensors, parameters: Tensors, now: Stamp, encoding: Mapping[str, int]) -> dict[str, Array]:
+    def upload(
+        self, update: Tensors, parameters: Tensors, now: Stamp, encoding: Mapping[str, int], sums: Sums | None = None
+    ) -> dict[str, Array]:
         """Return the update's ``gradient/<name>`` as it is uploaded, float64; its loss and buffers stay here."""
         names = [name for name in update if name.startswith("gradient/")]
         one = {name: torch.from_numpy(np.asarray(update[name], dtype=np.float64))[None] for name in names}
         total = modules.on_host(clipped_sum(one, self.noise.privacy.clip))
         purpose = self.noise.purpose(now, self._rows.of.digest, digest_of(parameters), digest_of(total))
         self.noise.uploading(now, purpose[-1])
-        return dict(self.noise.noised(total, encoding, *purpose))
+        return dict(self.noise.noised(total, encoding, *purpose, sums=sums))
 
     def check(self, model: nn.Module) -> None:
         """Raise `moretta.errors.ParameterError` where a model has more to average than its parameters."""

@@ -10,7 +10,7 @@ from moretta.contract.messages import Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Outcome, Phase, Report, State, no_phase, under
 from moretta.errors import PeerError
 from moretta.protocols.common import modules
-from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.accountant import Accountant, excess_of
 from moretta.protocols.common.clipping import SummedStep
 from moretta.protocols.common.enrolment import Enrolment
 from moretta.protocols.common.losses import density_of
@@ -71,6 +71,7 @@ class Server:
             clipped = self._stepper.step(gradient, now.round, buffers)
         loss = {"loss": float(total.means["loss"]) / density} if "loss" in total.means else {}
         figures = {"rows": float(total.weight), "ring_step": max(total.steps.values()) / density}
+        figures |= excess_of(total)
         validation = yield from self._enrolment.validation(now, lambda: modules.arrays(self._model), total.silos)
         return Report(loss | figures | clipped | validation)
 

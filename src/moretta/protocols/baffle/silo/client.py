@@ -24,7 +24,7 @@ from moretta.protocols.baffle.silo.recipe import LocalSteps, Recipe
 from moretta.protocols.baffle.silo.seeds import Seed, parameter_hash
 from moretta.protocols.baffle.silo.work import BlockWork, LossWork
 from moretta.protocols.common.augmentation import cropped
-from moretta.protocols.common.noise import SiloNoise
+from moretta.protocols.common.noise import SiloNoise, Sums
 from moretta.protocols.common.scoring import Question, Score, Validate
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.statistics import without_noise
@@ -220,7 +220,9 @@ class Client:
     ) -> Message:
         """Upload the noised scalars alone: no loss, no number of rows."""
         # Another cohort has another seed, and so other directions: a draw is for one upload.
-        about = self._asked(ask, whole=False)  # each take has noise of its own, and is counted
+        # each take has noise of its own, and is counted
+        sums = Sums.of(self._contributor, query_of(ask, *self._rows.agreed, self._seed.seed))
+        self._contributor.check(ask.stamp, sums.asked)
         drawn = private.purpose(ask.stamp, *self._follows_from(ask, self._seed.seed))
         private.uploading(ask.stamp, drawn[-1])
         index, sizes = private.lot_of(*drawn)
@@ -228,9 +230,9 @@ class Client:
             derivatives = self._work(forward, ask.parameters, index, ask.k, purpose).alone().derivatives
         else:
             derivatives = np.zeros((self._recipe.scalars or directions_of(self._recipe.form, ask.k), 0))
-        scalars = noised_mean(private, derivatives, ask.encoding, *drawn, sizes=sizes)
+        scalars = noised_mean(private, derivatives, ask.encoding, *drawn, sizes=sizes, sums=sums)
         with self.phase("aggregation"):  # never out of range (`BAFFLE.BETWEEN`)
-            return self._contributor.upload(ask.stamp, {"scalars": scalars}, private.lot, ask.encoding, asked=about)
+            return private.upload(ask.stamp, {"scalars": scalars}, ask.encoding, sums)
 
     def _follows_from(self, ask: Estimate, seed: bytes) -> tuple[int | bytes, ...]:
         return self._computes, self._rows.digest, ask.parameter_hash, seed, ask.k

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.protocols.common.noise import SiloNoise
+from moretta.protocols.common.noise import SiloNoise, Sums
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.secure_aggregation.keystream import SecretRoot
 
@@ -38,14 +38,16 @@ def noised_mean(
     encoding: Mapping[str, int],
     *purpose: int | str | bytes,
     sizes: Sequence[int] = (),
+    sums: Sums | None = None,
 ) -> NDArray[np.float64]:
     """Return what is uploaded, float64[K], of the rows' scalars [K, rows]. encoding: how the sum will be rounded.
 
-    sizes: how many rows each contribution has, one after the other, whose mean is clipped; () is one row each.
+    sizes: how many rows each contribution has, one after the other, whose mean is clipped; () is one row each. sums: as
+    of `moretta.protocols.common.noise.SiloNoise.noised`.
     A row whose scalars are not finite counts as 0, so that nobody learns that it makes the model overflow.
     """
     exact = np.where(np.isfinite(derivatives).all(axis=0), derivatives, 0.0)
     if len(sizes) < exact.shape[1]:
         exact = np.add.reduceat(exact, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes if sizes else exact
     clipped = exact / np.maximum(1.0, np.linalg.norm(exact, axis=0) / noise.privacy.clip)
-    return noise.noised({"scalars": clipped.sum(axis=1)}, encoding, *purpose)["scalars"]
+    return noise.noised({"scalars": clipped.sum(axis=1)}, encoding, *purpose, sums=sums)["scalars"]
