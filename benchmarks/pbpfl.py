@@ -24,6 +24,7 @@ from moretta.models import catalogue
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.passes import WHOLE, Passes
 from moretta.protocols.common.silo_rows import TrainingRows
 from moretta.protocols.fedsgd.client import Client as FedSGDClient
 from moretta.protocols.fedsgd.messages import TrainOn as PlainTrainOn
@@ -45,14 +46,23 @@ class Case:
     """One model with a silo's rows: the two clients on the same batch on a device, and the server's key."""
 
     def __init__(
-        self, model: nn.Module, shape: tuple[int, ...], outputs: int, protocol: PBPFL, device: str = "cpu"
+        self,
+        model: nn.Module,
+        shape: tuple[int, ...],
+        outputs: int,
+        protocol: PBPFL,
+        device: str = "cpu",
+        *,
+        batch: int = BATCH,
+        passes: Passes = WHOLE,
     ) -> None:
         if len(shape) == 3:
             model = model.to(memory_format=torch.channels_last)
         random = np.random.default_rng(0)
-        classes, x = random.integers(0, max(outputs, 2), BATCH), random.normal(size=(BATCH, *shape)).astype("f4")
+        classes, x = random.integers(0, max(outputs, 2), batch), random.normal(size=(batch, *shape)).astype("f4")
         targets = enrolment.targets(classes, outputs, protocol.loss, "silo", torch.float32)
-        rows = SiloRows(TrainingRows(x, targets.numpy(), Batches(BATCH, 0, 0, "silo")), torch.float32, device)
+        own = TrainingRows(x, targets.numpy(), Batches(batch, 0, 0, "silo"))
+        rows = SiloRows(own, torch.float32, device, passes=passes)
         if len(shape) == 3:
             rows.x = rows.x.to(memory_format=torch.channels_last)
         self.protocol, self.tensors = protocol, copy.deepcopy(model).double().state_dict(keep_vars=True)

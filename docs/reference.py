@@ -212,7 +212,7 @@ SOME: Mapping[tuple[str, str], Callable[[Entry], bool]] = {
     ("engine", "edge"): lambda entry: bool(entry.edge),
     ("engine", "edge_precision"): lambda entry: bool(entry.edge),
     ("engine", "memory_limit_mib"): lambda entry: bool(entry.edge),
-    ("engine", "micro_batch"): lambda entry: bool(entry.edge),
+    ("engine", "recompute"): lambda entry: not entry.edge,
     **{("secure-aggregation", name): lambda entry: entry.summed for name in SecureAggregation.model_fields},
 }
 

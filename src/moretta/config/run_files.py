@@ -186,7 +186,7 @@ def digest(run_file: RunFile) -> str:
     """Return the SHA-256, in hex, of what a checkpoint must agree on to be resumed under this run file.
 
     Left out is what may change on the way: how many rounds, where results go, what is recorded, how often a checkpoint
-    is kept and the model tested, how much memory edge clients and messages may take, and in how many processes silos
+    is kept and the model tested, how much memory silos and messages may take, and in how many processes silos
     play and how the engine passes messages, waits for them or injects faults: a run that failed by faults is resumed
     without them. Included are which silos are edge clients, as ONNX Runtime rounds differently from PyTorch, and with
     early stopping how often the model is tested, as that decides where the run stops. The order of keys does not
@@ -197,7 +197,7 @@ def digest(run_file: RunFile) -> str:
         *(("run", key) for key in ("rounds", "out", "metrics", "trackers", "record-views")),
         *(("run", key) for key in ("checkpoint-every", "evaluate-every")),
         *(("engine", key) for key in ("workers", "strict", "deadline", "message-mib", "faults")),
-        *(("engine", key) for key in ("memory-limit-mib", "micro-batch")),
+        *(("engine", key) for key in ("memory-limit-mib", "micro-batch", "recompute")),
         *(("engine", key) for key in ("edge", "edge-precision") if not run_file.engine.edge),
     ):
         sections[section].pop(key, None)

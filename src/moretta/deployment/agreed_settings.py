@@ -44,7 +44,7 @@ MOVES: Mapping[str, frozenset[str]] = {
         | {"partitions", "rho", "mu", "schedule", "k", "k-last", "sigma", "form", "direction", "seed-pool", "ema"}
         | {"ema-each", "orthogonal"}
     ),
-    "engine": frozenset({"torch-versions", "deadline", "message-mib", "workers"}),
+    "engine": frozenset({"torch-versions", "deadline", "message-mib", "workers", "micro-batch", "recompute"}),
 }
 """Keys that may differ from run to run without the operator: no row is read, refused or left out by them, and no sum
 hides less.

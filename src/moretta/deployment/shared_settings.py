@@ -97,7 +97,11 @@ def site_side(run_file: RunFile, site: SiloFile) -> Federation:
 def specification_at(run_file: RunFile, site: SiloFile) -> Specification:
     """Return the specification as a site has it. An edge site imports none of the code that the run names."""
     own = {"device": site.limits.device, "insecure_secret_seed": site.silo.insecure_secret_seed}
-    return _specification(run_file, own, site.with_keys(run_file.secure_aggregation), imports=not site.silo.edge)
+    aggregation = site.with_keys(run_file.secure_aggregation)
+    spec = _specification(run_file, own, aggregation, imports=not site.silo.edge)
+    if site.limits.micro_batch is None:
+        return spec
+    return replace(spec, engine=spec.engine.model_copy(update={"micro_batch": site.limits.micro_batch}))
 
 
 def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, ...]]:

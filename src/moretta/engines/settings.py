@@ -160,7 +160,10 @@ class Engine(Section):
     edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
         (`moretta.protocols.baffle.onnx_export`).
     memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
-    micro_batch: how many rows an edge client runs at a time; None: as many as the limit allows, or without one 4.
+    micro_batch: how many rows of a batch a silo runs through the model at a time; the gradient is the whole batch's.
+        None: all; an edge client as many as its limit allows, or without one 4.
+    recompute: "blocks": activations within a model's blocks are not kept but computed again on the way back, which
+        takes less memory and more time (`moretta.protocols.common.passes`). None: all are kept.
     faults: faults to inject; None: none. They happen to silos, so centralised training has none.
     """
 
@@ -194,6 +197,13 @@ class Engine(Section):
             lambda e: e.name == "flare" and e.faults is not None,
             '{faults} are injected in-process; with {name:="flare"} remove them',
         ),
+        *(
+            SettingRule(
+                partial(lambda key, e: e.simulates and bool(e.changed(key)), key),
+                f"{{{key}}}: {{name:=}} passes all participants' rows together, as its own blocks have them; remove it",
+            )
+            for key in ("micro_batch", "recompute")
+        ),
         SettingRule(
             lambda e: e.name == "flare" and e.edge,
             '{edge}: with {name:="flare"} a site says so itself, by moretta join --edge',
@@ -204,7 +214,7 @@ class Engine(Section):
                 f"{{{key}}} is for edge clients, and there are none; name some, for example "
                 '{edge:=["silo-1"]}, or remove it',
             )
-            for key in ("edge_precision", "memory_limit_mib", "micro_batch")
+            for key in ("edge_precision", "memory_limit_mib")
         ),
     )
 
@@ -219,6 +229,7 @@ class Engine(Section):
     edge_precision: Precision = "float32"
     memory_limit_mib: Annotated[Positive | None, Unit("MiB")] = None
     micro_batch: Annotated[PositiveInt | None, Unit("rows")] = None
+    recompute: Literal["blocks"] | None = None
     faults: Faults | None = None
 
     @property

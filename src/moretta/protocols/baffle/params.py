@@ -96,6 +96,15 @@ class BAFFLE(PrivateTraining):
             "{protocol.batch_statistics}",
         ),
         SettingRule(
+            lambda s: s.engine.micro_batch is not None and s.protocol.batch_statistics,
+            "{engine.micro_batch:=} takes some rows at a time, and {protocol.batch_statistics} are of a whole "
+            "batch; remove one of the two",
+        ),
+        SettingRule(
+            lambda s: s.engine.recompute is not None,
+            "{engine.recompute:=}: baffle runs forward alone and keeps no activations for a way back; remove it",
+        ),
+        SettingRule(
             lambda s: s.data.score_at_silos and s.protocol.batch_statistics,
             "{protocol.batch_statistics}: silos are not sent BatchNorm's running statistics, by which a model is "
             "scored; remove it, or {data.score_at_silos}",
@@ -172,6 +181,11 @@ class BAFFLE(PrivateTraining):
 
     @model_validator(mode="after")
     def _fits_blocks(self) -> Self:
+        if self.autocast:
+            raise ParameterError(
+                "autocast: baffle divides differences of losses by sigma, and bfloat16 rounds them: an MLP's at sigma = "
+                "1e-4 correlated 0.27 with exact ones; remove it, or use fedsgd"
+            )
         if self.perturb == "all" and self.k is None:
             object.__setattr__(self, "k", ALL)
         if self.perturb == "blocks" and "form" not in self.model_fields_set:

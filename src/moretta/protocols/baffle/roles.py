@@ -90,14 +90,16 @@ def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | No
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | None) -> tuple[TorchForward, Recipe]:
     """Return what runs the model for all silos here, as each call sets its parameters, and their settings."""
     recipe = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied)
+    device, micro = setting.spec.run.device, setting.spec.engine.micro_batch
     if recipe.rule is None or graph is None:
-        return TorchForward(setting.model, layout, setting.spec.run.device, by_batch=protocol.batch_statistics), recipe
+        by_batch = protocol.batch_statistics
+        return TorchForward(setting.model, layout, device, by_batch=by_batch, micro_batch=micro), recipe
     from moretta.protocols.baffle import cut, torch_blocks
 
     graph = cut.with_layers(graph, layout)
     blocks = cut.blocks_of(graph, layout, recipe.rule)
     return (
-        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, setting.spec.run.device),
+        torch_blocks.TorchBlocks(setting.model, layout, graph, blocks, device, micro),
         recipe.by(blocks, layout.shapes),
     )
 

@@ -26,9 +26,15 @@ class TorchBlocks(TorchForward):
     """Runs a copy of a module. cut: its graph. blocks: those of a round, each one of the cut's layers."""
 
     def __init__(
-        self, model: nn.Module, layout: Layout, cut: Cut, blocks: Sequence[LayerBlock], device: str = "cpu"
+        self,
+        model: nn.Module,
+        layout: Layout,
+        cut: Cut,
+        blocks: Sequence[LayerBlock],
+        device: str = "cpu",
+        micro_batch: int | None = None,
     ) -> None:
-        super().__init__(model, layout, device)
+        super().__init__(model, layout, device, micro_batch=micro_batch)
         self._cut, self.blocks = cut, tuple(blocks)
         self._after = {block.name: cut.after(cut.layers[block.name].node) for block in blocks}
         self._paths = dict[str, Path]()
@@ -50,7 +56,7 @@ class TorchBlocks(TorchForward):
     @property
     def rows_at_once(self) -> int:
         """How many rows at most to start with."""
-        return ROWS
+        return min(ROWS, self.micro_batch or ROWS)
 
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need; return the outputs, [rows, outputs]."""

@@ -67,10 +67,18 @@ def partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
 class TorchForward:
     """Runs a copy of a module on the CPU or a GPU. Raises `moretta.errors.ParameterError` as `check_model` does."""
 
-    def __init__(self, model: nn.Module, layout: Layout, device: str = "cpu", *, by_batch: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        device: str = "cpu",
+        *,
+        by_batch: bool = False,
+        micro_batch: int | None = None,
+    ) -> None:
         check_traceable(model)
         check_model(model, by_batch=by_batch)
-        self.layout = layout
+        self.layout, self.micro_batch = layout, micro_batch
         self._model = modules.out_of_place(copy.deepcopy(model)).to(device).requires_grad_(False)
         for layer in batch_statistics.layers(self._model).values() if by_batch else ():
             layer.track_running_stats = False  # until `statistics` asks
@@ -83,7 +91,7 @@ class TorchForward:
 
     def at_once(self, rows: int) -> int:
         """Return how many parameter vectors to run together: the fewer rows share a call, the more."""
-        return min(MOST, max(LEAST, TOGETHER // rows)) if self._batched else 1
+        return min(MOST, max(LEAST, TOGETHER // min(rows, self.micro_batch or rows))) if self._batched else 1
 
     def fixed(self) -> dict[str, Array]:
         """Return copies of what is not trained: frozen parameters and all buffers, even those that are not saved."""
@@ -119,13 +127,16 @@ class TorchForward:
             vectors = parameters if isinstance(parameters, Tensor) else torch.from_numpy(parameters)
             vectors, inputs = vectors.to(self._flat.device), self._on_device(x)
             if self._batched is not None and len(vectors) > 1:
-                return np.asarray(self._batched.outputs(vectors, inputs).cpu())
+                parts = [self._batched.outputs(vectors, part) for part in self._parts(inputs)]
+                return np.asarray(torch.cat(parts, dim=1).cpu())
             return np.asarray(torch.stack([self._outputs_at(vector, inputs) for vector in vectors]).cpu())
 
     def _outputs_at(self, vector: Tensor, inputs: Tensor) -> Tensor:
         self._flat.copy_(vector)
-        outputs: Tensor = self._model(inputs)
-        return outputs
+        return torch.cat([self._model(part) for part in self._parts(inputs)])
+
+    def _parts(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(inputs, self.micro_batch or max(1, len(inputs)))
 
     def _on_device(self, x: Array) -> Tensor:
         """Return a batch where the model is; all directions of a round have the same, so that it goes there once."""

@@ -366,6 +366,7 @@ class Client:
                 targets,
                 self._params.loss_function,
                 self.phase,
+                self._rows.passes,
             )
         self._take_gradient(ask.stamp, delta, passed)
         content = delta.cpu().contiguous().numpy().tobytes() if others else b""

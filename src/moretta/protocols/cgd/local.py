@@ -26,6 +26,7 @@ from moretta.protocols.cgd.params import CGD, Delta
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.passes import WHOLE, Passes
 from moretta.secure_aggregation.keystream import Keystream, SecretRoot, derive
 
 
@@ -49,7 +50,7 @@ def whole_gradient(
     modules.load(module, weights)
     with rows.randomness(*drawn):
         batch = rows.batch(*drawn)
-        gradients, mean = modules.gradient(module, modules.trainable(module), loss, batch, phase)
+        gradients, mean = modules.gradient(module, modules.trainable(module), loss, batch, phase, rows.passes)
     saved = {name: one.detach().clone() for name, one in module.named_buffers() if name in weights}
     return Local(modules.on_host(gradients), mean, len(batch[0]), modules.on_host(saved))
 
@@ -70,7 +71,7 @@ def part_of_z(x: Tensor, weight: Array) -> Array:
 
 
 def head_pass(
-    layers: Layers, weights: Tensors, z: Tensor, targets: Tensor, loss: Loss, phase: Phase
+    layers: Layers, weights: Tensors, z: Tensor, targets: Tensor, loss: Loss, phase: Phase, passes: Passes = WHOLE
 ) -> tuple[Tensor, Local]:
     """Return Delta = d(sum of the row's losses)/dz, [rows, H1], and the mean gradients of all but the first weight.
 
@@ -80,12 +81,10 @@ def head_pass(
     modules.load(layers.upper, {name: value for name, value in weights.items() if name not in layers.first})
     leaf = z + torch.from_numpy(weights[layers.bias]).to(z) if layers.bias else z.clone()
     leaf.requires_grad_()
-    with phase("local_forward"):
-        mean = loss(layers.upper(leaf), targets)
-    with phase("local_backward"):
-        delta, *gradients = torch.autograd.grad(mean, [leaf, *upper.values()])
-    named = dict(zip(upper, gradients, strict=True)) | ({layers.bias: delta.sum(0)} if layers.bias else {})
-    return delta * len(targets), Local(modules.on_host(named), float(mean.detach()), len(targets), {})
+    named, mean = modules.gradient(layers.upper, {"z": leaf, **upper}, loss, (leaf, targets), phase, passes)
+    delta = named.pop("z")
+    named |= {layers.bias: delta.sum(0)} if layers.bias else {}
+    return delta * len(targets), Local(modules.on_host(named), mean, len(targets), {})
 
 
 COMMON = b"CGD's common start, no secret"  # what a public stream is derived from, in the place of a root

@@ -54,6 +54,10 @@ class CGD(Training):
             "{protocol.batches:=} is for {data.batch_size} above 0: with 0 each round has all rows; remove one of them",
         ),
         SettingRule(
+            lambda s: s.engine.simulates and s.protocol.autocast,
+            "{protocol.autocast}: {engine.name:=} computes in the run's own dtype; remove it",
+        ),
+        SettingRule(
             lambda s: s.engine.simulates and s.data.augment != "none",
             '{data.augment:=}: a simulation does not vary images; remove it, or use {engine.name:="in-process"}',
         ),

@@ -41,6 +41,7 @@ from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import most_rows
 from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import Comparison
+from moretta.protocols.common.passes import WHOLE, Passes
 from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.setting import Setting
@@ -118,12 +119,15 @@ class SiloRows:
     Args:
         of: the rows as arrays, of which lazy ones are read by batch.
         augment: how inputs, images, are varied at each use (`varied`); empty: not.
+        passes: how those of a batch pass through a model.
 
     agreed: digests of what the set-up agreed on.
     """
 
-    def __init__(self, of: TrainingRows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "") -> None:
-        self.of, self.dtype, self.device, self.augment = of, dtype, device, augment
+    def __init__(
+        self, of: TrainingRows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "", passes: Passes = WHOLE
+    ) -> None:
+        self.of, self.dtype, self.device, self.augment, self.passes = of, dtype, device, augment, passes
         self.answers, self.batches = of.answers, of.batches
         self.take_up()
 

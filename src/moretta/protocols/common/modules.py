@@ -27,7 +27,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -39,8 +39,12 @@ from moretta.contract.lazy_rows import LazyRows
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import Phase, State, no_phase
 from moretta.errors import ParameterError
+from moretta.protocols.common.passes import WHOLE, Passes
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.keystream import Keystream, derive, digest_of
+
+if TYPE_CHECKING:
+    from moretta.protocols.common.losses import Loss
 
 CHUNK = 2048  # rows in one forward without gradients
 CHUNK_NUMBERS = 1 << 22  # of their inputs; fewer rows where samples are large
@@ -164,18 +168,27 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def gradient(
     module: nn.Module,
-    trained: Mapping[str, nn.Parameter],
-    loss: Callable[[Tensor, Tensor], Tensor],
+    trained: Mapping[str, Tensor],
+    loss: Loss,
     batch: tuple[Tensor, Tensor],
     phase: Phase = no_phase,
+    passes: Passes = WHOLE,
 ) -> tuple[dict[str, Tensor], float]:
     """Return the gradient of a batch's mean loss by the name of each parameter that is trained, and the loss."""
     inputs, targets = batch
-    with phase("local_forward"):
-        mean = loss(module(inputs), targets)
-    with phase("local_backward"):
-        found = torch.autograd.grad(mean, list(trained.values()), materialize_grads=True)
-    return dict(zip(trained, found, strict=True)), float(mean.detach())
+    total, mean = dict[str, Tensor](), 0.0
+    for some, share in passes.shares(loss, targets):
+        with phase("local_forward"):
+            with passes.through(module):
+                outputs = module(inputs[some] if share < 1.0 else inputs)
+            part = loss(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, targets[some])
+            part = part * share if share < 1.0 else part
+        with phase("local_backward"):
+            found = torch.autograd.grad(part, list(trained.values()), materialize_grads=True)
+            for name, value in zip(trained, found, strict=True):
+                total[name] = total[name] + value if name in total else value
+        mean += float(part.detach())
+    return total, mean
 
 
 def ties(module: nn.Module) -> dict[str, str]:

@@ -142,7 +142,8 @@ def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = Non
 
 def rows_of(setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None) -> SiloRows:
     """Return a silo's rows as tensors. batches: in the place of its own."""
-    return SiloRows(setup.rows(batches), setting.dtype, setting.spec.run.device, augment=setup.augment)
+    device, passes = setting.spec.run.device, setting.passes
+    return SiloRows(setup.rows(batches), setting.dtype, device, augment=setup.augment, passes=passes)
 
 
 def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:

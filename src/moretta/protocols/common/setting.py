@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from moretta.protocols.common.passes import Passes
+
 
 TABLES_TOO = "classes"  # of score-at-silos
 
@@ -228,6 +230,24 @@ class Setting:
         return torch.tensor(x[:0]).dtype if x.dtype.kind in "iu" else self.dtype
 
     @cached_property
+    def passes(self) -> Passes:
+        """How a silo's batch passes through the model and back. Raises as `Passes.check`."""
+        from moretta.protocols.common.passes import Passes  # torch, which a silo's own site may lack
+
+        engine = self.spec.engine
+        found = Passes(engine.micro_batch, engine.recompute is not None, self.spec.protocol.autocast)
+        found.check(self.model, self.example())
+        return found
+
+    def example(self) -> torch.Tensor:
+        """Return rows on which the model can be traced, which say nothing of any silo's."""
+        import torch  # a silo's own site may have no PyTorch
+
+        if self.layout is not None:
+            return torch.from_numpy(self.layout.example()).to(self.dtype)
+        return torch.zeros(2, *self.row_shape, dtype=torch.int64 if self.silos[0].x.dtype.kind in "iu" else self.dtype)
+
+    @cached_property
     def model(self) -> nn.Module:
         """The model as the run starts, in the run's dtype (`moretta.protocols.common.modules`)."""
         return self.start().to(self.dtype)
@@ -281,6 +301,7 @@ class Setting:
             "augment": self.spec.data.varied,
             "seed": self.spec.run.seed,
             **({} if self.layout is None else {"arrays": self.layout.dump()}),
+            **({"micro-batch": self.spec.engine.micro_batch} if self.spec.engine.micro_batch else {}),
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 

@@ -57,6 +57,8 @@ class Training(Section):
     values Adam's two averages keep.
     weight_decay: how strongly parameters are drawn to 0, as `torch.optim` has it, L2 on all parameters: it is added to
     the gradient, times the parameter.
+    autocast: whether silos compute in bfloat16 what `torch.autocast` lists; weights, gradients and losses stay as they
+    are. Not for pbpfl and baffle.
     """
 
     if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class Training(Section):
     weight_decay: NonNegative = 0.0
     clip_norm: Positive | None = None
     warm_start: Annotated[Path | None, SERVER] = None
+    autocast: bool = False
 
     def rate(self, number: int, rounds: int) -> float:
         """Return the learning rate of round `number`, from 1 to `rounds`."""
@@ -113,6 +116,16 @@ class Training(Section):
     def privacy(self) -> Privacy | None:
         """The settings of the noise on uploads; None for none."""
         return None
+
+    @model_serializer(mode="wrap")
+    def _without_idle(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not set, so that a run's text, and what noise is bound to, is what it was without it."""
+        found: dict[str, Any] = dump(self)
+        idle = {name for name in self._idle() if getattr(self, name) == type(self).model_fields[name].default}
+        return {key: value for key, value in found.items() if key.replace("-", "_") not in idle}
+
+    def _idle(self) -> tuple[str, ...]:
+        return ("autocast",)
 
     @property
     def steps_at_silos(self) -> bool:
@@ -197,15 +210,8 @@ class PrivateTraining(Training):
             colluding=self.dp_colluding,
         )
 
-    @model_serializer(mode="wrap")
-    def _without_idle_noise(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not set, so that a run's text, and what noise is bound to, is what it was without it."""
-        dumped: dict[str, Any] = dump(self)
-        idle = {name for name in self._idle_noise() if getattr(self, name) == type(self).model_fields[name].default}
-        return {key: value for key, value in dumped.items() if key.replace("-", "_") not in idle}
-
-    def _idle_noise(self) -> tuple[str, ...]:
-        return ("dp_unit", "dp_group_rows", "dp_colluding")
+    def _idle(self) -> tuple[str, ...]:
+        return (*super()._idle(), "dp_unit", "dp_group_rows", "dp_colluding")
 
     @model_validator(mode="after")
     def _fits_privacy(self) -> Self:

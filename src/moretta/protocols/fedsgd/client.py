@@ -26,6 +26,7 @@ from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.modules import take_step
 from moretta.protocols.common.noise import Sums
 from moretta.protocols.common.own_loss import Function
+from moretta.protocols.common.passes import WHOLE
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
 from moretta.protocols.common.statistics import without_noise
@@ -181,7 +182,9 @@ class Client:
             model, own = digest_of(ask.parameters), self.rows.of.digest
             steps, total, rows = self._take_up(self.half_done.begin(ask.stamp.run, *ask.stamp.drawn, model, own), kept)
         for index in batches[steps:]:
-            found, loss = modules.gradient(self.model, parameters, self.loss, self.rows.rows(index), self.phase)
+            found, loss = modules.gradient(
+                self.model, parameters, self.loss, self.rows.rows(index), self.phase, self.rows.passes
+            )
             with self.phase("update"):
                 if self._pull:  # else -0 might become 0, and federated averaging's bits are kept
                     found = {
@@ -250,7 +253,7 @@ class LocalWork:
     def key(self) -> Hashable | None:
         """Equal for silos with the same model and batches of the same shapes; None for a model that is not stacked."""
         rows = self.silo.rows
-        if not isinstance(rows.x, Tensor) or rows.augment or self.silo.half_done.keeps:
+        if not isinstance(rows.x, Tensor) or rows.augment or rows.passes != WHOLE or self.silo.half_done.keeps:
             return None
         found = self.silo.stacked.key(tuple(map(len, self.batches)), rows.x, rows.y)
         return found and (id(self.silo.params), id(self.ask.parameters), self.ask.stamp, *found)
@@ -263,8 +266,8 @@ class LocalWork:
             if isinstance(silo.params, Epochs):
                 upload = silo.epochs(self.ask, self.batches)
             else:
-                batch = silo.rows.rows(self.batches[0])
-                gradients, loss = modules.gradient(silo.model, silo.trained, silo.loss, batch, silo.phase)
+                batch, passes = silo.rows.rows(self.batches[0]), silo.rows.passes
+                gradients, loss = modules.gradient(silo.model, silo.trained, silo.loss, batch, silo.phase, passes)
                 upload = silo.weighted(modules.on_host(gradients), loss, batch[1])
         if silo.buffers:  # in one copy from a device
             upload |= modules.on_host({f"buffer/{name}": buffer.clone() for name, buffer in silo.buffers.items()})
@@ -349,8 +352,8 @@ class LoneClient:
     def _step(self, number: int) -> None:
         trained = modules.trainable(self._model)
         with self._rows.randomness(number):
-            batch = self._rows.batch(number)
-            found, loss = modules.gradient(self._model, trained, self._loss, batch, self.phase)
+            batch, passes = self._rows.batch(number), self._rows.passes
+            found, loss = modules.gradient(self._model, trained, self._loss, batch, self.phase, passes)
         with self.phase("update"):
             self._optimizer.step(modules.on_host({name: value.double() for name, value in found.items()}), number)
         self._last = number, loss, len(batch[0])

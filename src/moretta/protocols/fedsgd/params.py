@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
+from moretta.contract.rules import SettingRule
 from moretta.contract.settings import NonNegative, Unit, kebab
 from moretta.errors import ParameterError
 from moretta.protocols.common.own_loss import OwnFunction
@@ -18,6 +19,14 @@ class FedSGD(PrivateTraining):
     With dp_noise and dp_clip it is DP-FL, differentially private SGD (`moretta.protocols.fedsgd.private`): what is
     clipped to dp_clip is the norm of one example's gradient over all parameters.
     """
+
+    BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
+        SettingRule(
+            lambda s: s.engine.recompute is not None and s.protocol.privacy is not None,
+            "{engine.recompute:=}: {protocol.dp_noise} takes each row's gradient by itself, a few rows at a time; "
+            "remove it, and lower {engine.micro_batch}",
+        ),
+    )
 
     name: Literal["fedsgd"] = "fedsgd"
 
@@ -39,6 +48,13 @@ class Epochs(PrivateTraining):
     """
 
     OWN: ClassVar[tuple[str, ...]] = (*PrivateTraining.OWN, "fit")
+    BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
+        SettingRule(
+            lambda s: s.protocol.fit is not None and (s.engine.micro_batch or s.engine.recompute) is not None,
+            "{protocol.fit} trains by a loop of its own, and {engine.micro_batch} and {engine.recompute} are for the "
+            "built-in epochs; remove them",
+        ),
+    )
 
     optimizer: Literal["sgd"] = "sgd"
     local_epochs: PositiveInt = 1
@@ -59,8 +75,8 @@ class Epochs(PrivateTraining):
         """How strongly a silo is held near the model that it was sent: mu, 0 for not at all."""
         return 0.0
 
-    def _idle_noise(self) -> tuple[str, ...]:
-        return (*super()._idle_noise(), *(("dp_delta",) if self.privacy is None else ()))
+    def _idle(self) -> tuple[str, ...]:
+        return (*super()._idle(), *(("dp_delta",) if self.privacy is None else ()))
 
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:

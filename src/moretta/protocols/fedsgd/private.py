@@ -42,8 +42,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from moretta.contract.messages import Array, Stamp, Tensors
 from moretta.errors import ParameterError
@@ -53,6 +51,7 @@ from moretta.protocols.common.clipping import clipped_sum
 from moretta.protocols.common.enrolment import SiloRows
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.noise import SiloNoise, Sums
+from moretta.protocols.common.passes import refuse_mixing
 from moretta.secure_aggregation.keystream import SecretRoot, digest_of
 
 MOST_ENTRIES = 1 << 25  # of gradients row by row that are held at once, in the model's dtype and in float64: 400 MB
@@ -104,12 +103,14 @@ class PrivateGradient:
         gradients_of = vmap(grad(loss_of_row), in_dims=(None, 0, 0), randomness="different")
         total = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in trained.items()}
         entries = sum(parameter.numel() for parameter in trained.values())
-        step = max(1, min(MOST_ROWS, MOST_ENTRIES // max(1, entries)))
+        passes = self._rows.passes
+        step = max(1, min(MOST_ROWS, passes.rows or MOST_ROWS, MOST_ENTRIES // max(1, entries)))
         of, starts = list(sizes) or [1] * len(rows), np.cumsum([0, *(sizes or [1] * len(rows))])
         step = max(1, step // max(of, default=1))  # contributions
         for first in range(0, len(of), step):
             part = of[first : first + step]
-            gradients = gradients_of(trained, *self._rows.rows(rows[starts[first] : starts[first + len(part)]]))
+            with passes.through(model):
+                gradients = gradients_of(trained, *self._rows.rows(rows[starts[first] : starts[first + len(part)]]))
             if max(part) > 1:
                 gradients = {
                     name: torch.stack([rows_of.mean(dim=0) for rows_of in value.split(part)])
@@ -121,14 +122,7 @@ class PrivateGradient:
 
     def check(self, model: nn.Module) -> None:
         """Raise `moretta.errors.ParameterError` where a row has no gradient of its own in this model."""
-        for name, module in model.named_modules():
-            tracks = isinstance(module, _InstanceNorm) and module.track_running_stats
-            if isinstance(module, _BatchNorm) or tracks:
-                what = "keeps running statistics of" if tracks else "mixes"
-                raise ParameterError(
-                    f"`{name or 'the model'}` ({type(module).__name__}) {what} the rows of a batch, and dp-noise needs "
-                    "the gradient of each row alone; use GroupNorm in its place"
-                )
+        refuse_mixing(model, "dp-noise needs the gradient of each row alone", frozen=True)
         try:
             with _seeded(model, self.noise.root, "dp check"):
                 self.clipped_sum(model, np.arange(1))

@@ -86,6 +86,21 @@ class Trace:
     idle: frozenset[str]
     answers: tuple[bool, ...] = ()
 
+    @property
+    def outline(self) -> Outline:
+        """What is left where results are not kept, without the bookkeeping of integer buffers."""
+        calls = tuple((call.name, call.module) for call in self.calls if not _is_count(call))
+        return Outline(calls, type(self.output), self.answers)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The names of all calls of one run with their modules, the type of its output, and answers."""
+
+    calls: tuple[tuple[str, str], ...]
+    kind: type
+    answers: tuple[bool, ...]
+
 
 @dataclass(eq=False)
 class YesOrNo(TorchFunctionMode):
@@ -229,12 +244,6 @@ def _watch(name: str, layer: nn.Module, recorder: _Recorder, idle: set[str]) -> 
 
     yield layer.register_forward_pre_hook(enter, prepend=True)
     yield layer.register_forward_hook(leave)
-
-
-def same_structure(ours: Trace, theirs: Trace) -> bool:
-    """Whether a model calls the same functions in two runs, but for the bookkeeping of integer buffers."""
-    steps = ([(call.name, call.module) for call in trace.calls if not _is_count(call)] for trace in (ours, theirs))
-    return next(steps) == next(steps)
 
 
 def _is_count(call: Call) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from moretta.data.rows import positions_of
@@ -22,7 +21,7 @@ from moretta.protocols.pbpfl.server import Server
 def build(protocol: PBPFL, setting: Setting) -> Roles:
     """Build PBPFL's server and silos."""
     secure = setting.secure_aggregation
-    plan = ScalePlan.of(setting.model, (_sample(setting),))
+    plan = ScalePlan.of(setting.model, (setting.example(),))
     refuse_dense(plan.head, protocol.loss, positions_of(silo.y for silo in setting.silos))
     agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
     server = Server(protocol, setting, plan, agreed)
@@ -53,11 +52,3 @@ def _of_frozen(model: nn.Module) -> Iterator[str]:
             "that what trains between them has no scale towards them; a silo sees the product of an adapter's two "
             "matrices as it is"
         )
-
-
-def _sample(setting: Setting) -> torch.Tensor:
-    """Return rows on which the model can be traced, which say nothing of any silo's."""
-    if setting.layout is not None:
-        return torch.from_numpy(setting.layout.example()).to(setting.dtype)
-    tokens = setting.silos[0].x.dtype.kind in "iu"
-    return torch.zeros(2, *setting.row_shape, dtype=torch.int64 if tokens else setting.dtype)

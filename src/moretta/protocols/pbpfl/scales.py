@@ -17,7 +17,6 @@ with s = 1 on the model's inputs and on the head's outputs. The additive offset 
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +35,7 @@ from moretta.errors import ParameterError, UnsupportedModel
 from moretta.models.checks import check_traceable
 from moretta.protocols.pbpfl import head as heads
 from moretta.protocols.pbpfl import patterns, selfcheck
-from moretta.protocols.pbpfl.graph import FAILURES, Call, Trace, other_answers, record, same_structure
+from moretta.protocols.pbpfl.graph import FAILURES, Call, Trace, other_answers, record
 from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.layers import LAYERS
 from moretta.protocols.pbpfl.patterns import Indices, Pattern, Positions
@@ -263,13 +262,19 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     Training may call other functions than evaluation (dropout, noise, statistics), and answers to questions about the
     inputs lead other ways: the equalities of all of these hold together.
     """
-    before = copy.deepcopy(clone.state_dict())
-    training = record(clone, inputs, training=True)
-    clone.load_state_dict(before)  # running statistics as they were
-    evaluation = record(clone, inputs)
-    if type(training.output) is not type(evaluation.output):
+    before = [one.clone() for one in clone.buffers()]
+
+    def traced(training: bool, turned: frozenset[int] = frozenset()) -> Trace:
+        try:
+            return record(clone, inputs, training=training, turned=turned)
+        finally:  # running statistics as they were
+            for one, value in zip(clone.buffers(), before, strict=True):
+                one.copy_(value)
+
+    training, evaluation = traced(True).outline, traced(False)  # results of one trace at a time are held
+    if training.kind is not type(evaluation.output):
         raise UnsupportedModel(
-            f"in training the model returns {type(training.output).__name__} and in evaluation "
+            f"in training the model returns {training.kind.__name__} and in evaluation "
             f"{type(evaluation.output).__name__}: switch auxiliary outputs off (for example aux_logits=False)"
         )
     selfcheck.refuse_non_finite(clone, inputs, evaluation)
@@ -277,18 +282,18 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
     solver = Solver({name: one.shape for name, one in [*clone.named_parameters(), *clone.named_buffers()]})
     history = _solve(solver, clone, inputs, evaluation)
-    ways, traces = {frozenset[int](): frozenset({evaluation.answers, training.answers})}, [training]
-    for turned in other_answers(evaluation.answers):
+    seen = evaluation.outline
+    del evaluation
+    ways, others = {frozenset[int](): frozenset({seen.answers, training.answers})}, [(True, frozenset[int](), training)]
+    for turned in other_answers(seen.answers):
         try:
-            both = [record(clone, inputs, training=mode, turned=turned) for mode in (True, False)]
-            ways[turned], traces = frozenset(one.answers for one in both), [*traces, *both]
+            both = [(mode, turned, traced(mode, turned).outline) for mode in (True, False)]
         except UnsupportedModel:
             continue  # no batch has these answers, or the silo that has is told
-        finally:
-            clone.load_state_dict(before)
-    for trace in traces:
-        if not same_structure(trace, evaluation):
-            _solve(solver, clone, inputs, trace)
+        ways[turned], others = frozenset(one.answers for _, _, one in both), others + both
+    for mode, turned, one in others:
+        if one.calls != seen.calls:
+            _solve(solver, clone, inputs, traced(mode, turned))
     return _Solved(solver, head, history, ways)
 
 

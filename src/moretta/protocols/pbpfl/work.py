@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,29 +24,34 @@ from moretta.errors import PeerError
 from moretta.models.checks import is_plain
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import SiloRows
+from moretta.protocols.common.passes import WHOLE, Passes, Replayed
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.pbpfl import terms
 from moretta.protocols.pbpfl.head import Head
 from moretta.protocols.pbpfl.messages import TrainOn
 from moretta.protocols.pbpfl.terms import NoisyHead, Terms
 
+Ends = tuple[Tensor, Tensor | None]
+"""Where the trunk ends: the head's inputs, and what is added to its outputs, as of `Head.run`."""
+
 
 class Trunk:
     """Runs a model up to its head and back with several cotangents.
 
     model: in train mode, with the noisy parameters of the round. head: its last linear layer; its parameters belong to
-    the trunk only where another layer uses them too.
+    the trunk only where another layer uses them too. passes: where rows pass by parts they do so
+    twice: to the head, and again when the cotangents are known.
     """
 
-    def __init__(self, model: nn.Module, head: Head) -> None:
-        self._model, self._head = model, head
+    def __init__(self, model: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
+        self._model, self._head, self._passes = model, head, passes
         above = () if head.tied else (head.weight, head.bias)
         self._parameters = {
             name: parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and name not in above
         }
-        self._dense = dense_layers(model, head.module)
+        self._dense = dense_layers(model, head.module) if passes == WHOLE else None
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the head's input h, [B, inputs], and the outputs y^, [B, outputs] (`practical.md`, Eq. 9).
@@ -56,10 +62,21 @@ class Trunk:
         """
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
-        self._h, self._rest = self._head.run(self._model, (inputs,))
-        with torch.no_grad():
-            outputs = self._head.outputs_of(self._model, self._h, self._rest)
-        return self._h.detach(), outputs
+        found, parts = list[tuple[Tensor, Tensor]](), self._passes.parts(len(inputs))
+        self._ways = list[Ends | Callable[[], Ends]]()
+        for part in [inputs[some] for some in parts]:
+            again = Replayed(self._model) if len(parts) > 1 else nullcontext()
+            with torch.set_grad_enabled(len(parts) == 1 and torch.is_grad_enabled()):
+                h, rest = ends = self._to_head(part, nullcontext())
+            self._ways.append(partial(self._to_head, part, again) if len(parts) > 1 else ends)
+            with torch.no_grad():
+                found.append((h.detach(), self._head.outputs_of(self._model, h, rest)))
+        h, outputs = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
+        return h, outputs
+
+    def _to_head(self, inputs: Tensor, again: AbstractContextManager[None]) -> Ends:
+        with again, self._passes.through(self._model, self._head.module):
+            return self._head.run(self._model, (inputs,))
 
     def backward(
         self, cotangents: Tensor, places: Sequence[int] | None = None, beside: Tensor | None = None
@@ -74,16 +91,21 @@ class Trunk:
             return {}
         if self._dense is not None:
             return self._backward_dense(self._dense, cotangents, places)
-        parameters, last = list(self._parameters.values()), len(cotangents) - 1
-        ends, seeds = [self._h], [[one] for one in cotangents]
-        if self._rest is not None and self._rest.requires_grad and beside is not None:
-            ends, seeds = [self._h, self._rest], [list(pair) for pair in zip(cotangents, beside, strict=True)]
-        gradients = [
-            torch.autograd.grad(ends, parameters, seed, retain_graph=number < last, materialize_grads=True)
-            for number, seed in enumerate(seeds)
-        ]
-        del self._h, self._rest, ends  # frees the graph before the next round makes its own
-        return dict(zip(self._parameters, zip(*gradients, strict=True), strict=True))
+        parameters, last, begin = list(self._parameters.values()), len(cotangents) - 1, 0
+        total = [list[Tensor]() for _ in cotangents]
+        while self._ways:  # each frees its graph before the next makes its own
+            way = self._ways.pop(0)
+            h, rest = way() if callable(way) else way
+            some, ends = slice(begin, begin + len(h)), [h]
+            seeds = [[one[some]] for one in cotangents]
+            if rest is not None and rest.requires_grad and beside is not None:
+                ends, seeds = [h, rest], [[a[some], b[some]] for a, b in zip(cotangents, beside, strict=True)]
+            for number, seed in enumerate(seeds):
+                found = torch.autograd.grad(ends, parameters, seed, retain_graph=number < last, materialize_grads=True)
+                before = total[number]
+                total[number] = [a + b for a, b in zip(before, found, strict=True)] if before else list(found)
+            begin = some.stop
+        return dict(zip(self._parameters, zip(*total, strict=True), strict=True))
 
     # A chain of linear layers and ReLUs is differentiated by hand: all cotangents pass each layer in one product. Small
     # networks for tables are bound by the cost of calls, not by arithmetic.
@@ -157,8 +179,8 @@ class TermGradients:
 class NoisyModel:
     """A model that takes the noisy weights of each round. given: never written to; a copy is made where it is run."""
 
-    def __init__(self, given: nn.Module, head: Head) -> None:
-        self.given, self.head = given, head
+    def __init__(self, given: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
+        self.given, self.head, self.passes = given, head, passes
 
     @cached_property
     def own(self) -> nn.Module:
@@ -173,13 +195,13 @@ class NoisyModel:
     @cached_property
     def trunk(self) -> Trunk:
         """The trunk of that copy."""
-        return Trunk(self.own, self.head)
+        return Trunk(self.own, self.head, self.passes)
 
     @cached_property
     def stacks(self) -> bool:
         """Whether several silos' batches may go through it together."""
         small = modules.size(self.given) <= LARGEST and not list(self.given.buffers())
-        return small and dense_layers(self.given, self.head.module) is not None
+        return small and self.passes == WHOLE and dense_layers(self.given, self.head.module) is not None
 
     def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
