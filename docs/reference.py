@@ -277,6 +277,7 @@ TRIALS: Mapping[str, Mapping[str, Any]] = {
     "weight_decay": {"weight_decay": 0.1},
     "clip_norm": {"clip_norm": 1.0},
     "warm_start": {"warm_start": "start.safetensors", "around": "model"},
+    "autocast": {"autocast": True},
 }
 
 

@@ -183,8 +183,8 @@ class BAFFLE(PrivateTraining):
     def _fits_blocks(self) -> Self:
         if self.autocast:
             raise ParameterError(
-                "autocast: baffle divides differences of losses by sigma, and bfloat16 rounds them: an MLP's at sigma = "
-                "1e-4 correlated 0.27 with exact ones; remove it, or use fedsgd"
+                "autocast: baffle divides differences of losses by sigma, and bfloat16 rounds them: an MLP's at sigma "
+                "= 1e-4 correlated 0.27 with exact ones; remove it, or use fedsgd"
             )
         if self.perturb == "all" and self.k is None:
             object.__setattr__(self, "k", ALL)

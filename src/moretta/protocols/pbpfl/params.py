@@ -45,8 +45,8 @@ class PBPFL(Training):
     def _exchanges(self) -> Self:
         if self.autocast:
             raise ParameterError(
-                "autocast: pbpfl takes the offset's gradients off again, and what bfloat16 rounds of them stays: an MLP's "
-                "gradient was off by 7e-2, where fedsgd's was by 6e-3; remove it, or use fedsgd"
+                "autocast: pbpfl takes the offset's gradients off again, and what bfloat16 rounds of them stays: an "
+                "MLP's gradient was off by 7e-2, where fedsgd's was by 6e-3; remove it, or use fedsgd"
             )
         if self.own_loss is not None:
             raise ParameterError(
