@@ -56,12 +56,12 @@ class Passes:
         yield from ((some, weight / (sum(weights) or 1.0)) for some, weight in zip(parts, weights, strict=True))
 
     @contextmanager
-    def through(self, model: nn.Module, apart: str | None = None) -> Iterator[None]:
-        """Have what runs forward within it pass so. apart: a layer whose block is run as ever."""
+    def through(self, model: nn.Module, left_out: str | None = None) -> Iterator[None]:
+        """Have what runs forward within it pass so. left_out: a layer whose block is run as ever."""
         with ExitStack() as stack:
             if self.autocast:
                 stack.enter_context(torch.autocast(next(model.parameters()).device.type, torch.bfloat16))
-            for block in blocks_of(model, apart) if self.recomputes else ():
+            for block in blocks_of(model, left_out) if self.recomputes else ():
                 stack.enter_context(_recomputed(block))
             yield
 
@@ -78,7 +78,7 @@ class Passes:
                 "nn.ModuleList or an nn.ModuleDict; remove it, and lower [engine] micro-batch"
             )
         try:
-            same = _same(*(_tried(copy.deepcopy(model), x, one) for one in (replace(self, recomputes=False), self)))
+            same = _same(*(_tried(copy.deepcopy(model), x, way) for way in (replace(self, recomputes=False), self)))
         except Exception as error:
             raise ParameterError(f"{where}: a block cannot be run twice: {error}".split("\n")[0]) from error
         if not same:
@@ -96,37 +96,37 @@ def refuse_mixing(model: nn.Module, because: str, *, frozen: bool = False) -> No
 
     frozen: whether one that stays in evaluation mode counts too.
     """
-    for name, one in model.named_modules():
-        if not isinstance(one, _BatchNorm | _InstanceNorm) or not (frozen or copy.copy(one).train().training):
+    for name, layer in model.named_modules():
+        if not isinstance(layer, _BatchNorm | _InstanceNorm) or not (frozen or copy.copy(layer).train().training):
             continue
-        if isinstance(one, _BatchNorm) or one.track_running_stats:
-            what = "keeps running statistics of" if isinstance(one, _InstanceNorm) else "mixes"
+        if isinstance(layer, _BatchNorm) or layer.track_running_stats:
+            what = "keeps running statistics of" if isinstance(layer, _InstanceNorm) else "mixes"
             raise ParameterError(
-                f"`{name or 'the model'}` ({type(one).__name__}) {what} the rows of a batch, and {because}; use "
+                f"`{name or 'the model'}` ({type(layer).__name__}) {what} the rows of a batch, and {because}; use "
                 "GroupNorm in its place"
             )
 
 
-def blocks_of(model: nn.Module, apart: str | None = None) -> list[nn.Module]:
+def blocks_of(model: nn.Module, left_out: str | None = None) -> list[nn.Module]:
     """Return the blocks of a model: members of containers that have layers of their own, outermost first.
 
-    One with more than `LARGEST_BLOCK` of the model is looked into. apart: a layer that is in none of them.
+    One with more than `LARGEST_BLOCK` of the model is looked into. left_out: a layer that is in none of them.
     """
-    whole = sum(one.numel() for one in model.parameters())
-    left = None if apart is None else model.get_submodule(apart)
+    whole = sum(tensor.numel() for tensor in model.parameters())
+    left = None if left_out is None else model.get_submodule(left_out)
 
-    def found(module: nn.Module) -> Iterator[nn.Module]:
+    def members(module: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
             layers = (
                 isinstance(module, CONTAINERS) and type(child) not in CONTAINERS and any(True for _ in child.children())
             )
-            size = sum(one.numel() for one in child.parameters())
-            if layers and 0 < size <= LARGEST_BLOCK * whole and all(one is not left for one in child.modules()):
+            size = sum(tensor.numel() for tensor in child.parameters())
+            if layers and 0 < size <= LARGEST_BLOCK * whole and all(part is not left for part in child.modules()):
                 yield child
             else:
-                yield from found(child)
+                yield from members(child)
 
-    return [one for one in dict.fromkeys(found(model)) if not isinstance(one, torch.jit.ScriptModule)]
+    return [block for block in dict.fromkeys(members(model)) if not isinstance(block, torch.jit.ScriptModule)]
 
 
 @contextmanager
@@ -169,7 +169,8 @@ class Replayed(AbstractContextManager[None]):
         self._set(self._now)
 
     def _state(self) -> tuple[list[Tensor], list[Tensor]]:
-        return [one.clone() for one in self._module.buffers()], [one.get_state() for one in self._generators]
+        buffers = [buffer.clone() for buffer in self._module.buffers()]
+        return buffers, [generator.get_state() for generator in self._generators]
 
     @torch.no_grad()
     def _set(self, state: tuple[list[Tensor], list[Tensor]]) -> None:
@@ -185,14 +186,13 @@ def _tried(model: nn.Module, x: Tensor, passes: Passes) -> list[Tensor]:
         torch.manual_seed(0)
         with passes.through(model):
             outputs: Tensor = model(x)
-        trained = [one for one in model.parameters() if one.requires_grad]
-        found = torch.autograd.grad(outputs.double().square().mean(), trained, materialize_grads=True)
-    return [*found, *model.buffers()]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(outputs.double().square().mean(), trained, materialize_grads=True)
+    return [*gradients, *model.buffers()]
 
 
 def _same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    size = max((float(one.abs().max()) for one in theirs if one.numel()), default=0.0)
+    size = max((float(tensor.abs().max()) for tensor in theirs if tensor.numel()), default=0.0)
     return all(
-        torch.allclose(one.double(), other.double(), 0.0, SAME * size, True)
-        for one, other in zip(ours, theirs, strict=True)
+        torch.allclose(a.double(), b.double(), 0.0, SAME * size, True) for a, b in zip(ours, theirs, strict=True)
     )

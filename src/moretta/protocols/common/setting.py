@@ -235,9 +235,9 @@ class Setting:
         from moretta.protocols.common.passes import Passes  # torch, which a silo's own site may lack
 
         engine = self.spec.engine
-        found = Passes(engine.micro_batch, engine.recompute is not None, self.spec.protocol.autocast)
-        found.check(self.model, self.example())
-        return found
+        passes = Passes(engine.micro_batch, engine.recompute is not None, self.spec.protocol.autocast)
+        passes.check(self.model, self.example())
+        return passes
 
     def example(self) -> torch.Tensor:
         """Return rows on which the model can be traced, which say nothing of any silo's."""

@@ -262,14 +262,14 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     Training may call other functions than evaluation (dropout, noise, statistics), and answers to questions about the
     inputs lead other ways: the equalities of all of these hold together.
     """
-    before = [one.clone() for one in clone.buffers()]
+    before = [buffer.clone() for buffer in clone.buffers()]
 
     def traced(training: bool, turned: frozenset[int] = frozenset()) -> Trace:
         try:
             return record(clone, inputs, training=training, turned=turned)
         finally:  # running statistics as they were
-            for one, value in zip(clone.buffers(), before, strict=True):
-                one.copy_(value)
+            for buffer, value in zip(clone.buffers(), before, strict=True):
+                buffer.copy_(value)
 
     training, evaluation = traced(True).outline, traced(False)  # results of one trace at a time are held
     if training.kind is not type(evaluation.output):
@@ -290,9 +290,9 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
             both = [(mode, turned, traced(mode, turned).outline) for mode in (True, False)]
         except UnsupportedModel:
             continue  # no batch has these answers, or the silo that has is told
-        ways[turned], others = frozenset(one.answers for _, _, one in both), others + both
-    for mode, turned, one in others:
-        if one.calls != seen.calls:
+        ways[turned], others = frozenset(outline.answers for _, _, outline in both), others + both
+    for mode, turned, outline in others:
+        if outline.calls != seen.calls:
             _solve(solver, clone, inputs, traced(mode, turned))
     return _Solved(solver, head, history, ways)
 

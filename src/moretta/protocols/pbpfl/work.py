@@ -62,7 +62,7 @@ class Trunk:
         """
         if self._dense is not None:
             return self._forward_dense(self._dense, inputs)
-        found, parts = list[tuple[Tensor, Tensor]](), self._passes.parts(len(inputs))
+        pairs, parts = list[tuple[Tensor, Tensor]](), self._passes.parts(len(inputs))
         self._ways = list[Ends | Callable[[], Ends]]()
         for part in [inputs[some] for some in parts]:
             again = Replayed(self._model) if len(parts) > 1 else nullcontext()
@@ -70,8 +70,8 @@ class Trunk:
                 h, rest = ends = self._to_head(part, nullcontext())
             self._ways.append(partial(self._to_head, part, again) if len(parts) > 1 else ends)
             with torch.no_grad():
-                found.append((h.detach(), self._head.outputs_of(self._model, h, rest)))
-        h, outputs = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
+                pairs.append((h.detach(), self._head.outputs_of(self._model, h, rest)))
+        h, outputs = map(torch.cat, zip(*pairs, strict=True)) if len(pairs) > 1 else pairs[0]
         return h, outputs
 
     def _to_head(self, inputs: Tensor, again: AbstractContextManager[None]) -> Ends:
