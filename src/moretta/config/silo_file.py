@@ -144,8 +144,8 @@ class Limits(Section):
     parameters: the most numbers of a model that the site builds; a larger one is refused before it is built.
     memory_limit_mib: the most memory of an edge client's process, or without edge of a job's process, by what it
     reserves (`moretta.engines.usage.cap`), PyTorch included; None: no limit.
-    micro_batch: how many rows of a batch run through the model at a time; None: as the run has it, and of an edge
-    client as many as the limit allows, or without one 4.
+    micro_batch: how many rows of a batch run through the model at a time; None: the run's number, or for an edge client
+    as many as the limit allows, or without one 4.
     edge_precision: what an edge client computes in; "float16" and "int8-activations" round to what such hardware has.
     threads: the most that PyTorch may use; None: its own choice.
     device: on which a job of this site computes.
