@@ -147,7 +147,7 @@ def whole_examples(text: str) -> list[dict[str, object]]:
 
 
 def test_the_examples_of_deploying_load(docs: Path, tmp_path: Path) -> None:
-    page = (docs / "deploy.md").read_text()
+    page = (docs / "deploy.md").read_text() + (docs / "trust.md").read_text()
     run, *silos = whole_examples(page)
     (tmp_path / "schema.toml").write_text(
         page.partition("```toml\n[columns")[2].partition("```")[0].join(("[columns", ""))

@@ -191,7 +191,7 @@ def test_sentences_have_their_attacks_for_evidence(make_run):
     evidence = next(told for text, told in said.items() if "least squares" in text)
     won = "it succeeded, 99.7 % of the way from guessing to perfect"
     assert evidence == f"tested on this run: A silo works out <the> offset (gamma-least-squares): {won}"
-    server = next(told for text, told in said.items() if "if all others are on its side" in text)
+    server = next(told for text, told in said.items() if "if all others collude with it" in text)
     assert server.endswith("The server with silos works out an upload (server-and-silos): this attack failed")
     assert "canonical-form" in said["Gets the true function with the released model."]
     assert said["Holds the true model."] == UNTESTED
@@ -208,12 +208,12 @@ def test_an_attack_is_evidence_for_what_it_tests_alone(make_run):
 
     of = evidence("pbpfl", "silo-property", "membership-inference")
     assert [text for text, told in of.items() if "silo-property" in told] == [
-        "Learns, where the last layer has a bias, the balance of the other silos’ labels: its plain gradient steps "
-        "show it."
+        "Learns, where the last layer has a bias, the balance of the other silos’ labels: plain gradient steps of that "
+        "bias show it."
     ]
     assert "membership-inference" in of["Gets the true function with the released model."]
     of = evidence("cgd", "confined-inversion", "two-party-exposure")
     assert of["Holds a confined model that no other participant sees."] == UNTESTED
-    (of_sum,) = (told for text, told in of.items() if "neither another’s rows" in text)
+    (of_sum,) = (told for text, told in of.items() if "not another’s rows" in text)
     assert "confined-inversion" in of_sum
     assert "two-party-exposure" in of_sum

@@ -25,8 +25,8 @@ NOISED = {"epsilon": 2.0, "delta": 1e-5, "epsilon_to_silos": 4.5, "epsilon_leave
 COUNTED = {"epsilon": 4.73, "delta": 1e-5, "releases": 28.0, "noise_silos": 8.0, "epsilon_to_silos": 5.1}
 COUNTED |= {"epsilon_with_noise_of_4": 7.7, "epsilon_with_noise_of_1": "unbounded"}
 CONFINED = {"loss": 0.2, "accuracy": 0.9, "displacement": {"loss": 0.05, "accuracy": 0.95}}
-SPAN = "the silos’ gradient as far as it lies in their span: K numbers of it a round"
-LABELS = "the balance of the other silos’ labels: its plain gradient steps show it"
+SPAN = "the silos’ gradient as far as it lies in the directions’ span: K numbers of it a round"
+LABELS = "the balance of the other silos’ labels: plain gradient steps of that bias show it"
 
 
 def settings(protocol: Any = None, **sections: Any) -> dict[str, Any]:
@@ -66,16 +66,17 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
      ["1 weight or bias tensor that has no free scale"], []),
     ("pbpfl", {"facts": {}}, "A silo", ["the run does not say where"], []),
     ("pbpfl", {**settings(POWERS), "facts": {"free_scales": 6.0}, **PAIR}, "A silo",
-     ["the sign and the mantissa of each parameter value are plain", "the exponents alone are obfuscated by 6 secret",
+     ["the sign and the mantissa of each parameter value", "only the exponents are obfuscated by 6 secret",
       "the true exponents as averages over rounds", "up to powers of two",
       "from two consecutive rounds, without labels, the offset of the last layer",
-      "the other’s gradient (at the last layer approximately)"], ["permutation", "perturbation of the model alone"]),
+      "the other’s gradient (at the last layer approximately)"],
+     ["permutation", "only by the perturbation of the model"]),
     ("pbpfl", {**settings(POWERS), "facts": {"free_scales": 0.0}, **PAIR}, "A silo",
-     ["the true parameter values but for the offset of the last layer", "Sees the hidden layers as they are",
+     ["the true parameter values except for the offset of the last layer", "Sees the hidden layers as they are",
       OF_TWO.format("gradient below the last layer")], ["without labels"]),  # nothing tells r from W
     ("pbpfl", settings({"warm-start": "start.pt"}, run={"seed": 7}), "A silo", ["obfuscated"], ["round 1"]),
     ("pbpfl", settings(), "A silo", ["obfuscated"], ["round 1"]),  # from Python: the seed makes no weights
-    ("pbpfl", PAIR, "A silo", ["obfuscated by the perturbation of the model alone"], []),
+    ("pbpfl", PAIR, "A silo", ["obfuscated only by the perturbation of the model"], []),
     ("pbpfl", {"facts": {"free_scales": 0.0, "forced_to_one": 3.0}, **PAIR}, "A silo",
      [OF_TWO.format("gradient below the last layer")], []),
     ("local", settings(data={"standardise": False}), "Server",
@@ -83,7 +84,7 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
     ("local", settings(data={"standardise": False}), "A silo", ["at most its name and public key"], []),
     ("local", {"silos": 2}, "A silo", ["the other’s means and deviations of input columns"], [EXPOSED]),
     ("fedsgd", {"silos": 2}, "A silo", [OF_TWO.format("gradient")], []),
-    ("fedavg", {"silos": 2}, "A silo", [OF_TWO.format("weight change")], ["its plain gradient steps show it"]),
+    ("fedavg", {"silos": 2}, "A silo", [OF_TWO.format("weight change")], ["plain gradient steps of that bias"]),
     ("fedsgd", {}, "A silo", ["Receives the model itself"],
      [EXPOSED, "drawn from the training seed", "number of rows of all silos"]),
     ("fedsgd", {"silos": 1}, "A silo", [], [EXPOSED]),
@@ -109,14 +110,14 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
           ({"weights": "hidden"}, ["only sums of the silos’ weight changes", "as no roster is set",
                                    "can read each silo’s update"], ["weights are public", "given up as late"]),
           ({"roster": "r.toml", "identity": "k"}, ["signed with its identity in the roster"], ["no roster is set"]),
-          ({"weights": "public"}, ["Sees how much each silo’s part weighs: weights are public."], []))),
+          ({"weights": "public"}, ["Sees each silo’s weight in the sum: weights are public."], []))),
     ("fedsgd", {"facts": NOISED, **SUMMED}, "Server",
      ["ε = 2 and δ = 1e-05", "with ε = 4.5", "Not counted: means of the columns."], []),
     ("fedsgd", {"facts": COUNTED, **SUMMED}, "Server",
-     ["Counted are 28 noised sums that may have been opened, and assumed is that the noise of 8 silos, less those who "
-      "are lost, is unknown to who looks; where it is that of 4 with ε = 7.7, of 1 with ε = unbounded."], []),
+     ["That counts 28 noised sums that may have been opened, and assumes that the observer does not know the noise of "
+      "8 silos, less those who are lost; with the noise of 4 alone ε = 7.7, of 1 alone ε = unbounded."], []),
     ("fedsgd", {"facts": {**COUNTED, "noise_silos": 1.0}, **SUMMED}, "Server",
-     ["Counted are 28 noised sums that may have been opened; each silo adds all of the noise."], []),
+     ["That counts 28 noised sums that may have been opened; each silo adds all of the noise."], []),
     ("swarm", {}, "Server", ["no sentence about the protocol swarm"], []),
     ("fedavg", {"secure_aggregation": {"scheme": "odd", "ring_bits": 64}}, "Server",
      ["no sentence about the aggregation scheme odd"], []),
@@ -126,14 +127,14 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
                                  ({"momentum": 0.9}, {}, False))),
     ("fedsgd", {"silos": 1, **settings()}, "A silo", [], [LABELS]),
     ("cgd", settings(data={"grid": [2, 2]}), "A silo", [], [LABELS]),
-    ("fedsgd", {"regression": True}, "A silo", ["the mean of the other silos’ targets: its plain"], [LABELS]),
+    ("fedsgd", {"regression": True}, "A silo", ["the mean of the other silos’ targets: plain"], [LABELS]),
     ("cgd", {**settings(), "test": CONFINED}, "Server",
      ["sums that it cannot read", "as no roster is set", "who takes part in what"], []),
     ("cgd", {**settings(), "test": CONFINED}, "A silo",
      ["which by itself is a model", "95.0 %, the worst confined model 90.0 %"], ["raw features"]),
     ("cgd", settings({"blind": False}), "Server", ["Sees D, the sum of all steps"], ["cannot read"]),
     ("cgd", settings({"vertical": "joint"}, data={"grid": [3, 3]}), "A silo",
-     ["Silos together can work out raw features", "by like labels"], ["Holds the labels of its rows"]),
+     ["Silos together can work out raw features", "group its rows by label"], ["Holds the labels of its rows"]),
     ("cgd", settings({"vertical": "independent"}, data={"grid": [3, 3]}), "A silo", ["Holds the labels of its rows"],
      ["raw features"]),
     *(("cgd", settings(engine={"name": "fused"}), role, ["Sees everything"], ["keys"])
@@ -145,9 +146,10 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
      ["Receives the model itself in every round, runs it forward only, and knows all directions."],
      [EXPOSED, "number of rows of all silos together"]),
     ("baffle", settings(data={"batch-size": 0}), "A silo", ["number of rows of all silos together"], []),
-    ("baffle", settings({"local-epochs": 2}), "Server", ["of the silos’ weight changes"], ["loss-diff", "their span"]),
+    ("baffle", settings({"local-epochs": 2}), "Server", ["of the silos’ weight changes"],
+     ["loss-diff", "directions’ span"]),
     ("baffle", settings({"directions": "own"}), "Server",
-     ["of the silos’ gradient estimates", "Is not given the directions"], ["their span"]),
+     ["of the silos’ gradient estimates", "Is not given the directions"], ["directions’ span"]),
     ("baffle", settings({"directions": "own"}), "A silo", ["knows its own directions alone"], []),
     ("baffle", {**settings(), "facts": NOISED}, "Server", ["ε = 2 and δ = 1e-05", SPAN], []),
     *(("baffle", {**settings(keys), **more}, role, [words.format(upload)], without)

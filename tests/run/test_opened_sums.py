@@ -217,7 +217,7 @@ def test_two_sets_in_a_round_are_said_as_what_they_are(
     assert {silos for number, take, silos in truth if (number, take) == (2, 1)} == {ALL}
     server = said(record)
     assert TWO_SETS in server
-    assert "beside what other rows change in those of the rest" in server
+    assert "up to the change that new rows make in the other silos’ updates" in server
     assert DIFFER in server
     assert FEW not in server
 
@@ -264,7 +264,7 @@ def test_scores_are_claimed_where_they_were_opened(tmp_path: Path, monkeypatch: 
     record = play(tmp_path / "run", monkeypatch, score_at_silos=True)
     assert (4, 0, ALL) in truth
     assert used(record) == set(truth)
-    assert "how many rows are held back" in said(record)
+    assert "the number of rows held back for scoring" in said(record)
 
 
 def test_a_folder_of_an_earlier_version_says_what_it_does_not_show(

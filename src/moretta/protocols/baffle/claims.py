@@ -42,8 +42,8 @@ OF_LAYERS = (
     shared.with_all_but_one(LAYERS),
     shared.FROM_THE_SUM,
     server("sum", attacks=("own-estimate", "labels-from-head", "gradient-inversion-of-sum"), place="brief").says(
-        "learns of the sum the silos’ gradient of each linear layer, as under FedSGD: it has no noise of directions, "
-        "only the finite differences’ error"
+        "learns from the sum the silos’ gradient of each linear layer, as under FedSGD: it has no noise of directions, "
+        "only the error of finite differences"
     ),
 )
 
@@ -54,7 +54,7 @@ CLAIMS = (
     *shared.AROUND_SUMS,
     *under(OF_LAYERS, sums_layers),
     server("sum", (sums_estimates,), ("own-estimate",)).says(
-        "learns of the sum an estimate of the silos’ gradient, as long as the model, with at most the error of all "
+        "learns from the sum an estimate of the silos’ gradient, as long as the model, with at most the error of all "
         "silos’ directions together"
     ),
     server("model", (draws_own,), kind="not given").says(
@@ -63,18 +63,18 @@ CLAIMS = (
         rests_on="the tests of runs (`tests/protocols/baffle/test_baffle_trains.py`)",
     ),
     server("sum", (sums_loss_differences, moves_all), shared.OF_LOSS_DIFFERENCES, place="front").says(
-        "learns of the sum, with the directions, which it knows, the silos’ gradient as far as it lies in their span: "
-        "K numbers of it a round"
+        "learns from the sum and the directions, which it knows, the silos’ gradient as far as it lies in the "
+        "directions’ span: K numbers of it a round"
     ),
     server("sum", (sums_loss_differences, moves_blocks), shared.OF_LOSS_DIFFERENCES).says(
-        "learns of the sum, with the moves of each block of layers, which it knows, the silos’ gradient of the block "
-        "as far as it lies in their span: a number of it a move"
+        "learns from the sum and the moves of each block of layers, which it knows, the silos’ gradient of the block "
+        "as far as it lies in the moves’ span: one number of it a move"
     ),
     server("sum", (sums_loss_differences,), ("loss-differences",), silent=True, place="brief").says(
-        "can tell loss differences from those of noise: that they look alike protects nothing"
+        "can distinguish loss differences of rows from those of noise: that they look alike protects nothing"
     ),
     server("model", (shares_directions,), ("seed-choosing-server",), kind="not given", silent=True).says(
-        "is not given the choice of the directions, as each role commits itself before it sees another’s part"
+        "is not given the choice of the directions: each role commits to its part before it sees another’s"
     ),
     server("statistics", (sums_statistics,)).says(
         "learns the mean and variance of each BatchNorm’s inputs, of all silos’ batches together"

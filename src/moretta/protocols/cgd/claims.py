@@ -81,13 +81,13 @@ AGGREGATOR = (
         "sees D, the sum of all steps, which by itself is a model|, by adding the sums up; holds no participant’s start"
     ),
     server("sum", (is_blind,), kind="not given", place="front").says(
-        "relays sums that it cannot read|, and adds them up: each participant’s part is blinded under a key of its "
-        "group. It holds no model",
-        rests_on="views that hold ring words alone (`tests/protocols/cgd/test_cgd_privacy.py`), and the tests of "
+        "relays sums that it cannot read|: it adds up the participants’ parts, each blinded under a key of its group. "
+        "It holds no model",
+        rests_on="views that hold only ring words (`tests/protocols/cgd/test_cgd_privacy.py`), and the tests of "
         "secure aggregation (`tests/secure_aggregation`)",
     ),
     server("traffic", (is_blind,), place="front").says(
-        "sees who takes part in what, when, and how many rows an upload is about and a group has"
+        "sees who takes part in what and when, how many rows an upload is about, and how many a group has"
     ),
     *under((shared.FROM_THE_SUM,), is_seeing),
     shared.with_all_but_one("gradient"),
@@ -96,12 +96,13 @@ AGGREGATOR = (
     *under((shared.COLUMNS_ALONE,), is_blind),
     Claim("server and silos", "rows", kind="not given", silent=True).says(
         "is not given a key of a group or row that the participant is not in, nor the difference of two z of one take, "
-        "which would be raw features, where the aggregator follows no protocol and has one participant on its side",
-        assumes="a roster; the grid that all were told",
-        rests_on="attacks that `tests/protocols/cgd/test_cgd_attacks.py` plays",
+        "which would be raw features, where the aggregator does not follow the protocol and one participant colludes "
+        "with it",
+        assumes="a roster; the grid that all received",
+        rests_on="attacks in `tests/protocols/cgd/test_cgd_attacks.py`",
     ),
     server("statistics", (*shared.SCORES.where, is_blind), kind="not given").says(
-        "relays what the participants’ models score on rows that they hold back, and cannot read it; they can"
+        "relays the scores of the participants’ models on rows that they hold back, and cannot read them; they can"
     ),
     *under((shared.SCORES,), reads_sums),
 )
@@ -113,47 +114,48 @@ PARTICIPANT = (
         rests_on="messages that hold nobody else’s start (`tests/protocols/cgd/test_cgd_privacy.py`)",
     ),
     silo("sum", attacks=("confined-inversion", "two-party-exposure"), place="brief").says(
-        "has the sum of the others’ gradients, for the layers that it shares; neither another’s rows, where the sum is "
-        "of many, nor, where it is of two or more others, the gradient of one",
+        "has the sum of the others’ gradients, for the layers that it shares; not another’s rows where the sum is of "
+        "many, and not the gradient of one where the sum is of two or more others",
         assumes="starts that lie far apart (delta)",
     ),
     silo("model", attacks=("displacement-alone", "outsider-displacement"), words=(d_alone,), place="front").says(
-        "knows D, the sum of all steps, which by itself is a model|, of the layers that it shares: it can predict "
-        "better than confined ones{d_alone}. Confinement keeps a participant’s start from the others, not a good model"
+        "knows D, the sum of all steps, which by itself is a model|, of the layers that it shares: D can predict "
+        "better than confined models{d_alone}. Confinement hides a participant’s start from the others, not a good "
+        "model"
     ),
     silo("sum", (is_regularised,)).says(
-        "learns as much of the gradients from sums with the regulariser in them, which is weight-decay times D and the "
-        "mean of all starts, but to within weight-decay times that mean",
+        "learns as much of the gradients from sums with the regulariser in them, to within weight-decay times the mean "
+        "of all starts: the regulariser is weight-decay times D and that mean",
         rests_on="the derivation in `docs/cgd.md`",
     ),
     silo("model", (shares_hidden_biases,)).says(
-        "knows everybody’s hidden biases in every round, by D, as does whoever has the run file and D: they begin at "
+        "knows everybody’s hidden biases in every round, by D, as does anyone with the run file and D: they begin at "
         "one vector, which follows from the seed in the run file. Only weights and output biases are confined",
         rests_on="the starts that `tests/protocols/cgd/test_start.py` compares",
     ),
     silo("model").says("learns all iterates of another’s model, earlier and later, if one of them leaks"),
     *under((shared.LABELS_OF_OTHERS,), splits_rows),
     silo("statistics", attacks=("second-moments",), silent=True).says(
-        "can work out X'X of the others’ rows in linear regression, of which the paper says that sums tell nothing",
+        "can work out X'X of the others’ rows in linear regression, where the paper says that sums reveal nothing",
         assumes="a linear model under squared error, full batches, enough rounds",
     ),
-    silo("rows", (is_independent,)).says("holds the labels of its rows, whoever else has columns of them|"),
+    silo("rows", (is_independent,)).says("holds the labels of its rows, whichever others hold columns of them|"),
     Claim("silos together", "rows", (is_joint,), ("raw-features",), place="brief").says(
-        "can work out raw features of the rows that they share|: who holds a row’s labels sees the sum of the parts of "
-        "its first layer’s values in every round, and with D of all columns, which one member of each group has, "
-        "that gives the row’s raw features after as many rounds as there are columns for each unit of the first layer, "
-        "and one more"
+        "can work out raw features of the rows that they share|: the holder of a row’s labels sees the sum of the "
+        "parts of its first layer’s values in every round. With D of all columns, which one member of each group has, "
+        "these sums give the row’s raw features after one round more than there are columns for each unit of the first "
+        "layer"
     ),
     silo("rows", (is_joint,), silent=True).says(
         "can work out the inner products X X' of the others’ rows, if it holds the labels in a grid of a single row",
         rests_on="the derivation in `docs/cgd.md`",
     ),
     silo("rows", (is_joint,), ("labels-from-delta",), place="brief").says(
-        "can group its rows by like labels without holding the labels|: it receives the loss’s derivative at the first "
-        "layer for each of its rows, by which they fall into clusters"
+        "can group its rows by label without holding the labels|: it receives the loss’s derivative at the first layer "
+        "for each of its rows, and these derivatives fall into clusters"
     ),
     silo("update", (has_groups_of_two,), ("two-party-exposure",), words=(in_pairs,)).says(
-        "can work out the other’s gradient where a sum is of two participants{in_pairs}|, as the sum less its own: "
+        "can work out the other’s gradient where a sum is of two participants{in_pairs}|, as the sum minus its own: "
         "groups of fewer than three expose each other"
     ),
     *shared.SILO_STATISTICS,
@@ -162,38 +164,37 @@ PARTICIPANT = (
 aligned = partial(silo, where=(is_aligned,))
 ALIGNMENT = (
     server("ids", (is_aligned,), ("alignment-dictionary",), kind="not given").says(
-        "relays the lists of ids by which two participants align their rows, sealed for the two alone, and reads "
-        "neither ids nor points that stand for them, of which a dictionary finds none",
+        "relays the lists of ids by which two participants align their rows, sealed for these two, and reads "
+        "neither ids nor the points that represent them: a dictionary finds none",
         assumes="neither of the two that align colludes with it; a roster; and where lists travel unsealed, between "
         "files, the decisional Diffie-Hellman assumption on Curve25519",
     ),
     server("traffic", (is_aligned,)).says(
-        "sees how long each participant’s list of ids is, which is how many rows it has unless `align-pad-to` fills it "
-        "up, and how many rows the holders of a row share",
+        "sees the length of each participant’s list of ids, which is its number of rows unless `align-pad-to` pads it, "
+        "and the number of rows that the holders of a row share",
         rests_on="the lengths that `tests/protocols/cgd/test_cgd_alignment.py` compares",
     ),
     aligned("ids", attacks=("alignment-membership",)).says(
-        "learns which of its own ids the others have|, those that hold parts of the same row, and of each the lesser "
-        "number of rows"
+        "learns which of its own ids the others have|, where those others hold parts of the same row, and for each id "
+        "the smaller number of rows"
     ),
     aligned("traffic").says(
-        "sees how long the lists of those that it aligns with are: how many rows they have, unless lists are filled up",
+        "sees the lengths of the lists of those that it aligns with: their numbers of rows, unless lists are padded",
         rests_on="the steps that an alignment keeps (`tests/data/test_alignment.py`)",
     ),
     aligned("ids").says(
-        "learns in rows of three holders and more which ids the holder of the labels shares with it, those too that a "
-        "third lacks: the one with the labels aligns with each of the others in turn, and learns this of each before "
+        "learns, in rows of three holders and more, which ids the holder of the labels shares with it, even ids that a "
+        "third lacks: the holder of the labels aligns with each of the others in turn, and learns this of each before "
         "the last, among the ids left until then",
         rests_on=DERIVED,
     ),
     aligned("ids").says(
-        "can learn whether a partner has ids that it has no rows of itself, if it lists them against the protocol: as "
-        "many as its list is long, which nothing bounds but the size of a message, once a run, and another run tests "
-        "others",
+        "can learn whether a partner has ids for which it has no rows itself, if it lists them against the protocol: "
+        "as many as its list is long, which only the size of a message bounds, once a run; another run tests others",
         rests_on=DERIVED,
     ),
     aligned("traffic").says(
-        "may learn from how long a partner’s answer takes about how many places of its list only fill it up",
+        "may learn roughly how many places of a partner’s list are padding, from the time that its answer takes",
         rests_on=DERIVED,
     ),
     aligned("ids", kind="not given").says(
@@ -209,7 +210,7 @@ CLAIMS = (
     *ALIGNMENT,
     *SIMULATED,
     Claim("outsider", "model", attacks=("outsider-displacement",), silent=True).says(
-        "can have a model, from D, if it leaks, and the architecture", assumes="D leaks, or the relay is not blind"
+        "can have a model, from D and the architecture, if D leaks", assumes="D leaks, or the relay is not blind"
     ),
     *shared.OF_ALL_RUNS,
 )

@@ -1,14 +1,12 @@
 """What a claim of privacy is, the conditions on a run under which claims hold, and the claims that protocols share.
 
 A claim says what one role learns, or is not given, under some conditions, and names the attacks that test it. It is
-worded once: the sentence in a run's report, the headline of its verdict and the row in docs/threat-models.md and
-docs/privacy.md (`python docs/claims.py`) are that text. `protocols/<name>/claims.py` lists those of a protocol.
+worded once: a run's report, its verdict and the pages docs/threats-*.md and docs/privacy.md have this text (`python
+docs/claims.py`). `protocols/<name>/claims.py` lists the claims of a protocol.
 
-A condition is about a run's record, the contents of its `result.json`, and answers for a record that lacks what older
-or other runs do not state. What depends on who took part follows from the opened sums (`opened_sums`). Settings and the
-list of missed answers do not say it: a silo that was missing may be in the sum after all, once the round is played
-again. Where a record does not show its sums, a condition holds if it can, and the words of the claim say that the
-record does not show it.
+A condition is about a run's record, its `result.json`, also where an older record lacks a value. What depends on who
+took part follows from the opened sums (`opened_sums`), as a missing silo may be in the sum once the round is repeated.
+Where a record does not show its sums, a condition holds if it can, and the claim says that the record does not show it.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ PAST: Mapping[str, str] = {
 NAMES: Mapping[str, str] = {
     "server": "the server", "silo": "a silo", "silos together": "silos together",
     "server and silos": "the server with silos", "outsider": "an outsider",
-    "eavesdropper": "whoever listens to the network",
+    "eavesdropper": "a listener on the network",
 }  # fmt: skip
 """Roles in the order of a page, as it calls them."""
 
@@ -267,8 +265,9 @@ is_carried_otherwise = Condition(
 
 
 NOT_SHOWN = "which this run’s record does not show"
-TWO_SETS = "it was helped to open sums of one round over two sets of silos"
-HISTOGRAMS = ", and of a column whose median is filled in how many are in each of 64 equal parts of its range"
+TWO_SETS = "silos helped it open sums of one round over two sets of silos"
+HISTOGRAMS = ", and for a column whose median is filled in, the number in each of 64 equal parts of its range"
+UP_TO_ROWS = "up to the change that new rows make in the other silos’ updates"
 _DIFFERENT = "not all sums are over the same silos"
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -303,10 +302,10 @@ def _epsilons(record: Record) -> str:
     facts, (what, where) = record["facts"], unit_of(record["facts"])
     said = (
         f"ε = {_figure(facts['epsilon'])} and δ = {facts['delta']:.0e} for one {what} added or removed{where}, "
-        "towards the server and whoever gets the model"
+        "towards the server and anyone who gets the model"
     )
     if (others := facts.get("epsilon_to_silos")) is not None:
-        said += f"; towards another silo, which can take its own noise off, with ε = {_figure(others)}"
+        said += f"; towards another silo, which can subtract its own noise, with ε = {_figure(others)}"
     return said
 
 
@@ -316,13 +315,13 @@ def _what_epsilon_assumes(record: Record) -> str:
     releases, silos = facts.get("releases"), facts.get("noise_silos")
     if not isinstance(releases, float) or not isinstance(silos, float):
         return ""
-    said = f". Counted are {releases:.0f} noised sums that may have been opened"
+    said = f". That counts {releases:.0f} noised sums that may have been opened"
     if silos <= 1:
         return f"{said}; each silo adds all of the noise"
-    said += f", and assumed is that the noise of {silos:.0f} silos, less those who are lost, is unknown to who looks"
+    said += f", and assumes that the observer does not know the noise of {silos:.0f} silos, less those who are lost"
     found = {key.removeprefix(WITH_NOISE_OF): value for key, value in facts.items() if WITH_NOISE_OF in key}
-    fewer = [f"of {silos} with ε = {_figure(value)}" for silos, value in found.items()]
-    return f"{said}{'; where it is that ' if fewer else ''}{', '.join(fewer)}"
+    fewer = [f"of {silos} alone ε = {_figure(value)}" for silos, value in found.items()]
+    return f"{said}{'; with the noise ' if fewer else ''}{', '.join(fewer)}"
 
 
 def _what_epsilon_leaves_out(record: Record) -> str:
@@ -365,13 +364,13 @@ WORDS = (
     Word("two_sets", TWO_SETS, _two_sets),
     Word(
         "beside_others",
-        "exactly where a round uses all rows of a silo, and else beside what other rows change in those of the rest",
-        lambda run: "exactly" if takes_all_rows(run) else "beside what other rows change in those of the rest",
+        f"exactly where a round uses all rows of a silo, and otherwise {UP_TO_ROWS}",
+        lambda run: "exactly" if takes_all_rows(run) else UP_TO_ROWS,
     ),
     Word("as_sums_differ", f"as {_DIFFERENT}", _as_sums_differ),
     Word(
         "by_whom",
-        "over all silos (without secure aggregation of each)",
+        "over all silos (without secure aggregation, of each silo)",
         lambda run: "over all silos" if is_summed(run) else "of each silo by itself",
     ),
     Word("if_standardised", "", _if_standardised),
@@ -492,14 +491,14 @@ def sum_only(upload: str, attacks: tuple[str, ...] = OF_A_MASK) -> Claim:
 
 
 FROM_THE_SUM = server("sum", (is_masked,), OF_A_SUM).says(
-    "can work out what follows from the sum, such as the balance of its rows’ labels, and, of few rows, the rows "
+    "can work out what follows from the sum, such as the balance of its rows’ labels and, where rows are few, the rows "
     "themselves"
 )
 
 
 def with_all_but_one(upload: str) -> Claim:
     """Return what the server has with the help of silos."""
-    text = f"has the {upload} of a silo if all others are on its side: the sum less theirs"
+    text = f"has the {upload} of a silo if all others collude with it: the sum minus theirs"
     return Claim("server and silos", "update", (is_masked,), ("server-and-silos",)).says(text)
 
 
@@ -508,18 +507,17 @@ AROUND_SUMS = (
         "sees which silos took part, their total weight, and the lengths of messages"
     ),
     server("update", (is_masked, has_two_sets)).says(
-        "can work out the update of silos that one of two sums lacks|, by their difference, {beside_others}: {two_sets}"
+        "can work out the update of silos that only one of two sums has|, by the difference, {beside_others}: "
+        "{two_sets}"
     ),
-    server("traffic", (is_masked, has_public_weights)).says(
-        "sees how much each silo’s part weighs: weights are public"
-    ),
+    server("traffic", (is_masked, has_public_weights)).says("sees each silo’s weight in the sum: weights are public"),
     server("update", (is_masked, has_no_roster)).says(
         "is trusted to relay the silos’ keys unchanged|, as no roster is set: a server that puts keys of its own in "
         "their place can read each silo’s update"
     ),
     server("update", (is_masked, has_roster), kind="not given").says(
-        "relays keys that each silo has signed with its identity in the roster: silos refuse one put in its place, and "
-        "it is given no update by such a key",
+        "relays keys that each silo has signed with its identity in the roster: silos refuse a substituted key, so it "
+        "is given no update by such a key",
         rests_on="`tests/secure_aggregation`",
     ),
 )
@@ -539,8 +537,8 @@ NOISE, NOISE_OF_SILOS = (
     server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
         f"can learn of {what}, from all models of the run, no more than {{epsilon_alone}} allows|: together they are "
         "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
-        assumes="the noise of as many silos as the report names, less those who are lost, is in each sum and unknown "
-        f"to who looks; silos help to open one sum of a take{tried}",
+        assumes="each sum has the noise of as many silos as the report names, less those who are lost, which the observer "
+        f"does not know; silos help open one sum of a take{tried}",
     )
     for what, tried in (
         ("{one_unit}", ""),
@@ -560,23 +558,23 @@ DIFFERENCES_OF_TOTALS = server("traffic", (is_summed, has_different_sums)).says(
     "can learn the number of rows of one silo by differences of totals, {as_sums_differ}"
 )
 SCORES = server("statistics", (scores_at_silos,)).says(
-    "learns, at the end, how many rows are held back to score models on, and the scores on them, {by_whom}"
+    "learns, at the end, the number of rows held back for scoring and the scores on them, {by_whom}"
 )
 VALIDATION = server("statistics", (validates_at_silos,)).says(
-    "learns, in each round that it evaluates, how many rows are held back to validate models on, and the scores of the "
+    "learns, in each round that it evaluates, the number of rows held back for validation and the scores of the "
     "round’s model on them, {by_whom}"
 )
 TABLES = (
     server("statistics", (tabulates_at_silos,)).says(
-        "learns, at the end, how many of the rows held back at all silos together, exactly and however few, have which "
-        "class and are predicted as which, and of each tenth of probabilities how many there are, how many are right, "
-        "and the mean"
+        "learns, at the end, the confusion matrix of the rows held back, over all silos together, exactly and however "
+        "small its counts, and for each tenth of probabilities the number of rows, the number predicted correctly and "
+        "the mean"
     ),
     server("statistics", (tabulates_at_silos,), kind="not given").says(
-        "is given no silo’s own counts of classes: they are summed of one set of silos alone, three or more",
+        "is given no silo’s own counts of classes: they are summed over one set of silos only, three or more",
         assumes="the server does not know the counts of all other silos, from them or otherwise; no silo’s rows change "
         "from run to run, and none allows sums over other sets (`[privacy]` of its silo.toml)",
-        rests_on="attacks that `tests/test_tables_at_silos.py` plays",
+        rests_on="attacks in `tests/test_tables_at_silos.py`",
     ),
 )
 COUNTED_FIRST = server("statistics", (looks_first,)).says(
@@ -584,10 +582,10 @@ COUNTED_FIRST = server("statistics", (looks_first,)).says(
 )
 ABSENT_VALUES = (
     server("statistics", (fills_absent,)).says(
-        "learns how many values of each input column are there{and_histograms}, {by_whom}"
+        "learns the number of values present in each input column{and_histograms}, {by_whom}"
     ),
     silo("statistics", (fills_absent,)).says(
-        "receives what is filled in where a value is absent: each such column’s mean or median, over all silos"
+        "receives the value that replaces absent ones: each such column’s mean or median, over all silos"
     ),
 )
 SCALED_TARGETS = (
@@ -596,18 +594,18 @@ SCALED_TARGETS = (
         "receives, if it has targets, the mean and standard deviation of each target, over all silos"
     ),
     silo("statistics", (has_few_in_statistics, scales_targets)).says(
-        "can work out the mean and deviation of the other’s targets, up to the ratio of their rows: statistics are of "
-        "fewer than three silos, and its own part can be taken off"
+        "can work out the mean and deviation of the other’s targets, up to the ratio of their numbers of rows: "
+        "statistics are of fewer than three silos, and it can subtract its own part"
     ),
 )
 TEST_ROWS = (
     server("ids", (has_test_rows,)).says(
-        "learns of each silo, where its test rows have ids or groups, whether any training row is about the same, and "
-        "an active server the same of one list in a session that it makes up, of one person perhaps"
+        "learns for each silo, where the test rows have ids or groups, whether any training row has one of them; an "
+        "active server can learn the same for one list per session that it makes up, perhaps of one person"
     ),
     silo("ids", (has_test_rows,)).says(
-        "holds, where the server’s test rows have ids or groups, their digests and the key: learns which of its own "
-        "rows’ are among them and how many they are, and of any id that it guesses whether it is there"
+        "holds the digests of the ids or groups of the server’s test rows, where they have any, and the key: it learns "
+        "which of its own are among them, how many they are, and for any id that it guesses whether it is among them"
     ),
 )
 COLUMNS_OF_ALL = silo("statistics", (is_standardised,)).says(
@@ -625,7 +623,7 @@ SILO_STATISTICS = (COLUMNS_OF_ALL, ROWS_OF_ALL_IN_A_ROUND, WHO_TAKES_PART)
 
 
 LABELS_OF_OTHERS = silo("statistics", (steps_plainly,), ("silo-property",)).says(
-    "learns, where the last layer has a bias, {targets_of_others}: its plain gradient steps show it"
+    "learns, where the last layer has a bias, {targets_of_others}: plain gradient steps of that bias show it"
 )
 
 
@@ -638,18 +636,18 @@ def of_two(upload: str) -> Claim:
 
 
 COLUMNS_OF_THE_OTHER = silo("statistics", (has_few_in_statistics, is_standardised)).says(
-    "can work out the other’s means and deviations of input columns, up to the ratio of their rows: statistics are of "
-    "fewer than three silos, and its own part can be taken off"
+    "can work out the other’s means and deviations of input columns, up to the ratio of their numbers of rows: "
+    "statistics are of fewer than three silos, and it can subtract its own part"
 )
 
 listener = partial(Claim, "eavesdropper", "traffic", kind="unclaimed")
 LISTENERS = (
-    listener((is_in_process,)).says("no claim is made of a network, as no message leaves the machine"),
+    listener((is_in_process,)).says("no claim is made about a network, as no message leaves the machine"),
     listener((is_over_machines,)).says(
-        "no claim is made of what lengths and times of messages show to someone who listens to the network: NVIDIA "
-        "FLARE carries messages over TLS with a certificate on either side, which does not hide these"
+        "no claim is made about what lengths and times of messages show to a listener on the network: NVIDIA FLARE "
+        "carries messages over TLS with a certificate on either side, which does not hide these"
     ),
-    listener((is_carried_otherwise,)).says("no claim is made of what someone who listens to the network learns"),
+    listener((is_carried_otherwise,)).says("no claim is made about what a listener on the network learns"),
 )
 NOTES = (
     Claim("reader", None, (is_in_process,), kind="unclaimed").says(

@@ -23,7 +23,7 @@ ALONE = (
     ),
     shared.COLUMNS_ALONE,
     silo("model", words=(of_others,), place="front").says(
-        "sees no other silo’s rows or model|, but its own{of_others}"
+        "sees no other silo’s rows or model|, only its own{of_others}"
     ),
     shared.COLUMNS_OF_ALL,
     shared.WHO_TAKES_PART,
@@ -31,13 +31,15 @@ ALONE = (
 )
 POOLED = (
     server("rows", place="front").says("holds every row of every silo, with nothing hidden from it|, and the model"),
-    silo(None, place="front").says("hands its rows over|: nothing of them is hidden from who trains on them"),
+    silo(None, place="front").says(
+        "hands its rows over|: nothing in them is hidden from the party that trains on them"
+    ),
 )
 OWN_LOOP = Claim(
     "reader", None, (is_on("protocol", "fit", "silos train by a loop of their own (`fit`)"),), kind="unclaimed"
 ).says(
-    "silos trained by a loop of their own|, which sees their rows: no claim is made of what it leaves or sends by "
-    "itself, and no attack measured what its weight changes tell, as attacks know the built-in steps"
+    "silos trained by a loop of their own|, which sees their rows: no claim is made about what it leaves or sends "
+    "by itself, and no attack measured what its weight changes reveal, as attacks know only the built-in steps"
 )
 
 CLAIMS = (

@@ -95,52 +95,51 @@ SERVER = (
         "last layer’s inputs"
     ),
     server("rows", (shared.is_cross_entropy, hides_softmax_from_server), ("server-softmax",), kind="not given").says(
-        "sees of each training row two blinded ratios and alpha, the sum of the last layer’s inputs|, in the "
-        "cross-entropy exchange: they blind its softmax of two classes; three classes would show it",
-        assumes="the server follows the protocol: one that does not learns from each refusal a little",
+        "sees two blinded ratios of each training row and alpha, the sum of the last layer’s inputs|, in the "
+        "cross-entropy exchange: the ratios blind its softmax of two classes; three classes would show it",
+        assumes="the server follows the protocol: one that does not learns a little from each refusal",
     ),
 )
 
 RECEIVED = (
     silo("model", (is_unscaled,), OF_A_NOISY_MODEL, words=(reordered,), place="brief").says(
-        "receives the true parameter values{reordered} but for the offset of the last layer|: nothing else is scaled"
+        "receives the true parameter values{reordered} except for the offset of the last layer|: nothing else is scaled"
     ),
     silo("model", (is_scaled_by_powers,), OF_A_NOISY_MODEL, kind="obfuscated", words=(by_scales,), place="brief").says(
-        "receives a model of which the exponents alone are obfuscated{by_scales}|: below the last layer the sign and "
-        "the mantissa of each parameter value are plain to it, in their place, and a scale is a power of two, one of "
-        "three values"
+        "receives a model in which only the exponents are obfuscated{by_scales}|: below the last layer it sees the "
+        "sign and the mantissa of each parameter value in its place, and a scale is a power of two, one of three values"
     ),
     silo("model", (is_scaled_by_powers,)).says(
-        "learns the true exponents as averages over rounds, as they are drawn anew in every round, and from two "
-        "consecutive rounds how much of itself a step adds to a weight"
+        "learns the true exponents as averages over rounds, as scales are drawn anew in every round, and from two "
+        "consecutive rounds a weight’s relative change in a step"
     ),
     silo("model", (is_scaled_by_powers,), place="brief").says(
-        "learns from two consecutive rounds, without labels, the offset of the last layer, where its inputs are "
-        "scaled, with it that layer’s weights to a fraction of a percent, and its step approximately"
+        "learns from two consecutive rounds, without labels, the offset of the last layer where that layer’s inputs "
+        "are scaled, and with the offset the layer’s weights to a fraction of a percent and its step approximately"
     ),
     silo("model", (is_scaled,), OF_A_NOISY_MODEL, kind="obfuscated", words=(by_scales,), place="front").says(
         "receives a model whose parameter values are obfuscated{by_scales}|"
     ),
     silo("model", (is_scaled,), ("scales-from-low-bits",), kind="not given").says(
         "is not given the scales by the low bits of one noisy model: the server holds weights in float64, sends fewer "
-        "bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. A start of less than 24 "
-        "bits, such as ones or weights of eight bits, is not hidden by that",
+        "bits of them, and moved each tensor of the start by about 2⁻²³ of its largest entry. That does not hide a "
+        "start of fewer than 24 bits, such as ones or weights of eight bits",
         assumes="a start of 24 random bits or more that the silo does not know",
     ),
     silo("model", (is_scaled,), place="brief").says(
-        "learns the ratio of the scales of two rounds, as rows of weights are matched by their direction: at best one "
-        "factor a hidden channel and the order of channels stay hidden for the whole run, to within the spread of the "
-        "start, and nothing of them from whoever knows the start"
+        "learns the ratio of the scales of two rounds by matching rows of weights by their direction: at best one "
+        "factor per hidden channel and the order of channels stay hidden for the whole run, to within the spread of "
+        "the start, and neither stays hidden from anyone who knows the start"
     ),
     silo("model", (has_forced_scales,), words=(forced,)).says(
         "receives {forced} no free scale, on one side or on both (forced_to_one in result.json says which, and why)"
     ),
     silo("model", (has_frozen_parts,), OF_A_NOISY_MODEL, words=(), place="brief").says(
-        "receives frozen parameters as they are, and of what trains between them what no scale can hide beside them|: "
-        "of an adapter the product of its two matrices"
+        "receives frozen parameters as they are, and of the parameters that train between them what no scale can "
+        "hide|: of an adapter the product of its two matrices"
     ),
     silo("model", attacks=("update-direction",), words=(up_to_what,), place="brief").says(
-        "sees the hidden layers {up_to_what}, so the function that they compute is plain to it"
+        "sees the hidden layers {up_to_what}, and so knows the function that they compute"
     ),
 )
 
@@ -170,8 +169,8 @@ SILO = (
         words=(partitions,),
         place="brief",
     ).says(
-        "can fit the offset of the last layer, whose m unknowns{partitions} follow from its labels by least squares "
-        "(to a relative error of 10⁻⁴ after 20 rounds on the digits data), and so has the true predictions",
+        "can fit the offset of the last layer to its labels: least squares gives its m unknowns{partitions}, to a "
+        "relative error of 10⁻⁴ after 20 rounds on the digits data, and with them the true predictions",
         assumes="labels, and a few rounds",
     ),
     *SOFTMAX,
@@ -180,15 +179,15 @@ SILO = (
     ),
     shared.LABELS_OF_OTHERS,
     silo("model", (starts_from_the_seed,), ("training-seed",)).says(
-        "knows the true model of round 1, as does whoever has the run file: the initial weights follow from the "
+        "knows the true model of round 1, as does anyone who has the run file: the initial weights follow from the "
         "training seed in it"
     ),
     *shared.SILO_STATISTICS,
     *under((shared.of_two("gradient below the last layer"),), is_unscaled),
     *under((shared.of_two("gradient (at the last layer approximately)"),), is_scaled_by_powers),
     silo("update", (shared.has_few_in_a_round, is_scaled), ("two-party-exposure",), kind="obfuscated", warns=True).says(
-        "has the other’s gradient in rounds of fewer than three silos{if_any}, obfuscated by the perturbation of the "
-        "model alone|: the model changes by its own part and the other’s, and groups of fewer than three expose each "
+        "has the other’s gradient in rounds of fewer than three silos{if_any}, obfuscated only by the perturbation of "
+        "the model|: the model changes by its own part and the other’s, and groups of fewer than three expose each "
         "other"
     ),
     shared.COLUMNS_OF_THE_OTHER,
@@ -200,8 +199,8 @@ CLAIMS = (
     shared.SCORES,
     *shared.TABLES,
     Claim("reader", None, kind="unclaimed").says(
-        "where silos must not hold the function of the model at all, PBPFL is not the way: inference-only silos in an "
-        "enclave (BAFFLE) are"
+        "PBPFL does not hide the function of the model from silos: inference-only silos in an enclave (BAFFLE) are the "
+        "way to do that"
     ),
     *shared.OF_ALL_RUNS,
 )
