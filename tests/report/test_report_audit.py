@@ -157,7 +157,7 @@ def test_pictures_stand_in_the_page_with_a_warning(make_run, tmp_path):
     text = " ".join(write_report([folder], tmp_path / "a.html").read_text().split())
     assert text.count("data:image/png;base64,") == 2
     assert "Pictures that are gone" not in text
-    for words in ("; img-src data:", "two &lt;rows&gt;", "not to be handed on", "true rows above"):
+    for words in ("; img-src data:", "two &lt;rows&gt;", "must stay with the silos", "true rows above"):
         assert words in text
 
 
