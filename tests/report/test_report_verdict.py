@@ -181,7 +181,7 @@ def test_curves_stand_above_all_seconds_and_noise_is_not_magnified(make_run, tmp
     result = json.loads((record.folder / "result.json").read_text())
     (record.folder / "result.json").write_text(json.dumps(result | {"facts": {}}))
     assert "Loss on the validation rows.\n" in write_report([record.folder], tmp_path / "a.html").read_text()
-    assert "On the dashed line is what naming the commonest class always gets" in text
+    assert "The dashed line is the score of always predicting the most frequent class" in text
     for measure, values, ends_of in (
         ("test_accuracy", [0.97, 0.98], (0.75, 1.02)),  # from below what the commonest class gets
         ("test_accuracy", [0.2, 0.98], (0.15, 1.02)),
