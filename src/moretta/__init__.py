@@ -1,6 +1,6 @@
-"""Train one PyTorch model across organisations, where nobody says more than the protocol needs.
+"""Train one PyTorch model across organisations, none of which sends its rows.
 
-The names below are imported on first use, so that `import moretta` works, and is quick, where torch is absent.
+Import the names below on first use, so that `import moretta` is quick, and works without torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The secure sum by itself, over connections of your own: `secure_sum` at the server, a `SumClient` at each silo.
 
-Both ends exchange bytes, and how these travel is yours: a function call, a queue, an HTTP request. The messages are
-those of every other secure sum (`moretta.secure_aggregation` has the theory and the threat model), and one more that
-asks for the upload. One `SumClient` helps to open one sum, and then no other: two sums of the same numbers over
-different silos would give away a silo's own.
+Both ends exchange bytes, by a function call, a queue or an HTTP request. `moretta.secure_aggregation` has the theory
+and threat model of the messages; one more asks for the upload. One `SumClient` helps open one sum and then no other,
+because two sums of the same numbers over different silos would reveal a silo's own.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ def secure_sum(
     *,
     most_weight: int | None = None,
 ) -> Sum:
-    """Play the server of one secure sum, and return the weighted mean of the silos' tensors.
+    """Act as the server of one secure sum, and return the weighted mean of the silos' tensors.
 
-    silos: for each silo's name a function that delivers bytes to its `SumClient.answer` and returns the answer. An
-    exception of it means that the silo is gone; the sum goes on where enough others are left. Functions are called at
-    the same time, each in a thread. shapes: of each tensor, by name. settings: as of a run; None is
-    `SecureAggregation()`. All ends need the same. most_weight: an upper bound of all silos' weights together; None is
-    one for each silo.
+    Args:
+        silos: maps each silo's name to a function that delivers bytes to its `SumClient.answer` and returns the answer.
+            Each runs in a thread. One that raises means that its silo is gone; enough others complete the sum.
+        shapes: maps each tensor's name to its shape.
+        settings: those of a run, the same at all ends; None means `SecureAggregation()`.
+        most_weight: an upper bound of all silos' weights together; None means one for each silo.
 
     Returns:
-        The sum: `means` by tensor, float64; `weight`, of all silos in it; `steps`, the largest error of each tensor;
-        `silos`, those in it. The plain sum is `means[name] * weight`.
+        Sum: `means` (float64), `weight` of its silos, `steps` (largest errors), `silos`; sum = `means[name] * weight`.
 
     Raises:
         RunFailed: too few silos are left to open a sum.
@@ -78,13 +77,15 @@ def secure_sum(
 
 
 class SumClient:
-    """A silo's end of one secure sum.
+    """A silo's end of one secure sum, over connections of your own.
 
-    name: the silo's, as the server has it. silos: the names of all silos of the sum; how many must be left for it to be
-    opened follows from their number, so a server that leaves silos out cannot read a sum of two. tensors: real arrays,
-    by name; never written to. weight: a whole number, 1 or more, by which the tensors count in the mean; the server
-    learns only all silos' together. settings: as of a run; None is `SecureAggregation()`. All ends need the same.
-    helped: all sums that the silo has helped to open, with its owner's floors; None for a record of this one.
+    Args:
+        name: the silo's name at the server.
+        silos: the names of all silos of the sum. Their number sets how many must remain for it to be opened.
+        tensors: real arrays by name; never written to.
+        weight: a whole number, 1 or more, the tensors' weight in the mean; the server learns only the sum of weights.
+        settings: those of a run, the same at all ends; None means `SecureAggregation()`.
+        helped: the record of all sums that the silo has helped open, with its owner's floors; None records this one.
     """
 
     def __init__(

@@ -408,9 +408,8 @@ class Claim:
     warns: a run of which it holds says so in its warnings, and so in the terminal and the log.
     silent: a report says nothing of it, as no record shows all of its conditions.
     protocols: the names in a package that it is about; empty for all.
-    text: what it says, a verb first, with words in braces; what stands before its bar, if it has one, is also the
-    headline in a verdict. assumes: what else must hold, which no record shows. rests_on: its other grounds, such as
-    tests.
+    text: what it says, a verb first, with words in braces; the part before its bar, if any, is a verdict's headline.
+    assumes: what else must hold, which no record shows. rests_on: its other grounds, such as tests.
     """
 
     role: Role
