@@ -58,6 +58,8 @@ MODULES = {"given", "looking", "loaded", "finished", "held", "wiring", "helpers"
 
 ANY = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 FIRST = re.compile(rf"(?:\A|(?<=[.!?] ))(?:{STARTS})\b", re.IGNORECASE)
+ENTRY = re.compile(r"^(?: {4}[\w, ]+: |(?:Args|Returns|Raises|Source):$)", re.MULTILINE)
+"""An argument of a docstring in Google's form, or the title above."""
 MADE = re.compile(r"<!-- (\w+):? ?(?:begin )?[\w-]+ -->.*?<!-- (?:\1:)?end(?: of [\w-]+)? -->", re.DOTALL)
 
 
@@ -96,7 +98,7 @@ def texts_and_names(path: Path) -> tuple[list[str], list[str]]:
             case ast.JoinedStr(values=values):
                 texts.append("".join(part.value if isinstance(part, ast.Constant) else "X" for part in values))
             case ast.Constant(value=str(text)) if id(node) in of_docs:
-                texts += paragraphs(cleandoc(text))
+                texts += paragraphs(ENTRY.sub("\n\n", cleandoc(text)))
             case ast.Constant(value=str(text)) if " " in text and id(node) not in skipped:
                 texts.append(text)
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
