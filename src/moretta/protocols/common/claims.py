@@ -536,8 +536,8 @@ NOISE, NOISE_OF_SILOS = (
     server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
         f"can learn of {what}, from all models of the run, no more than {{epsilon_alone}} allows|: together they are "
         "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
-        assumes="each sum has the noise of as many silos as the report names, less those who are lost, which the observer "
-        f"does not know; silos help open one sum of a take{tried}",
+        assumes="each sum has the noise of as many silos as the report names, less those who are lost, which the "
+        f"observer does not know; silos help open one sum of a take{tried}",
     )
     for what, tried in (
         ("{one_unit}", ""),
