@@ -506,7 +506,7 @@ RUN_FILE = st.fixed_dictionaries(
         ),
         "engine": _some({"strict": st.booleans(), "deadline": NUMBER, "faults": FAULTS}),
     },
-)
+).filter(lambda run: not (run["protocol"].get("blind") and run.get("secure-aggregation", {}).get("scheme") == "none"))
 
 
 @settings(deadline=None)

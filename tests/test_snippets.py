@@ -153,7 +153,7 @@ def play(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
     page, found = text_of(name), blocks_of(name)
     text = page.splitlines()
-    for block, after in zip(found, [*found[1:], None], strict=True):
+    for block, after in zip(found, [*found[1:], None], strict=False):
         told = after.text if after and after.word == "text" and not "".join(text[block.last + 1 : after.first]) else ""
         file = re.match(r"# ([\w-]+\.(?:toml|py))\n", block.text)
         if is_marked(page, block):
