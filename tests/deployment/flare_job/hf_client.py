@@ -19,7 +19,7 @@ if __name__ == "__main__":
     flare.init()
     x, y = rows(flare.get_site_name())
     model = Net()
-    model.__fl_meta__ = {"NUM_STEPS_CURRENT_ROUND": len(x)}
+    model.__fl_meta__ = {"NUM_STEPS_CURRENT_ROUND": len(x)}  # type: ignore[assignment]
     plain = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 0.1, "max_grad_norm": 0.0}
     quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "remove_unused_columns": False}
     with tempfile.TemporaryDirectory() as folder:

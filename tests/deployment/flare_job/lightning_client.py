@@ -1,7 +1,7 @@
 """A script by Lightning, patched by FLARE: two steps a round on all rows, as `net.train` takes them."""
 
 import nvflare.client.lightning as flare
-import pytorch_lightning
+import pytorch_lightning  # type: ignore[import-not-found, unused-ignore]
 import torch
 from net import Net, rows
 from torch import nn
