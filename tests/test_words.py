@@ -96,7 +96,7 @@ def texts_and_names(path: Path) -> tuple[list[str], list[str]]:
     for node in nodes:
         match node:
             case ast.JoinedStr(values=values):
-                texts.append("".join(part.value if isinstance(part, ast.Constant) else "X" for part in values))
+                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in values))
             case ast.Constant(value=str(text)) if id(node) in of_docs:
                 texts += paragraphs(ENTRY.sub("\n\n", cleandoc(text)))
             case ast.Constant(value=str(text)) if " " in text and id(node) not in skipped:

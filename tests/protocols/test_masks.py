@@ -74,7 +74,7 @@ def plain_run(loss: str, rounds: int, rate: float, residual: bool) -> dict[str, 
         with torch.no_grad():
             for one in model.parameters():
                 assert one.grad is not None
-                one -= rate * one.grad
+                one.sub_(rate * one.grad)
     return dict(model.named_parameters())
 
 

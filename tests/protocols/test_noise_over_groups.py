@@ -65,7 +65,7 @@ def test_a_group_adds_the_mean_gradient_of_its_rows_clipped() -> None:
     for whom in np.unique(WHOM):
         x, y = torch.tensor(X[whom == WHOM]), torch.tensor(Y[whom == WHOM])
         found = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(trained.values()))
-        norms.append(float(torch.sqrt(sum(value.square().sum() for value in found))))
+        norms.append(float(torch.stack([value.square().sum() for value in found]).sum().sqrt()))
         for name, value in zip(trained, found, strict=True):
             total[name] = total.get(name, 0) + value.numpy() / max(1.0, norms[-1] / CLIP)
     assert min(norms) < CLIP < max(norms)  # some are clipped, and some are not

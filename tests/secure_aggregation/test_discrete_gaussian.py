@@ -113,7 +113,6 @@ def test_the_same_stream_has_the_same_numbers_on_every_machine() -> None:
     noise = discrete_gaussian(24_770.0)
     assert noise.draw(Keystream(bytes(32)), 6).tolist() == KNOWN
     assert noise.levels == 2
-    assert all(abs(number) <= noise.most for number in KNOWN)
 
 
 KNOWN = [34261, -6910, 10287, 6246, 31506, 11767]

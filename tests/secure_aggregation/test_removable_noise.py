@@ -27,6 +27,7 @@ from moretta.errors import MisuseError, ParameterError, PeerError, SumSpent
 from moretta.secure_aggregation import shamir
 from moretta.secure_aggregation.cohort import Origin, Rules
 from moretta.secure_aggregation.discrete_gaussian import discrete_gaussian
+from moretta.secure_aggregation.keyed_sums import KeyedContributor
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.pairwise import NoisedUpload
@@ -71,6 +72,7 @@ class Noisy:
         self.base, self.drawn = base, base + more
         tensors = {"v": np.zeros(0), "w": self.drawn * STEP}
         part = self.part if levels.removable else None
+        assert isinstance(self.contributor, KeyedContributor)
         return self.contributor.upload(asked.stamp, tensors, 1, asked.encoding, asked=query_of(asked), noise=part)
 
 
@@ -275,7 +277,9 @@ class Server:
         return {level for level in range(1, self.uploads[maker].levels + 1) if self._had(maker, level, "noise")}
 
     def _had(self, maker: str, level: int, field: str) -> bool:
-        label = label_in(self.stage.now, self.stage.silos["a"].contributor._keys.agreed[0].cohort, self.stage.wanted)
+        contributor = self.stage.silos["a"].contributor
+        assert isinstance(contributor, KeyedContributor)
+        label = label_in(self.stage.now, contributor._keys.agreed[0].cohort, self.stage.wanted)
         committed = [self.uploads[maker].committed, *pieces(self.uploads[maker].noise, DIGEST_BYTES)][level]
         held = dict[int, bytes]()
         for (holder, _), reply in self.given.items():
