@@ -31,7 +31,7 @@ from moretta.protocols.baffle.silo import messages as baffle
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.seeds import SERVER, Seed, parameter_hash
 from moretta.protocols.cgd import messages as cgd
-from moretta.protocols.common import overlap, scoring, silo_rows
+from moretta.protocols.common import frozen, overlap, scoring, silo_rows
 from moretta.protocols.fedsgd import messages as fedsgd
 from moretta.protocols.pbpfl import messages as pbpfl
 from moretta.protocols.registry import ENTRIES
@@ -52,6 +52,7 @@ SCHEMA = (
     *silo_rows.MESSAGES,
     *overlap.MESSAGES,
     *scoring.MESSAGES,
+    *frozen.MESSAGES,
     *fedsgd.MESSAGES,
     *pbpfl.MESSAGES,
     *cgd.MESSAGES,

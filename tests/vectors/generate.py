@@ -1276,6 +1276,9 @@ def good_messages() -> dict[str, tuple[str, Fields]]:
             },
         ),
         "enrolment/apart": (made, {}),
+        "frozen/ask": (made, {"digest": bytes(range(32)).hex()}),
+        "frozen/take": (made, {"tensors": model}),
+        "frozen/holds": (made, {"held": True}),
         "scoring/score": (
             made,
             {"parameters": model, "encoding": {"score/rows": 41, "score/loss": 41, "most weight": 3}},

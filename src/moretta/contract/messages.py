@@ -196,6 +196,8 @@ class Message:
     """By field: that of its kind, and those that stand in its type."""
     SHARES: ClassVar[frozenset[str]] = frozenset()
     """The plain fields whose bytes count as keys and shares, not as the message's content."""
+    BESIDE_FROZEN: ClassVar[bool] = False
+    """Whether `parameters` is a model without its frozen tensors (`moretta.protocols.common.frozen`)."""
     OWN: ClassVar[frozenset[str]] = frozenset()
     """The fields of an ask that differ between addressees; the others are the same for all."""
 

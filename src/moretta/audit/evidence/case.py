@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moretta.contract.codec import Codec, pack_arrays, unpack_arrays
-from moretta.contract.messages import Array, Message
+from moretta.contract.messages import Array, Message, Tensors
+from moretta.contract.roles import under
 from moretta.data.layout import SampleLayout
 from moretta.engines import views
 from moretta.errors import ParameterError
@@ -121,15 +122,26 @@ class Heard:
     number: int
 
     @classmethod
-    def of_round(cls, role: str, number: int, data: bytes) -> list[Heard]:
-        """Return the messages in the file of a role's view of a round."""
+    def of_round(cls, role: str, number: int, data: bytes, frozen: Tensors) -> list[Heard]:
+        """Return the messages in the file of a role's view of a round. frozen: what rounds leave out of a model."""
         reader, seen = codec(), views.parse(data, f"round {number} of {role}")
-        return [cls(one.direction, one.peer, reader.decode(one.data), number) for one in seen]
+        return [cls(one.direction, one.peer, whole(reader.decode(one.data), frozen), number) for one in seen]
 
     @property
     def round(self) -> int:
         """The round that it is of; other frameworks may stamp each round as the first of a run of its own."""
         return self.number if self.message.stamp.round else 0
+
+
+FROZEN = "frozen/"  # before the names of tensors that the run leaves as they are, which everybody has
+
+
+def whole(message: Message, frozen: Tensors) -> Message:
+    """Return a message with the frozen tensors beside a model's others, which alone travel in rounds."""
+    if not frozen or not message.BESIDE_FROZEN:
+        return message
+    fields = vars(message)
+    return type(message)(**{**fields, "parameters": {**fields["parameters"], **frozen}})
 
 
 @dataclass(frozen=True)
@@ -179,7 +191,11 @@ class Case:
     @cached_property
     def _heard(self) -> Mapping[str, Sequence[Heard]]:
         return {
-            role: [one for number in sorted(files) for one in Heard.of_round(role, number, files[number])]
+            role: [
+                one
+                for number in sorted(files)
+                for one in Heard.of_round(role, number, files[number], under(FROZEN, self.arrays))
+            ]
             for role, files in self.views.items()
         }
 

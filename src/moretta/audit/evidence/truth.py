@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.audit.evidence.case import Architecture, Case, Heard, PublicRun, exported, torch_dtype
+from moretta.audit.evidence.case import FROZEN, Architecture, Case, Heard, PublicRun, exported, torch_dtype
 from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.network import outputs_at, tensors
 from moretta.contract.messages import Array, Message, Stamp, Tensors
@@ -121,7 +121,8 @@ class Truth:
 
     def heard(self, role: str, *numbers: int) -> list[Heard]:
         """Return the messages of a role's view of some rounds."""
-        return [one for number in numbers for one in Heard.of_round(role, number, self.views.data(role, number))]
+        read, frozen = self.views.data, self.frozen
+        return [one for number in numbers for one in Heard.of_round(role, number, read(role, number), frozen)]
 
     def messages(self, role: str, number: int, kind: type[M], peer: str | None = None) -> list[M]:
         """Return the messages of one kind in a role's view of one round. peer: those to and from it alone."""
@@ -132,7 +133,13 @@ class Truth:
         """Return a case of these views, by role and round, and arrays; a role was not there in every round."""
         there = {role: self.views.files.get(role, {}) for role in wanted}
         read = {role: {n: self.views.data(role, n) for n in wanted[role] if n in there[role]} for role in wanted}
-        return Case(self.run, read, arrays, self.architecture, thorough)
+        known = {**arrays, **{f"{FROZEN}{name}": value for name, value in self.frozen.items()}}
+        return Case(self.run, read, known, self.architecture, thorough)
+
+    @cached_property
+    def frozen(self) -> Tensors:
+        """The parameters that the run leaves as they are, in its dtype."""
+        return {name: value.astype(self.run.dtype) for name, value in modules.frozen(self.federation.model).items()}
 
     @cached_property
     def architecture(self) -> Architecture:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.contract.lazy_rows import LazyRows, loaded
-from moretta.contract.messages import Message, Stamp, Tensors
+from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Outcome, Reason, State, under
 from moretta.contract.wording import LEAST_SHOWN
 from moretta.data.look import shown, total
@@ -39,6 +39,7 @@ from moretta.errors import PeerError, RowsError
 from moretta.protocols.common import modules, scoring
 from moretta.protocols.common.augmentation import varied
 from moretta.protocols.common.batches import most_rows
+from moretta.protocols.common.frozen import Frozen, brought
 from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.passes import WHOLE, Passes
@@ -49,6 +50,7 @@ from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
 from moretta.protocols.common.statistics import TARGETS, Statistics
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
+from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.statistics import FLAT, MAY_LACK, Moments, counts, histograms, median_of, moments
 from moretta.secure_aggregation.sums import message_digest
 
@@ -120,13 +122,21 @@ class SiloRows:
         of: the rows as arrays, of which lazy ones are read by batch.
         augment: how inputs, images, are varied at each use (`varied`); empty: not.
         passes: how those of a batch pass through a model.
+        frozen: what is not trained of the model that the server sends.
 
-    agreed: digests of what the set-up agreed on.
     """
 
     def __init__(
-        self, of: TrainingRows, dtype: torch.dtype, device: str = "cpu", *, augment: str = "", passes: Passes = WHOLE
+        self,
+        of: TrainingRows,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        *,
+        augment: str = "",
+        passes: Passes = WHOLE,
+        frozen: Frozen | None = None,
     ) -> None:
+        self.frozen = frozen or Frozen({})
         self.of, self.dtype, self.device, self.augment, self.passes = of, dtype, device, augment, passes
         self.answers, self.batches = of.answers, of.batches
         self.take_up()
@@ -134,7 +144,11 @@ class SiloRows:
     def take_up(self) -> None:
         """Prepare rows as `of` has agreed to."""
         self.x, self.y = self._prepared(self.of.x), torch.from_numpy(self.of.prepared.scaled(self.of.y)).to(self.device)
-        self.agreed = self.of.agreed
+
+    @property
+    def agreed(self) -> Sequence[bytes]:
+        """Digests of what the set-up agreed on."""
+        return *self.of.agreed, *self.frozen.agreed
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
         return inputs_of(x, self.of.prepared, self.dtype, self.device)
@@ -162,11 +176,11 @@ class SiloRows:
         statistics: those that are given to the message's group; None for the silo's.
         Raises `moretta.errors.MisuseError` for any other.
         """
-        if (summing := contributor.answer(message)) is not None:
-            return summing
+        if (answer := self.frozen.answer(message) or contributor.answer(message)) is not None:
+            return answer
         if isinstance(message, Question):
             if message.parameters:
-                modules.load(model, message.parameters)
+                modules.load(model, self.frozen.beside(message.parameters))
             return self.score(message, contributor, model)
         reply = self.of.answer(message, contributor, statistics)
         if isinstance(reply, Ready):
@@ -227,6 +241,7 @@ class Enrolment:
     setting: of the run. columns: how they are to be prepared. batch_size: 0 for all of a silo's rows. statistics: the
     closed list of those that it asks for, and its silos give. comparison: of silos' rows with the server's test rows,
     where it knows whom those are about.
+    sends_model: whether rounds send the model, of which what is frozen then travels in the set-up alone.
     figures: of the score that is asked for at the end, none for no score. most_weight: of the cohort, an upper bound of
     the rows that a round uses.
     """
@@ -239,7 +254,11 @@ class Enrolment:
         batch_size: int,
         statistics: Statistics,
         comparison: Comparison | None = None,
+        *,
+        sends_model: bool = False,
     ) -> None:
+        self._frozen = modules.frozen(setting.model) if sends_model else {}
+        self._frozen_digest = (digest_of(self._frozen),) if self._frozen else ()
         self._setting, self.figures, self.statistics = setting, setting.figures, statistics
         self.aggregation, self._rules, self._batch_size, self._comparison = aggregation, columns, batch_size, comparison
         self._schema, self._table = modules.schema(setting.model), setting.spec.table_digest
@@ -271,9 +290,16 @@ class Enrolment:
         replies = yield Ask.all(cohort, begin, Ready)
         if replies.missing:
             return Aborted(replies.missing)
-        self.cohort, self.agreed = tuple(cohort), (message_digest(begin),)
+        for digest in self._frozen_digest:
+            if (aborted := (yield from brought(now, cohort, self._frozen, digest))) is not None:
+                return aborted
+        self.cohort, self.agreed = tuple(cohort), (message_digest(begin), *self._frozen_digest)
         self.most_weight = self.aggregation.parties * most_rows(self._batch_size) or self._rows
         return None
+
+    def moving(self, parameters: Tensors) -> dict[str, Array]:
+        """Return a model's tensors without those that silos were sent in the set-up."""
+        return {name: value for name, value in parameters.items() if name not in self._frozen}
 
     def scored(self, now: Stamp, outcome: Outcome, parameters: Tensors) -> Exchange[Outcome | Aborted]:
         """Return the outcome with what it scores on the rows that silos hold back, where that is asked for.
@@ -282,6 +308,7 @@ class Enrolment:
         """
         if not self.figures:
             return outcome
+        parameters = self.moving(parameters)
         try:
             found = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
         except PeerError as error:  # a finished run does not fail because one silo sent an impossible score
@@ -312,7 +339,8 @@ class Enrolment:
             log.warning("%s: the model is not validated, which takes all silos of the first time: %s", now, away)
             return {}
         figures = self._setting.validated
-        asked = scoring.score(self.aggregation, now, parameters(), figures, self.agreed, validates=True)
+        moving = self.moving(parameters())
+        asked = scoring.score(self.aggregation, now, moving, figures, self.agreed, validates=True)
         found = yield from _dispensable(asked, f"{now}: the model is not validated")
         return {} if found is None else {f"validation_{name}": value for name, value in found[0].items()}
 

@@ -166,6 +166,13 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
+def frozen(module: nn.Module) -> dict[str, Array]:
+    """Return the parameters that are not trained, under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    names = {name for name, parameter in parameters if not parameter.requires_grad}
+    return {name: value for name, value in arrays(module).items() if name in names} if names else {}
+
+
 def gradient(
     module: nn.Module,
     trained: Mapping[str, Tensor],

@@ -20,6 +20,7 @@ from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import Accountant, noise_for
 from moretta.protocols.common.batches import Batches, Lots, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
+from moretta.protocols.common.frozen import Frozen
 from moretta.protocols.common.overlap import COMPARISON, Comparison
 from moretta.protocols.common.row_counts import Counted
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting
@@ -111,11 +112,13 @@ def enrolment_of(
     *,
     ask_scales: bool = False,
     labelled: bool = True,
+    sends_model: bool = False,
 ) -> Enrolment:
     """Return the server's half of the enrolment of some silos. columns, batch_size: see `Enrolment`.
 
     members: None for all silos. batch_size: None is the setting's. ask_scales: whether mean and deviation of all inputs
-    together and of the targets are wanted too. labelled: whether these silos have the targets.
+    together and of the targets are wanted too. labelled: whether these silos have the targets. sends_model: as of
+    `Enrolment`.
     """
     rules = setting.rules(scheme, members)
     if scheme == "pairwise":
@@ -125,7 +128,7 @@ def enrolment_of(
     statistics = setting.statistics(columns, size, scales=ask_scales, labelled=labelled)
     # Where silos sum in groups, their server compares all of them by itself.
     comparison = comparison_of(setting) if members is None else None
-    return Enrolment(setting, summing, columns, size, statistics, comparison)
+    return Enrolment(setting, summing, columns, size, statistics, comparison, sends_model=sends_model)
 
 
 def comparison_of(setting: Setting) -> Comparison | None:
@@ -140,10 +143,16 @@ def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = Non
     return {silo.name: setting.setup(silo, schema, statistics, bound, scheme) for silo in setting.here}
 
 
-def rows_of(setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None) -> SiloRows:
-    """Return a silo's rows as tensors. batches: in the place of its own."""
+def rows_of(
+    setting: Setting, setup: SiloSetup, batches: Batches | UnionBatches | None = None, *, sent_model: bool = False
+) -> SiloRows:
+    """Return a silo's rows as tensors.
+
+    batches: in the place of its own. sent_model: whether rounds send it the model.
+    """
     device, passes = setting.spec.run.device, setting.passes
-    return SiloRows(setup.rows(batches), setting.dtype, device, augment=setup.augment, passes=passes)
+    frozen = Frozen(modules.shapes(modules.frozen(setting.model)) if sent_model else {})
+    return SiloRows(setup.rows(batches), setting.dtype, device, augment=setup.augment, passes=passes, frozen=frozen)
 
 
 def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRows]:
@@ -164,7 +173,7 @@ def pool_of(setting: Setting, statistics: Statistics) -> tuple[SiloSetup, SiloRo
         augment=setting.spec.data.varied,
     )
     batches = UnionBatches([Batches(count, size, run.seed, row) for row, count in counts.items()])
-    return setup, rows_of(setting, setup, batches)
+    return setup, rows_of(setting, setup, batches, sent_model=True)
 
 
 def whole_rows(setting: Setting) -> tuple[NDArray[np.generic], Array, dict[str, int]]:

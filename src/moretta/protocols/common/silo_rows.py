@@ -14,7 +14,7 @@ from moretta.contract.roles import unexpected
 from moretta.data.rows import Subjects
 from moretta.data.tables.preparation import SMALLEST_DEVIATION, Preparation
 from moretta.errors import MisuseError, PeerError, RowsError
-from moretta.protocols.common import overlap, scoring
+from moretta.protocols.common import frozen, overlap, scoring
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.row_counts import class_columns
@@ -88,7 +88,7 @@ MESSAGES = (Begin, BeginScaled, Ready)
 
 def schema_of(messages: Sequence[type[Message]]) -> Sequence[type[Message]]:
     """Return all messages of a run: a protocol's own, and those that every protocol has."""
-    return (Spent, *SUM_MESSAGES, *MESSAGES, *overlap.MESSAGES, *scoring.MESSAGES, *messages)
+    return (Spent, *SUM_MESSAGES, *MESSAGES, *overlap.MESSAGES, *scoring.MESSAGES, *frozen.MESSAGES, *messages)
 
 
 def digest_of_rows(own: bytes, prepared: Preparation) -> bytes:

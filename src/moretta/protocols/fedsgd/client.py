@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moretta.contract.messages import Array, Message
+from moretta.contract.messages import Array, Message, Tensors
 from moretta.contract.roles import LEAST, Answering, InSteps, Phase, State, no_phase, under
 from moretta.engines.checkpoint import HalfDone
 from moretta.protocols.common import modules
@@ -107,12 +107,12 @@ class Client:
         """Return the indices of the rows that an ask draws, for an audit's scorer."""
         if not isinstance(self._private, PrivateGradient):
             return self.rows.batches.of_round(ask.stamp.round)
-        return self._private.noise.rows_of_lot(*self._private.purpose(ask.parameters, ask.stamp))
+        return self._private.noise.rows_of_lot(*self._private.purpose(self.at(ask), ask.stamp))
 
     def _train(self, ask: TrainOn) -> Answering:
         drawn, epochs = self.rows.batches, self.params.local_epochs if isinstance(self.params, Epochs) else 0
         whole = self._private is None and (drawn.whole or epochs > 0)  # each take has noise of its own, and is counted
-        about = query_of(ask, *self.rows.agreed, whole=whole)
+        about, at = query_of(ask, *self.rows.agreed, whole=whole), self.at(ask)
         self._contributor.check(ask.stamp, about)
         if self._fit is not None:
             upload, rows = self._by_own_loop(self._fit, ask)
@@ -127,12 +127,12 @@ class Client:
         with self.phase("aggregation"), nullcontext() if self._private is None else self._private.noise.releases.sent():
             if isinstance(self._private, PrivateUpdate):
                 sums = Sums.of(self._contributor, about)
-                upload = self._private.upload(upload, ask.parameters, ask.stamp, ask.encoding, sums)
+                upload = self._private.upload(upload, at, ask.stamp, ask.encoding, sums)
                 return self._private.noise.upload(ask.stamp, upload, ask.encoding, sums)
             return self._contributor.upload(ask.stamp, upload, rows, ask.encoding, asked=about)
 
     def _by_own_loop(self, fit: Function, ask: TrainOn) -> tuple[Upload, int]:
-        modules.load(self.model, ask.parameters)
+        modules.load(self.model, self.at(ask))
         with self.rows.randomness(*ask.stamp.drawn), self.phase("local_backward"):
             x, y = self.rows.rows(np.arange(self.rows.batches.rows))
             return fitted(fit, self.model, x, y, self.loss, ask.stamp.round, self._pull)
@@ -142,13 +142,18 @@ class Client:
 
         A lot of all rows does not count as `whole`: each take has noise of its own, and is counted.
         """
-        modules.load(self.model, ask.parameters)
+        at = self.at(ask)
+        modules.load(self.model, at)
         sums = Sums.of(self._contributor, query_of(ask, *self.rows.agreed))
         self._contributor.check(ask.stamp, sums.asked)
         with self.phase("local_backward"):
-            upload = private.upload(self.model, ask.parameters, ask.stamp, ask.encoding, sums)
+            upload = private.upload(self.model, at, ask.stamp, ask.encoding, sums)
         with self.phase("aggregation"), private.noise.releases.sent():
             return private.noise.upload(ask.stamp, upload, ask.encoding, sums)
+
+    def at(self, ask: TrainOn) -> Tensors:
+        """Return the whole model that an ask is about. Raises as `Frozen.beside`."""
+        return self.rows.frozen.beside(ask.parameters)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -179,7 +184,7 @@ class Client:
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
         if self.half_done.keeps:
-            model, own = digest_of(ask.parameters), self.rows.of.digest
+            model, own = digest_of(self.at(ask)), self.rows.of.digest
             steps, total, rows = self._take_up(self.half_done.begin(ask.stamp.run, *ask.stamp.drawn, model, own), kept)
         for index in batches[steps:]:
             found, loss = modules.gradient(
@@ -261,7 +266,7 @@ class LocalWork:
     def alone(self) -> Upload:
         """Return the upload by the silo's own model."""
         silo = self.silo
-        modules.load(silo.model, self.ask.parameters)
+        modules.load(silo.model, silo.at(self.ask))
         with silo.rows.randomness(*self.ask.stamp.drawn):
             if isinstance(silo.params, Epochs):
                 upload = silo.epochs(self.ask, self.batches)
@@ -275,7 +280,7 @@ class LocalWork:
 
     def together(self, works: Sequence[LocalWork]) -> Sequence[Upload]:
         """Return the uploads of silos with this key, stepped together."""
-        trained, buffers = self.silo.stacked.load(self.ask.parameters)
+        trained, buffers = self.silo.stacked.load(self.silo.at(self.ask))
         params = self.silo.params
         found = self._epochs(works, trained, params) if isinstance(params, Epochs) else self._gradients(works, trained)
         return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in found]

@@ -1,7 +1,7 @@
 """The arrows of FedSGD's, FedAvg's and FedProx's figure; the answer to `TrainOn` is an upload of the secure sum."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from moretta.contract.messages import Message, Tensors, message, within
 
@@ -9,6 +9,8 @@ from moretta.contract.messages import Message, Tensors, message, within
 @message("fedsgd/train-on")
 class TrainOn(Message):
     """The true model, and the encoding of its update."""
+
+    BESIDE_FROZEN: ClassVar[bool] = True
 
     parameters: Tensors
     encoding: Mapping[str, int]

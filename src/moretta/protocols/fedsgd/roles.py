@@ -31,12 +31,12 @@ def build_centralised(protocol: Training, setting: Setting) -> Roles:
 
 
 def _build(protocol: Training, setting: Setting, scheme: str, batch_size: int, *, pooled: bool = False) -> Roles:
-    agreed = common.enrolment_of(setting, scheme, None, setting.columns, batch_size)
+    agreed = common.enrolment_of(setting, scheme, None, setting.columns, batch_size, sends_model=True)
     if pooled:
         played = {common.POOL: common.pool_of(setting, agreed.statistics)}
     else:
         setups = common.setups_of(setting, agreed.statistics, scheme)
-        played = {name: (setup, common.rows_of(setting, setup)) for name, setup in setups.items()}
+        played = {name: (setup, common.rows_of(setting, setup, sent_model=True)) for name, setup in setups.items()}
     loss, private = protocol.loss_function, dict[str, PrivateGradient | PrivateUpdate]()
     accountant = common.accountant_of(setting, scheme, batch_size, agreed.statistics)
     if accountant is not None:

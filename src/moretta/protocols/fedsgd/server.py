@@ -55,10 +55,11 @@ class Server:
             wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
         else:
             wanted = self._accountant.want(aggregation, shapes, self._secure, most)
-        ask = TrainOn(stamp=now, parameters=modules.arrays(self._model), encoding=wanted.fraction_bits)
+        parameters = modules.arrays(self._model)
+        ask = TrainOn(stamp=now, parameters=self._enrolment.moving(parameters), encoding=wanted.fraction_bits)
         exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
-            exchange = counted(exchange, self._accountant.releases, now, digest_of(ask.parameters))
+            exchange = counted(exchange, self._accountant.releases, now, digest_of(parameters))
         total = yield from exchange
         if isinstance(total, Aborted):
             return total

@@ -58,7 +58,7 @@ class Client:
         self.phase: Phase = no_phase
         self._variant, self._root = variant, root
         self._loss, self._head, self._rows, self._contributor = loss, head, rows, contributor
-        self._noisy = NoisyModel(model, head, rows.passes)
+        self._noisy = NoisyModel(model, head, rows)
         self._shape = model.get_parameter(head.weight).shape
         self._waiting: _Waiting | None = None
 

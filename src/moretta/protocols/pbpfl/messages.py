@@ -30,6 +30,8 @@ class TrainOn(Message):
     direction: float64[outputs], r_a.
     """
 
+    BESIDE_FROZEN: ClassVar[bool] = True
+
     parameters: Tensors
     parts: Indices
     direction: Vector

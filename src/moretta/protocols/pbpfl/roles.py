@@ -23,7 +23,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
     secure = setting.secure_aggregation
     plan = ScalePlan.of(setting.model, (setting.example(),))
     refuse_dense(plan.head, protocol.loss, positions_of(silo.y for silo in setting.silos))
-    agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True)
+    agreed = enrolment_of(setting, secure.scheme, None, setting.columns, ask_scales=True, sends_model=True)
     server = Server(protocol, setting, plan, agreed)
     blank = setting.blank_model()
     clients = {
@@ -31,7 +31,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
             protocol.loss_function,
             blank,
             plan.head,
-            rows_of(setting, setup),
+            rows_of(setting, setup, sent_model=True),
             setup.contributor(setting.insecure_root(name)),
             protocol.variant,
             setting.root(name) if protocol.exchange == "ratios" else None,

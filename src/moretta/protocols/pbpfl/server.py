@@ -99,7 +99,7 @@ class Server:
         aggregation = self._enrolment.aggregation
         with self.phase("perturbation"):
             sizes, rho, key = self._drawn(now)
-            noisy = self._perturbation.perturb(self._tensors, key, self._dtype)
+            noisy = self._enrolment.moving(self._perturbation.perturb(self._tensors, key, self._dtype))
         wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight)
         exchanged: Exchanged | None = None
         encoding = wanted.fraction_bits if self._params.loss == "mse" else {}

@@ -179,8 +179,8 @@ class TermGradients:
 class NoisyModel:
     """A model that takes the noisy weights of each round. given: never written to; a copy is made where it is run."""
 
-    def __init__(self, given: nn.Module, head: Head, passes: Passes = WHOLE) -> None:
-        self.given, self.head, self.passes = given, head, passes
+    def __init__(self, given: nn.Module, head: Head, rows: SiloRows) -> None:
+        self.given, self.head, self.passes, self._frozen = given, head, rows.passes, rows.frozen
 
     @cached_property
     def own(self) -> nn.Module:
@@ -205,7 +205,7 @@ class NoisyModel:
 
     def at_head(self, ask: TrainOn, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         """Load a round's weights; return the head's, int64[outputs] parts and the `terms.selector`."""
-        modules.load(model, ask.parameters)
+        modules.load(model, self._frozen.beside(ask.parameters))
         weight = self.head.matrix(model.get_parameter(self.head.weight).detach())
         if len(ask.parts) != len(weight):
             raise PeerError(f"{ask.stamp}: expected parts of {len(weight)} outputs, got {len(ask.parts)}")

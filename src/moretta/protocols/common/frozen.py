@@ -1,0 +1,105 @@
+"""Parameters that are not trained travel once, and are known by their digest from then on.
+
+    server -> silo   AskFrozen    the digest of the tensors that the run leaves as they are
+    silo -> server   HoldsFrozen  whether it has them
+    server -> silo   TakeFrozen   the tensors themselves, to silos that do not
+    silo -> server   HoldsFrozen
+
+These are the end of each set-up of a protocol whose server sends its model; where all parameters are trained, nobody
+sends them. A silo's process that was started anew has none, and is sent them in the set-up that its new keys need. What
+the server sends later has the other tensors alone, and a silo adds those that it holds. The digest is among what a
+set-up agrees on, so all uploads of one sum are of one base. A silo takes tensors only if they have the names, shapes
+and dtypes of its own model's and the digest that was named, and trains only on those named last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moretta.contract.messages import Digest, Message, Stamp, Tensors, message
+from moretta.contract.roles import Aborted, Ask, Exchange
+from moretta.errors import PeerError
+from moretta.secure_aggregation.keystream import digest_of
+
+
+@message("frozen/ask")
+class AskFrozen(Message):
+    """Say whether you hold the tensors with this digest (`moretta.secure_aggregation.keystream.digest_of`)."""
+
+    digest: Digest
+
+
+@message("frozen/take")
+class TakeFrozen(Message):
+    """The tensors whose digest was named."""
+
+    tensors: Tensors
+
+
+@message("frozen/holds")
+class HoldsFrozen(Message):
+    """Whether the silo holds them."""
+
+    held: bool
+
+
+MESSAGES = (AskFrozen, TakeFrozen, HoldsFrozen)
+
+
+def brought(now: Stamp, cohort: Sequence[str], tensors: Tensors, digest: bytes) -> Exchange[Aborted | None]:
+    """Bring the frozen tensors to the silos of a cohort that do not hold them."""
+
+    def check(silo: str, holds: HoldsFrozen) -> None:
+        if not holds.held:
+            raise PeerError("expected the silo to hold the frozen tensors that it was just sent")
+
+    replies = yield Ask.all(cohort, AskFrozen(stamp=now, digest=digest), HoldsFrozen)
+    lacking = [silo for silo, holds in replies.answers.items() if not holds.held]
+    if lacking and not replies.missing:
+        replies = yield Ask.all(lacking, TakeFrozen(stamp=now, tensors=tensors), HoldsFrozen, check)
+    return Aborted(replies.missing) if replies.missing else None
+
+
+class Frozen:
+    """What a silo holds of them. kinds: shape and dtype of each that its own model has, by name; empty for none."""
+
+    def __init__(self, kinds: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+        self._kinds, self._named = kinds, b""
+        self._held: Tensors = {}
+        self._digest = b""
+
+    @property
+    def agreed(self) -> Sequence[bytes]:
+        """The digest that was named last, as part of what the set-up agreed on; nothing where all is trained."""
+        return (self._named,) if self._kinds else ()
+
+    def answer(self, message: Message) -> Message | None:
+        """Answer a message about frozen tensors; None for any other. Raises `moretta.errors.PeerError` for others."""
+        if not isinstance(message, AskFrozen | TakeFrozen):
+            return None
+        if not self._kinds:
+            raise PeerError("was asked about frozen tensors, and this silo trains all of its model")
+        if isinstance(message, AskFrozen):
+            self._named = message.digest
+        else:
+            self._take(message.tensors)
+        return HoldsFrozen(stamp=message.stamp, held=self._digest == self._named)
+
+    def _take(self, tensors: Tensors) -> None:
+        if {name: (tensor.shape, tensor.dtype.name) for name, tensor in tensors.items()} != self._kinds:
+            raise PeerError(f"expected the {len(self._kinds)} frozen tensors of the silo's model, with their shapes")
+        if not self._named or digest_of(tensors) != self._named:
+            raise PeerError("expected the frozen tensors whose digest was named before, got others")
+        self._held, self._digest = tensors, self._named
+
+    def beside(self, tensors: Tensors) -> Tensors:
+        """Return a model's other tensors together with these. Raises `moretta.errors.PeerError` if it has none."""
+        if not self._kinds:
+            return tensors
+        if not self._digest or self._digest != self._named:
+            raise PeerError(
+                "the server names frozen tensors that this silo was never sent; expected them before the first round"
+            )
+        if double := sorted(set(tensors) & set(self._kinds)):
+            raise PeerError(f"`{double[0]}` is frozen: expected it once, before the first round, and not with a model")
+        return {**tensors, **self._held}
