@@ -281,8 +281,10 @@ def test_every_key_of_baffle_has_a_value_that_loads(write: Write) -> None:
         (["batch-statistics=true"], {"batch_statistics": True}),
         (["direction=gaussian", "seed-pool=16384"], {"direction": "gaussian", "seed_pool": 16384}),
         (["local-epochs=2", "optimizer=sgd"], {"local_epochs": 2, "optimizer": "sgd"}),
-        (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6", "dp-epsilon=8"],
-         {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6, "dp_epsilon": 8.0}),
+        (["dp-noise=0.5", "dp-clip=3", "dp-delta=1e-6", "dp-epsilon=8", "dp-unit=group", "dp-group-rows=4",
+          "dp-colluding=1"],
+         {"dp_noise": 0.5, "dp_clip": 3.0, "dp_delta": 1e-6, "dp_epsilon": 8.0, "dp_unit": "group",
+          "dp_group_rows": 4, "dp_colluding": 1}),
     ]  # fmt: skip
     used = {"perturb", "linear", "checkpoint-minutes"}  # which do not go with most of the others
     words = ["perturb=blocks", "linear=activations", "k={'*' = 4}"]

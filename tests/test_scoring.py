@@ -183,7 +183,7 @@ def test_a_report_says_whose_rows_and_who_knows(name: str, tmp_path: Path) -> No
     assert re.search(r"On \d+ rows that silos hold back the model reaches an accuracy of", page)
     assert "On the test rows" not in page
     said = [one.text for one in privacy_statements(record) if one.role == "Server"][-1]
-    assert said.startswith("Relays what" if name == "cgd" else "Learns, at the end, how many rows are held back")
+    assert said.startswith("Relays the scores" if name == "cgd" else "Learns, at the end, the number of rows held back")
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------

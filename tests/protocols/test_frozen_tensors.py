@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,3 +131,17 @@ def test_a_silo_refuses_a_round_of_a_server_that_never_sent_them() -> None:
     with pytest.raises(PeerError, match="was never sent"):
         answered(silo, TrainOn(stamp=Stamp("other", 1, 0), parameters=moving, encoding={}))
     assert {kind.TAG for kind in frozen.MESSAGES} <= {kind.TAG for kind in kept[0].messages}
+
+
+@pytest.mark.parametrize("protocol", [FedSGD, PBPFL])
+def test_attacks_read_what_travelled_once(protocol: type[Any], tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((120, 8)).astype(np.float32)
+    labels = (rows[:, 0] + rows[:, 1] > 0).astype(np.int64)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 2))
+    model[0].requires_grad_(False)
+    silos = [Silo(name, rows[place::3], labels[place::3]) for place, name in enumerate("abc")]
+    test = (rows[:40], labels[:40])
+    kept = {"out": tmp_path / "run", "record_views": True}
+    audit = Federation(model, silos, protocol(loss="cross-entropy"), test=test, **kept).train(rounds=2, seed=1).audit()
+    assert len(audit.attacks) > 4
+    assert not [one for one in audit.record["not_run"] if one["because"].startswith("it ended")]

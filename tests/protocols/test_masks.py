@@ -189,11 +189,11 @@ def refused(y: Any, protocol: Any = None, other: Any = None, model: nn.Module | 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"y": mask(5)}, "masks have 25 positions, and the model returns"),
+        ({"y": mask(5)}, "targets have 25 entries a row, and outputs are"),
         ({"y": mask(), "other": mask(5)}, "masks have 25 and 36 positions at different silos"),
         ({"y": mask(), "other": np.zeros(ROWS)}, "masks have 0 and 36 positions"),
         ({"y": mask(most=4)}, "expected classes 0 to 2 in masks, .* got 3; where a position does not count, say -1"),
-        ({"y": mask(), "model": nn.Sequential(nn.Flatten(), nn.Linear(36, 108))}, r"the model returns \[2, 108\]"),
+        ({"y": mask(), "model": nn.Sequential(nn.Flatten(), nn.Linear(36, 108))}, r"outputs are \[2, 108\]"),
         ({"y": mask(), "augment": True}, "augment = \"crop-flip\": masks would not change with it"),
         ({"y": mask(), "standardise_targets": True}, "standardise-targets = true: masks would not change"),
         ({"y": mask(), "protocol": PBPFL(loss="cross-entropy")}, "the server would see the softmax at each: of an"),

@@ -151,6 +151,8 @@ def count_outputs(
     try:
         with torch.enable_grad():  # whoever makes a federation may be under no_grad
             outputs, written = clone(sample), sample._version
+    except ParameterError:  # what makes one array of inputs and outputs says it in a sentence
+        raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         if not sample.is_floating_point():

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moretta.audit.attacks.pbpfl.canonical import PLAN, Named, canonical, matched, plan_from, plan_of, structure, trunk
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, first_of, no_head, no_training, rounds_of
-from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.case import FROZEN, Case
 from moretta.audit.evidence.intervals import flat, of_rate, relative_error
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
@@ -111,7 +111,7 @@ def attack(case: Case) -> Claim:
     (silo,) = case.views
     plan = plan_from(case.arrays)
     noisy = {n: _seen(plan, ask.parameters) for n, ask in case.last_of_each_round(silo, TrainOn).items()}
-    named = dict.fromkeys(tuple(name.split("/", 2)[:2]) for name in case.arrays if not name.startswith(PLAN))
+    named = dict.fromkeys(tuple(name.split("/", 2)[:2]) for name in case.arrays if not name.startswith((PLAN, FROZEN)))
     games = [(number, kind) for number, kind in named if int(number) in noisy]
     if not games:
         raise ParameterError(f"{silo} was sent no model in these rounds")
