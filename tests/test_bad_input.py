@@ -165,7 +165,7 @@ def test_from_python_a_bad_number_is_named_with_its_silo() -> None:
     x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
     bad = x.copy()
     bad[2, 1] = np.nan
-    with pytest.raises(ParameterError, match="silo `south`: column '1' has 1 row that are NaN or infinite as float32"):
+    with pytest.raises(ParameterError, match="silo `south`: column '1' is NaN or infinite in 1 row as float32"):
         Federation(torch.nn.Linear(2, 1), [Silo("north", x, y), Silo("south", bad, y)], FedSGD())
 
 

@@ -78,10 +78,13 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "twins": ({"silos": [Silo("a", *rows(0, 3)), Silo("a", *rows(1, 3))]}, "two silos are called `a`"),
     "no rows": ({"silos": [*silos(), Silo("c", *rows(0, 0))]}, "silo `c`: .*got 0 rows"),
     "fewer targets": ({"silos": [Silo("c", rows(0, 3)[0], rows(0, 3)[1][:2])]}, "`c`: .*3 rows and 2 targets"),
-    "a NaN": ({"silos": [Silo("c", np.array([[1, 2, np.nan, 4.0]]), np.array([0]))]}, "`c`: .*infinity in column 2"),
+    "a NaN": (
+        {"silos": [Silo("c", np.array([[1, 2, np.nan, 4.0]]), np.array([0]))]},
+        "silo `c`: column '2' is NaN or infinite in 1 row",
+    ),
     "a named NaN": (
         {"silos": [Silo("c", np.array([[1, np.inf, 3, 4.0]]), np.array([0]))], "feature_names": ["a", "bmi", "c", "d"]},
-        "`c`: .*infinity in bmi",
+        "silo `c`: column 'bmi' is NaN or infinite in 1 row",
     ),
     "other columns": (
         {"silos": [*silos(), Silo("c", np.zeros((2, 5)), np.zeros(2, np.int64))]},
@@ -95,7 +98,10 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "no test rows": ({"test": rows(9, 0)}, "test: .*at least one"),
     "fewer test targets": ({"test": (rows(9, 4)[0], rows(9, 3)[1])}, "test: .*3 targets"),
     "other test columns": ({"test": (np.zeros((2, 5)), np.zeros(2, np.int64))}, "test: "),
-    "a NaN in the test": ({"test": (np.full((2, 4), np.nan), np.zeros(2, np.int64))}, "test: expected finite"),
+    "a NaN in the test": (
+        {"test": (np.full((2, 4), np.nan), np.zeros(2, np.int64))},
+        "test: column '0' is NaN or infinite in 2 rows",
+    ),
     "a test class too many": ({"test": (np.zeros((2, 4)), np.array([0, 3]))}, "`test`: expected classes 0 to 2"),
 }
 

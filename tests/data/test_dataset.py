@@ -42,7 +42,7 @@ def test_a_good_one() -> None:
         ({"x_test": with_value(np.inf)[3:5]}, "test part: column 'dose' has 2 rows"),
         (
             {"column_rules": ColumnRules.alike(2, fill="mean"), "x_test": with_value(-np.inf)[3:5]},
-            "column 'dose' has 2 rows that are infinite",
+            "column 'dose' is infinite in 2 rows",
         ),
         ({"x_train": X.astype(np.float64)}, "expected x as float32 or int64"),
         ({"x_train": X[:3]}, "has 3 samples but 6 targets"),
@@ -70,7 +70,7 @@ def test_regression_and_one_hot() -> None:
 
 def test_a_silo_names_itself_and_the_column() -> None:
     check_owned(Rows(X, Y), "silo-1", (), may_lack=False)
-    with pytest.raises(ParameterError, match="silo-2: column 'dose' has 2 rows that are NaN"):
+    with pytest.raises(ParameterError, match="silo-2: column 'dose' is NaN or infinite in 2 rows"):
         check_owned(Rows(with_value(np.nan), Y), "silo-2", ("age", "dose"), may_lack=False)
     images = np.zeros((2, 1, 3, 3), np.float32)
     images[1, 0, 2, 1] = np.inf

@@ -174,7 +174,7 @@ def test_absent_values_and_their_marks_stay_with_the_participant_that_has_the_co
 def test_a_participant_with_an_infinite_value_is_named() -> None:
     source = dataset()
     source.train.x[:, 3] = np.inf
-    with pytest.raises(ParameterError, match="silo-1-2: column 'd' has 6 rows that are NaN or infinite"):
+    with pytest.raises(ParameterError, match="silo-1-2: column 'd' is NaN or infinite in 6 rows"):
         distribute(source, 4, "grid", grid=[2, 2])
 
 

@@ -108,13 +108,13 @@ def test_rows_for_tracing_have_small_ids_and_whole_masks() -> None:
 
 BAD: list[tuple[Mapping[str, Any], str]] = [
     (put("mask", np.zeros((2, 3))), r"rows: array `mask` has 2 rows, and `age` has 3; give all as many"),
-    (put("table", np.array([[1, 2], [np.nan, 3], [np.inf, 4.0]])), "array `table` column 0 has 2 rows that are"),
+    (put("table", np.array([[1, 2], [np.nan, 3], [np.inf, 4.0]])), "array `table` column 0 is NaN or infinite in 2 rows"),
     (
         put("table", np.array([[1, 2], [0, 3], [4, 1e39]])),
-        "array `table` column 1 has 1 row that are NaN or inf",
+        "array `table` column 1 is NaN or infinite in 1 row",
     ),
-    (put("age", np.array([1.0, np.nan, 2.0])), "array `age` column 0 has 1 row that"),
-    (put("image", np.full((3, 1, 2, 2), np.nan)), r"array `image` column \(0, 0, 0\) has 3 rows that are NaN"),
+    (put("age", np.array([1.0, np.nan, 2.0])), "array `age` column 0 is NaN or infinite in 1 row"),
+    (put("image", np.full((3, 1, 2, 2), np.nan)), r"array `image` column \(0, 0, 0\) is NaN or infinite in 3 rows"),
     (put("ids", np.array([[1], [-1], [2]])), "array `ids`: integers are token ids, but some are negative"),
     (put("ids", np.full((3, 1), LARGEST + 1)), "array `ids`: integers above 16777216 cannot be told apart"),
     (put("ids", np.array([["a"], ["b"], ["c"]])), r"array `ids`: expected numbers \[rows, ...\] of one shape"),

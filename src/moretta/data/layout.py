@@ -338,6 +338,6 @@ def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], one: InputA
         at = column if len(one.shape) < 2 else tuple(map(int, np.unravel_index(column, one.shape)))
         rows = int(bad[:, column].sum())
         raise ParameterError(
-            f"{place} column {at} has {rows} {'row' if rows == 1 else 'rows'} that are NaN or infinite as float32; "
-            "expected finite numbers: remove or mend those rows"
+            f"{place} column {at} is NaN or infinite in {rows} {'row' if rows == 1 else 'rows'} as float32; "
+            "expected finite numbers: remove or correct those rows"
         )

@@ -282,8 +282,8 @@ def check_finite(x: Array, names: Sequence[str], owner: str, *, may_lack: bool |
     rows = int(bad.reshape(len(x), -1)[:, int(anywhere.argmax())].sum())
     kind = "infinite" if np.broadcast_to(may_lack, anywhere.shape)[first] else "NaN or infinite"
     raise RowsError(
-        f"{owner}: {column} has {rows} {'row' if rows == 1 else 'rows'} that are {kind} as {x.dtype}; expected finite "
-        'numbers: remove or mend those rows, or where values are absent (NaN) say missing = "mean"'
+        f"{owner}: {column} is {kind} in {rows} {'row' if rows == 1 else 'rows'} as {x.dtype}; expected finite "
+        'numbers: remove or correct those rows, or where values are absent (NaN) say missing = "mean"'
     )
 
 
