@@ -20,7 +20,7 @@ from moretta.commands import main as cli
 TRAIN = ("train", "run.toml", "--out", "mine")
 EXPOSED = {
     "fedsgd": "a silo: can work out the other’s gradient in rounds of fewer than three silos",
-    "pbpfl": "obfuscated by the perturbation of the model alone",
+    "pbpfl": "obfuscated only by the perturbation of the model",
     "cgd": "the other's gradient",
 }
 

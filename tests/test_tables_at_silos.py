@@ -105,7 +105,7 @@ def test_a_report_shows_them(tmp_path: Path) -> None:
     counting("fedsgd", out=tmp_path / "run").train(1)
     page = write_report([tmp_path / "run"], tmp_path / "report.html").read_text()
     assert "Classes and calibration" in page
-    assert "how many of the rows held back at all silos together, exactly and however few, have which" in page
+    assert "confusion matrix of the rows held back, over all silos together, exactly and however" in page
     assert read_run(tmp_path / "run").test.classes is not None
 
 

@@ -108,7 +108,10 @@ def test_rows_for_tracing_have_small_ids_and_whole_masks() -> None:
 
 BAD: list[tuple[Mapping[str, Any], str]] = [
     (put("mask", np.zeros((2, 3))), r"rows: array `mask` has 2 rows, and `age` has 3; give all as many"),
-    (put("table", np.array([[1, 2], [np.nan, 3], [np.inf, 4.0]])), "array `table` column 0 is NaN or infinite in 2 rows"),
+    (
+        put("table", np.array([[1, 2], [np.nan, 3], [np.inf, 4.0]])),
+        "array `table` column 0 is NaN or infinite in 2 rows",
+    ),
     (
         put("table", np.array([[1, 2], [0, 3], [4, 1e39]])),
         "array `table` column 1 is NaN or infinite in 1 row",

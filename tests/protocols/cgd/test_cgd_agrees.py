@@ -262,9 +262,9 @@ def test_each_step_of_the_messages_is_the_fused_form(monkeypatch: pytest.MonkeyP
     sums: list[tuple[str, str, int, Any]] = []
     head_pass = local_module.head_pass
 
-    def noted(layers: Any, weights: Any, z: Any, targets: Any, loss: Any, phase: Any) -> Any:
+    def noted(layers: Any, weights: Any, z: Any, targets: Any, loss: Any, phase: Any, passes: Any) -> Any:
         before = torch.as_tensor(z).clone().numpy()
-        delta, local = head_pass(layers, weights, z, targets, loss, phase)
+        delta, local = head_pass(layers, weights, z, targets, loss, phase, passes)
         heads.append((before, delta.numpy().copy(), local))
         return delta, local
 
