@@ -20,6 +20,7 @@ from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import probabilities
 from moretta.run.prediction import predict
+from moretta.run.trained_model import ModelChoice
 
 Train = Callable[..., Path]
 
@@ -41,7 +42,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
 
 
 def outputs(run: Path, rows: str, **options: Any) -> np.ndarray:
-    shape = predict(run, Path(rows), Path("outputs.npy"), **options)
+    shape = predict(run, Path(rows), Path("outputs.npy"), ModelChoice(**options))
     found: np.ndarray = np.load("outputs.npy")
     assert found.shape == shape[:2]
     return found

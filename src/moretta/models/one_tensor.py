@@ -54,8 +54,8 @@ class OneTensor:
         if output.ndim > 2 and output[0, ..., 0].numel() == self.positions:
             return output
         raise ParameterError(
-            f"expected one class a row, or masks with as many positions as the model's outputs, [rows, classes, ...] "
-            f"or [rows, ..., classes]; targets have {self.positions} entries a row, and outputs are {list(output.shape)}"
+            f"expected a class a row, or masks with as many positions as the model's outputs, [rows, classes, ...] or "
+            f"[rows, ..., classes]; targets have {self.positions} entries a row, and outputs are {list(output.shape)}"
         )
 
 
