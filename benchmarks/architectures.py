@@ -35,7 +35,6 @@ from moretta.config import run_files
 from moretta.errors import MorettaError
 from moretta.models import by_keyword, one_tensor
 from moretta.protocols.common import modules
-from moretta.protocols.pbpfl.roles import _sample
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.run.assembly import federation_of
 from moretta.run.federation import Federation
@@ -699,7 +698,7 @@ def checked(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         made = federation(case, Path(folder), "pbpfl", "float64")
         setting = made._setting(1, 2)
-    plan = ScalePlan.of(setting.model, (_sample(setting),))
+    plan = ScalePlan.of(setting.model, (setting.example(),))
     sizes = {name: one.numel() for name, one in made.model.named_parameters()}
     shares = {"scaled": 0, "permuted": 0, "plain": 0}
     for name, size in sizes.items():
