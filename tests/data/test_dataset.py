@@ -39,7 +39,7 @@ def test_a_good_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_test": with_value(np.inf)[3:5]}, "test part: column 'dose' has 2 rows"),
+        ({"x_test": with_value(np.inf)[3:5]}, "test part: column 'dose' is NaN or infinite in 2 rows"),
         (
             {"column_rules": ColumnRules.alike(2, fill="mean"), "x_test": with_value(-np.inf)[3:5]},
             "column 'dose' is infinite in 2 rows",
@@ -74,7 +74,7 @@ def test_a_silo_names_itself_and_the_column() -> None:
         check_owned(Rows(with_value(np.nan), Y), "silo-2", ("age", "dose"), may_lack=False)
     images = np.zeros((2, 1, 3, 3), np.float32)
     images[1, 0, 2, 1] = np.inf
-    with pytest.raises(ParameterError, match=r"silo-3: position \(0, 2, 1\) of a sample has 1 row that"):
+    with pytest.raises(ParameterError, match=r"silo-3: position \(0, 2, 1\) of a sample is NaN or infinite in 1 row"):
         check_owned(Rows(images, Y[:2]), "silo-3", (), may_lack=False)
     with pytest.raises(ParameterError, match="silo-4 has no rows"):
         check_owned(Rows(X[:0], Y[:0]), "silo-4", (), may_lack=False)
