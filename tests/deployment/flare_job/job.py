@@ -31,6 +31,6 @@ if __name__ == "__main__":
         environment = PocEnv(num_clients=int(sites), extra={"login_timeout": 300})
         try:
             run = recipe.execute(environment)
-            shutil.copytree(run.get_result(), f"{folder}/result")
+            shutil.copytree(run.get_result(clean_up=False), f"{folder}/result")
         finally:
             environment.stop(clean_up=True)
