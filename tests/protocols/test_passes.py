@@ -177,3 +177,14 @@ def test_autocast_rounds_to_bfloat16_and_no_more() -> None:
     assert all(one.dtype == torch.float32 for one in rounded[0].values())
     ours, exact = (torch.cat([one.flatten() for one in found[0].values()]) for found in (rounded, plain))
     assert 1e-4 < float((ours - exact).norm() / exact.norm()) < 5e-2
+
+
+def test_a_part_that_weighs_all_but_all_of_a_batch_passes_with_its_own_rows() -> None:
+    """Its share of the loss is 1.0 in float64, as that of a whole batch is."""
+    model, loss = nn.Linear(2, 2).double(), Loss("cross-entropy", class_weights=(1.0, 1e-20))
+    batch = torch.randn(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
+    trained_of = dict(model.named_parameters())
+    whole, parts = (modules.gradient(model, trained_of, loss, batch, passes=Passes(rows)) for rows in (None, 2))
+    for name, value in whole[0].items():
+        torch.testing.assert_close(parts[0][name], value)
+    assert parts[1] == pytest.approx(whole[1])

@@ -187,9 +187,9 @@ def gradient(
     for some, share in passes.shares(loss, targets):
         with phase("local_forward"):
             with passes.through(module):
-                outputs = module(inputs[some] if share < 1.0 else inputs)
+                outputs = module(inputs[some] if passes.rows else inputs)
             part = loss(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, targets[some])
-            part = part * share if share < 1.0 else part
+            part = part * share if passes.rows else part
         with phase("local_backward"):
             found = torch.autograd.grad(part, list(trained.values()), materialize_grads=True)
             for name, value in zip(trained, found, strict=True):
