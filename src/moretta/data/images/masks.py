@@ -5,21 +5,21 @@ A mask has the size of its image, and its pixels are the numbers in the file: of
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.memory import check_memory, within_memory
-from moretta.data.images.dicom import MOST_PIXELS
+from moretta.contract.memory import within_memory
 from moretta.data.images.nifti import is_nifti, read_nifti
-from moretta.data.images.pixels import ImageForm, pillow
+from moretta.data.images.pixels import ImageForm, opened
 from moretta.data.tables.schema import Target
 from moretta.errors import ParameterError
 
 FORMATS = ("PNG", "TIFF")  # of which no number is changed to save it
+UNREAD = "PNG, TIFF or NIfTI file that can be read; save the mask as one of these"
+IN_MEMORY = 16  # bytes a pixel while it is read
 MOST = 65535  # of a number in a NIfTI volume
 
 
@@ -75,22 +75,11 @@ def classes_of(pixels: NDArray[np.int64], target: Target, said: Sequence[str]) -
 
 
 def _by_pillow(content: bytes, where: str) -> NDArray[np.int64]:
-    library = pillow()
-    try:
-        with library.open(io.BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS or getattr(image, "n_frames", 1) > 1:
-                raise ParameterError(f"{where} has several pages, or more than {MOST_PIXELS:,} pixels; save one page")
-            check_memory(16 * image.width * image.height, f"{where} takes")
-            if image.mode.split(";1")[0] not in ("1", "L", "P", "I"):
-                raise ParameterError(f"{where} has colours; save it grey or with a palette, a number a pixel")
-            found: NDArray[np.int64] = np.asarray(image).astype(np.int64)
-            return found
-    except (ParameterError, MemoryError):
-        raise
-    except Exception:  # noqa: BLE001  # a broken file raises anything
-        raise ParameterError(
-            f"{where} is no PNG, TIFF or NIfTI file that can be read; save the mask as one of these"
-        ) from None
+    with opened(content, where, FORMATS, IN_MEMORY, UNREAD) as image:
+        if image.mode.split(";1")[0] not in ("1", "L", "P", "I"):
+            raise ParameterError(f"{where} has colours; save it grey or with a palette, a number a pixel")
+        found: NDArray[np.int64] = np.asarray(image).astype(np.int64)
+        return found
 
 
 def _of_nifti(content: bytes, where: str, plane: str | None) -> NDArray[np.int64]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ from moretta.errors import MissingExtra, ParameterError
 Pixels = NDArray[np.float32]  # [channels, height, width]
 
 FORMATS = ("PNG", "JPEG", "TIFF")  # what Pillow may take a file for
+UNREAD = "PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it"
 IN_MEMORY = 28  # bytes a pixel while it is read: four bytes of the file, and two arrays of three colours
 MOST_ACROSS = 1 << 14  # pixels of a side, once the spacing is as asked
 ORIENTATION, BITS_PER_SAMPLE = 274, 258  # tags of TIFF
@@ -134,26 +137,42 @@ def pillow(whose: str = "folders of images need", extra: str = "images") -> Any:
     return Image
 
 
-def _by_pillow(content: bytes, where: str) -> Pixels:
-    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold; of transparency nothing."""
+@contextmanager
+def opened(content: bytes, where: str, formats: Sequence[str], in_memory: int, unread: str) -> Iterator[Any]:
+    """Open a file of one image by Pillow.
+
+    Args:
+        content: The file.
+        where: Begins the sentence of an error.
+        formats: What Pillow may take it for.
+        in_memory: Bytes a pixel while it is read.
+        unread: Ends the sentence about a file that cannot be read.
+
+    Raises:
+        ParameterError: for several pages, too many pixels, and whatever Pillow raises within.
+    """
     library = pillow()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning would quote the file
         try:
-            with library.open(io.BytesIO(content), formats=FORMATS) as image:
-                if image.format in FORMATS and getattr(image, "n_frames", 1) > 1:
+            with library.open(io.BytesIO(content), formats=formats) as image:
+                if image.format in formats and getattr(image, "n_frames", 1) > 1:
                     raise ParameterError(f"{where} has several pages; save each that is to be a sample as a file")
                 if math.prod(image.size) > MOST_PIXELS:
                     raise ParameterError(f"{where} has more than {MOST_PIXELS:,} pixels; save it smaller")
-                check_memory(IN_MEMORY * math.prod(image.size), f"{where} takes")
-                _check_whole(image, where)
-                return _fractions(image, where)
+                check_memory(in_memory * math.prod(image.size), f"{where} takes")
+                yield image
         except (ParameterError, MemoryError):
             raise
         except Exception:  # noqa: BLE001  # a broken file raises anything
-            raise ParameterError(
-                f"{where} is no PNG, JPEG, TIFF, DICOM or NIfTI image that can be read; save it anew or remove it"
-            ) from None
+            raise ParameterError(f"{where} is no {unread}") from None
+
+
+def _by_pillow(content: bytes, where: str) -> Pixels:
+    """Return a PNG, JPEG or TIFF image as fractions of the most that its bits hold; of transparency nothing."""
+    with opened(content, where, FORMATS, IN_MEMORY, UNREAD) as image:
+        _check_whole(image, where)
+        return _fractions(image, where)
 
 
 def _check_whole(image: Any, where: str) -> None:
