@@ -97,9 +97,13 @@ class SecureAggregation(Section):
         """
         if self.scheme == "none" or silos < 2:
             return self
-        chosen = max(self.least, round(participation * silos))
+        chosen = self.playing(silos, participation)
         fewest = self.fewest(chosen) if self.scheme == "pairwise" else self.min_survivors or chosen * 2 // 3 + 1
         return self.model_copy(update={"min_survivors": fewest})
+
+    def playing(self, silos: int, participation: float) -> int:
+        """Return how many silos play a round. silos: all. participation: the fraction of them in a round."""
+        return max(self.least, round(participation * silos))
 
     def fewest(self, chosen: int) -> int:
         """Return the fewest silos that open a sum under masks, of those that are chosen for a round."""

@@ -143,10 +143,10 @@ class Uploads:
         """Take the noise that losses did not call for off a sum, as the server did."""
         setting, part = self.run.setting, float(self.run.setting("participation", "run") or 1.0)
         secure = SecureAggregation.model_validate(self.run.settings.get("secure-aggregation", {}))
-        least, colluding = secure.sharing_noise(len(self.run.silos), part).least, int(setting("dp-colluding") or 0)
-        playing = max(least, round(part * len(self.run.silos)))
-        noise, clip = float(setting("dp-noise")), float(setting("dp-clip"))
-        privacy = Privacy(noise, clip, 0.0, sharers=playing - colluding, losses=playing - least, colluding=colluding)
+        silos, colluding = len(self.run.silos), int(setting("dp-colluding") or 0)
+        privacy = Privacy(float(setting("dp-noise")), float(setting("dp-clip")), 0.0, colluding=colluding)
+        least = secure.sharing_noise(silos, part).least
+        privacy = privacy.among(secure.playing(silos, part), least)
         lattice = Lattice.of(privacy, sum(words.size for words in tensors.values()))
         levels = lattice.noise.levels(len(self.names), len(self.names) - least)
         first = levels.first_removed(len(self.names) - len(uploads))

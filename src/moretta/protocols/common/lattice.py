@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -62,6 +62,10 @@ class Privacy:
     group_rows: int = 0
     losses: int = 0
     colluding: int = 0
+
+    def among(self, silos: int, least: int) -> Self:
+        """Return the same for a round of so many silos that add noise together, where its sum has `least` or more."""
+        return replace(self, sharers=silos - self.colluding, losses=silos - least)
 
 
 @dataclass(frozen=True)

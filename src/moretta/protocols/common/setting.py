@@ -375,7 +375,7 @@ class Setting:
                 f"dp-colluding = {colluding}: expected fewer than {min(least, bears)}, where {least} of {silos} silos "
                 "open a sum; lower it, give a roster, or raise [secure-aggregation] threshold"
             )
-        return replace(privacy, sharers=silos - colluding, losses=silos - least)
+        return privacy.among(silos, least)
 
     def units_of(self, silo: Silo) -> int:
         """Return how many units a silo has that noise hides one of: groups, or rows."""

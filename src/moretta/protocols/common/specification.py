@@ -90,4 +90,4 @@ class Specification:
 
 def playing(secure: SecureAggregation, part: float, silos: Sequence[str], seed: int) -> Participation:
     """Return who plays which round. part: of the silos that is in a round."""
-    return Participation(tuple(silos), max(secure.least, round(part * len(silos))), seed)
+    return Participation(tuple(silos), secure.playing(len(silos), part), seed)
