@@ -62,14 +62,13 @@ class Recorder:
 
     def saw(self, role: str, direction: str, peer: str, data: bytes) -> None:
         """Note one message of the present round."""
-        line = json.dumps({"direction": direction, "peer": peer}).encode()
-        self._pending[role, self._round].append(framing.framed(line, data))
+        self._pending[role, self._round].append(_record(direction, peer, data))
 
     def flush(self) -> None:
         """Write what was noted, at the end of a round."""
         lines = []
         for (role, number), records in self._pending.items():
-            name, data = f"{role}/round-{number:06d}.{self._session}.bin", MAGIC + b"".join(records)
+            name, data = _file(role, number, self._session), MAGIC + b"".join(records)
             path = self._folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, data, mode=0o600)  # uploads in the clear may be among them
@@ -86,11 +85,25 @@ def note(folder: Path, role: str, number: int, messages: Sequence[Seen]) -> None
     """Append messages to the view of a round of a role in another framework, as long as no index has it."""
     if not messages:
         return
-    path = folder / role / f"round-{number:06d}.0.bin"
+    path = folder / _file(role, number, 0)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    parts = [(json.dumps({"direction": one.direction, "peer": one.peer}).encode(), one.data) for one in messages]
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-        file.write((b"" if file.tell() else MAGIC) + b"".join(framing.framed(*one) for one in parts))
+        records = [_record(one.direction, one.peer, one.data) for one in messages]
+        file.write((b"" if file.tell() else MAGIC) + b"".join(records))
+
+
+def noted(folder: Path, role: str) -> Iterator[tuple[int, Path]]:
+    """Yield the rounds and files that `note` made of a role, in order."""
+    for path in sorted((folder / role).glob("round-*.0.bin")):
+        yield int(path.name.removeprefix("round-").partition(".")[0]), path
+
+
+def _file(role: str, number: int, session: int) -> str:
+    return f"{role}/round-{number:06d}.{session}.bin"
+
+
+def _record(direction: str, peer: str, data: bytes) -> bytes:
+    return framing.framed(json.dumps({"direction": direction, "peer": peer}).encode(), data)
 
 
 def digest(folder: Path) -> str:

@@ -96,9 +96,10 @@ def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, 
     if there != names:
         raise ParameterError(f"{folder} has the views of {there!r:.200}; expected those of the silos {names!r:.200}")
     for name in names:
-        for path in sorted((folder / name).glob("round-*.0.bin")):
-            of_round = found.setdefault(int(path.name.split("-")[1].split(".")[0]), [])
-            of_round += [(name, one.direction, _decoded(one.data, path)) for one in views.read(path)]
+        for number, path in views.noted(folder, name):
+            found.setdefault(number, []).extend(
+                (name, one.direction, _decoded(one.data, path)) for one in views.read(path)
+            )
     for number, traffic in found.items():
         if number == 0:
             raise ParameterError(

@@ -7,12 +7,12 @@ bit, so that FedSGD of one silo is plain SGD.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.messages import Array, Digest, Message, Stamp, Tensors, message, within
+from moretta.contract.messages import DIGEST_BYTES, Array, Digest, Message, Stamp, Tensors, message, within
 from moretta.contract.roles import Aborted, Exchange
 from moretta.errors import MisuseError, PeerError, RangeError
 from moretta.secure_aggregation import sums
@@ -32,6 +32,11 @@ class PlainUpload(Message):
         """Raise `moretta.errors.PeerError` unless there are real numbers."""
         if not all(array.dtype.kind in "fiu" for array in self.tensors.values()):
             raise PeerError(f"{self.TAG}: expected real numbers")
+
+    @classmethod
+    def unasked(cls, stamp: Stamp, tensors: Tensors, weight: int = 1) -> Self:
+        """Return one that answers no message of ours, as a model or a result in another framework does."""
+        return cls(stamp=stamp, tensors=tensors, weight=weight, asked=bytes(DIGEST_BYTES))
 
 
 MESSAGES = (PlainUpload,)

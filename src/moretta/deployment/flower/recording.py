@@ -9,7 +9,7 @@ from flwr.app import Context, MessageType
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from moretta.contract.messages import DIGEST_BYTES, Message, Spent, Stamp, Tensors
+from moretta.contract.messages import Message, Spent, Stamp, Tensors
 from moretta.deployment.flower.messages import ARRAY, MESSAGES, METRICS
 from moretta.deployment.flower.records import RECORD, unpacked
 from moretta.deployment.flower.site import log, silo_of
@@ -42,7 +42,7 @@ def record_views(folder: str | Path, weighted_by: str = "num-examples") -> Mod:
             now = asked[-1].stamp if asked else Stamp(f"flower-{context.run_id}", max([0, *numbers]), 0)
             sent = [] if reply.has_error() else unpacked(reply.content)
             if model:
-                asked = [_upload(now, model, 1), *(asked or [AskSum(stamp=now, encoding={})])]
+                asked = [PlainUpload.unasked(now, model), *(asked or [AskSum(stamp=now, encoding={})])]
             if model and not sent and not reply.has_error():
                 sent = [_own(now, reply, weighted_by)]
             kept = [(way, one) for way, some in (("received", asked), ("sent", sent)) for one in some]
@@ -65,8 +65,4 @@ def _arrays(message: FlowerMessage) -> Tensors:
 def _own(now: Stamp, reply: FlowerMessage, weighted_by: str) -> Message:
     metrics = {name: one for held in reply.content.metric_records.values() for name, one in held.items()}
     numbers = np.array([one for one in metrics.values() if not isinstance(one, list)], np.float64)
-    return _upload(now, {**_arrays(reply), METRICS: numbers}, int(metrics.get(weighted_by, 1)))
-
-
-def _upload(now: Stamp, tensors: Tensors, weight: int) -> Message:
-    return PlainUpload(stamp=now, tensors=tensors, weight=weight, asked=bytes(DIGEST_BYTES))
+    return PlainUpload.unasked(now, {**_arrays(reply), METRICS: numbers}, int(metrics.get(weighted_by, 1)))

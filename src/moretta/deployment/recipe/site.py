@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile, SiloSection
-from moretta.contract.messages import DIGEST_BYTES, Array, Message, Stamp
+from moretta.contract.messages import Array, Message, Stamp
 from moretta.deployment.server_key import SILO
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines import views
@@ -109,7 +109,7 @@ class RecordViews(Filter):  # type: ignore[misc]
                 result, now = TaskResult.of(from_shareable(shareable), self._model), Stamp("flare", self._round, 0)
                 base = {name: plain(one) for name, one in self._model.items()} if result.kind == "DIFF" else {}
                 weights = {WEIGHT + name: base.get(name, 0) + one for name, one in result.weights.items()}
-                own = PlainUpload(stamp=now, tensors=weights, weight=result.weight, asked=bytes(DIGEST_BYTES))
+                own = PlainUpload.unasked(now, weights, result.weight)
                 self.note(fl_ctx.get_identity_name(), AskSum(stamp=now, encoding={}), own)
         except MorettaError as error:  # the run goes on as it would without this
             log.error("this result is in no view: %s", error)
@@ -120,12 +120,9 @@ class RecordViews(Filter):  # type: ignore[misc]
         seen = [("received", asked), ("sent", answer)]
         if isinstance(asked, AskSum):
             model = {WEIGHT + name: plain(one) for name, one in self._model.items()}
-            seen.insert(0, ("received", replace(_NO_MODEL, stamp=asked.stamp, tensors=model)))
+            seen.insert(0, ("received", PlainUpload.unasked(asked.stamp, model)))
         messages = [views.Seen(way, "server", CODEC.encode(one)) for way, one in seen]
         views.note(Path(self.folder) / "views", silo, self._round, messages)
-
-
-_NO_MODEL = PlainUpload(stamp=Stamp("flare", 0, 0), tensors={}, weight=1, asked=bytes(DIGEST_BYTES))
 
 
 class KeepResult(RecordViews):
