@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from moretta.engines import frames
+from moretta.engines.process import kill_group
 from moretta.errors import MisuseError, ParameterError, RowsError
 
 SOCKET = "MORETTA_CLIENT_SOCKET"  # of the environment: the number of the script's end
@@ -156,8 +156,7 @@ def _ended(popen: subprocess.Popen[bytes], ours: socket.socket) -> str:
     ours.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(PATIENCE)
-    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-        os.killpg(popen.pid, signal.SIGKILL)
+    kill_group(popen.pid)
     return f"ended with exit code {popen.wait()}"
 
 

@@ -38,7 +38,7 @@ import numpy as np
 
 from moretta.contract.codec import pack_arrays, unpack_arrays
 from moretta.engines.confinement import confine, empty_folder, readable, watch
-from moretta.engines.process import STDERR_TAIL, command, environment
+from moretta.engines.process import command, environment, kill_group, last_line
 from moretta.errors import CodecError, RunFailed
 from moretta.protocols.common.entry import packages
 
@@ -66,7 +66,7 @@ class AttackOrigin:
     def close(self) -> None:
         """End it, and all attacks that have not ended."""
         for number in tuple(self._running):
-            _end(number)
+            kill_group(number)
         self._held.close()
 
     def _start(self) -> socket.socket:
@@ -83,7 +83,7 @@ class AttackOrigin:
             start_new_session=True,
         )
         self._held.enter_context(process)
-        self._held.callback(_end, process.pid)
+        self._held.callback(kill_group, process.pid)
         far.close()
         return line
 
@@ -103,7 +103,7 @@ class AttackOrigin:
             try:
                 return _number(status, until)
             finally:
-                _end(number)
+                kill_group(number)
                 self._running.discard(number)
 
 
@@ -133,20 +133,13 @@ def claim_of(attack: Attack, case: Case, seconds: float, origin: AttackOrigin) -
         if code is None:
             raise AttackFailed(f"it had not ended after {seconds:.0f} s")
         out.seek(0)
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
-        claim, lines = out.read(), errors.read().decode(errors="replace").strip().splitlines()
+        claim, line = out.read(), last_line(errors)
     if code:
-        raise AttackFailed(f"it ended with {lines[-1]:.300}" if lines else f"its process ended ({code})")
+        raise AttackFailed(f"it ended with {line}" if line else f"its process ended ({code})")
     try:
         return unpack_arrays(memoryview(claim))
     except CodecError as error:
         raise AttackFailed(f"its claim cannot be read: {error}") from None
-
-
-def _end(number: int) -> None:
-    """End a process that leads a group, and what it started."""
-    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-        os.killpg(number, signal.SIGKILL)
 
 
 def _file(module: str) -> str:

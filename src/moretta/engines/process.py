@@ -137,11 +137,23 @@ class _Pipe(io.RawIOBase):
             raise TimeoutError
 
 
+def kill_group(number: int) -> None:
+    """Kill a process that leads a group, and what it started."""
+    with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(number, signal.SIGKILL)
+
+
+def last_line(errors: IO[bytes]) -> str:
+    """Return the last line of what a process wrote to a file, at most 300 characters of it; "" for none."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return f"{lines[-1]:.300}" if lines else ""
+
+
 def _kill(popen: subprocess.Popen[bytes], leads: bool) -> None:
     """Kill a process, and what it started where it leads a session."""
     if leads:
-        with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-            os.killpg(popen.pid, signal.SIGKILL)
+        kill_group(popen.pid)
     else:
         popen.kill()
 
@@ -162,11 +174,10 @@ def _end(popen: subprocess.Popen[bytes], errors: IO[bytes], held: contextlib.Exi
     if leads:
         _kill(popen, leads)
     with held:
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_TAIL))
-        lines = errors.read().decode(errors="replace").strip().splitlines()
+        line = last_line(errors)
     code = popen.returncode
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{how}: {lines[-1]:.300}" if lines else how
+    return f"{how}: {line}" if line else how
 
 
 def command(*program: str) -> list[str]:
