@@ -141,7 +141,7 @@ def test_attacks_read_what_travelled_once(protocol: type[Any], tmp_path: Path) -
     model[0].requires_grad_(False)
     silos = [Silo(name, rows[place::3], labels[place::3]) for place, name in enumerate("abc")]
     test = (rows[:40], labels[:40])
-    kept = {"out": tmp_path / "run", "record_views": True}
+    kept: dict[str, Any] = {"out": tmp_path / "run", "record_views": True}
     audit = Federation(model, silos, protocol(loss="cross-entropy"), test=test, **kept).train(rounds=2, seed=1).audit()
     assert len(audit.attacks) > 4
     assert not [one for one in audit.record["not_run"] if one["because"].startswith("it ended")]
