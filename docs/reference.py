@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Literal, Union, get_args, get_origin
 
 import made_blocks
@@ -76,7 +77,8 @@ def descriptions(kind: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if issubclass(one, BaseModel) and one is not BaseModel:
-            found |= split(cleandoc(one.__doc__ or ""), kind.model_fields)[1]
+            text = re.sub(r"(?m)^Args:\n((?:    .*\n?)+)", lambda args: dedent(args[1]), cleandoc(one.__doc__ or ""))
+            found |= split(text, kind.model_fields)[1]
     return found
 
 

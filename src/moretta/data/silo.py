@@ -29,26 +29,37 @@ if TYPE_CHECKING:  # what aligns needs cryptography
 @names_keywords()
 @dataclass(frozen=True)
 class Silo:
-    """A data owner: its name, inputs x [rows, ...], and targets y, classes int[rows] or numbers [rows, outputs].
+    """Hold one data owner's rows: inputs x [rows, ...] and targets y.
 
-    y may be masks too: whole numbers [rows, ...], a class at each position, negative where it does not count; or floats
-    [rows, ..., 2], a class and its weight.
-    Both may be arrays, lists, tensors or frames of columns (`names` are then x's), or x a Dataset of samples with their
-    targets and y left out (`moretta.data.python_rows`); they are held as arrays. x may be given as a mapping of arrays,
-    [rows, ...] each, which a model takes by keyword; it is then held packed, and `layout` says how
-    (`moretta.data.layout`). Raises `moretta.errors.ParameterError` for arrays that cannot be.
-    row, columns, ids: where data is split by column too (`CGD`). Silos of one row of the grid hold different columns of
-    the same rows in the same order. columns: the indices of x's columns among all. ids: the person or thing that each
-    row is about. y may be empty where another silo of the row holds the labels.
-    remote: its rows are on another machine; x and y have no rows here and only show shapes and dtypes, and `labelled`
-    says whether it has labels.
-    held_out: inputs and targets, as x and y, that are not trained on; it scores models on them at the end. validation:
-    others, of which `holding_back` alone makes any; it scores each round's model on them. fit: trains at this silo in
-    the place of its epochs, and of the protocol's `fit` (`moretta.protocols.fedsgd.own_loop`).
-    groups: str[rows], whom a row is about where one may have several rows, such as a patient's visits; rows of a group
-    are never split between training and test. aligned: where columns are split, its owner knows that its rows are in
-    the order of the other holders' of its row of the grid, without ids to compare. raw_ids: ids as its owner writes
-    them, where `ids` are normalised as all holders of the row write them.
+    Args:
+        name: 1 to 64 letters, digits, dots, dashes and underscores.
+        x: Inputs [rows, ...]: an array, list, tensor, frame of columns, or Dataset of samples with their targets (then
+            without y). A mapping holds arrays, [rows, ...] each, that a model takes by keyword (`moretta.data.layout`).
+        y: Targets: classes int[rows], or numbers [rows, outputs]. Masks are int[rows, ...], a class at each position,
+            negative where it does not count; or float[rows, ..., 2], a class and its weight. Empty where another silo
+            of the row holds the labels.
+        row: The row of the grid, where data is split by column too (`CGD`). Silos of one row hold different columns of
+            the same rows, in the same order.
+        columns: The indices of x's columns among all.
+        ids: str[rows], the person or thing that each row is about.
+        remote: Rows are on another machine: x and y have no rows and only show shapes and dtypes.
+        labelled: Whether a remote silo has labels.
+        held_out: Inputs and targets, as x and y, that are not trained on; the silo scores the final model on them.
+        groups: str[rows], whom a row is about where one may have several, such as a patient's visits. Rows of a group
+            never split between training and test.
+        aligned: Where columns are split, the owner knows that rows are in the order of the other holders, without ids
+            to compare.
+        layout: How x packs the arrays of a mapping; a mapping sets it.
+        raw_ids: Ids as the owner writes them, where `ids` are normalised for all holders of the row.
+        names: The names of x's columns; a frame brings its own.
+        validation: Rows from `holding_back`, on which the silo scores each round's model.
+        fit: A function that trains at this silo instead of the protocol's epochs and `fit`
+            (`moretta.protocols.fedsgd.own_loop`).
+
+    Arrays of every kind are kept as NumPy arrays (`moretta.data.python_rows`).
+
+    Raises:
+        ParameterError: The arrays do not fit.
     """
 
     name: str
@@ -109,17 +120,17 @@ class Silo:
 
     @property
     def subjects(self) -> Subjects:
-        """Whom its training rows are about, as its owner writes it."""
+        """Return whom the training rows are about, as the owner writes it."""
         return Subjects(self.ids if self.raw_ids is None else self.raw_ids, self.groups)
 
     @property
     def subject_ids(self) -> NDArray[np.str_] | None:
-        """Whom its rows are about, one id a row: their ids, or where there are none their groups."""
+        """Return whom the rows are about, one id per row: their ids, else their groups."""
         return self.groups if self.ids is None else self.ids
 
     @property
     def holds_labels(self) -> bool:
-        """Whether it has the targets of its rows."""
+        """Return whether the silo has the targets of its rows."""
         return self.labelled if self.remote else bool(len(self.y))
 
 

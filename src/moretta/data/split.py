@@ -117,12 +117,21 @@ def split(
 def split_rows(
     y: Any, fractions: float | Sequence[float] = 0.2, *, groups: Any = None, seed: int = 0
 ) -> tuple[RowNumbers, ...]:
-    """Return the numbers of rows to train on, and of a part for each fraction: `train, test = split_rows(y, 0.2)`.
+    """Split rows into a part to train on and one for each fraction: `train, test = split_rows(y, 0.2)`.
 
-    Every class is in each part in proportion. Take rows by them: `x[train]`, `frame.iloc[test]`. y: the targets,
-    classes as numbers or words, or numbers. fractions: of further parts, such as (0.1, 0.2). groups: whom each row is
-    about, such as its patient; all rows of a group are in one part. seed: by which rows are chosen.
-    Raises `moretta.errors.ParameterError` where fractions leave no rows to train on, or a part has none.
+    Every class has the same fraction in each part. Take rows by the result: `x[train]`, `frame.iloc[test]`.
+
+    Args:
+        y: The targets [rows]: classes as numbers or words, or numbers.
+        fractions: Of further parts, in (0, 1), such as (0.1, 0.2).
+        groups: [rows], whom each row is about, such as its patient; all rows of a group are in one part.
+        seed: Seeds the choice; 0 or more.
+
+    Returns:
+        tuple: int64 row numbers, sorted: those to train on, then each fraction's.
+
+    Raises:
+        ParameterError: Fractions leave no rows to train on, or a part has none.
     """
     targets = np.asarray(y)
     if targets.dtype.kind not in "iuf":  # truths are classes too

@@ -20,26 +20,27 @@ EVALUATIONS = 50  # about how often a run evaluates its model on the way, unless
 
 
 class Run(Section):
-    """How long, how exact, and where the results go.
+    """Set how long and how exact a run is, and where its results go.
 
-    name: what the run is called; left out, it is the file's name without its ending.
-    rounds: how many rounds are played; in each of them the model steps once.
-    seed: what follows from it is random in training and not secret: initial weights, splits, batches.
-    out: the run folder; left out, the shell takes that of --out, or runs/NAME.
-    dtype: what the model and the silos compute in.
-    device: where the model is trained and evaluated.
-    checkpoint_every: how many rounds there are from one checkpoint to the next.
-    evaluate_every: how many rounds there are from one evaluation on the test rows to the next, and with early stopping
-        on the validation rows too; the last round is always evaluated. None: about 50 evaluations in a run.
-    metrics: functions of the model's outputs and the targets, as "module:function", whose figures on test rows stand
-        beside the built-in ones under the functions' names (`moretta.run.metrics`).
-    trackers: what is told each line of the history, at the server: "tensorboard", "mlflow" or a "module:function"
-        (`moretta.run.trackers`); None: nobody.
-    record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
-    early_stopping: how many rounds may pass without a lower validation loss before the run stops and goes back to its
-        best round; None: never stop. Rounds are counted, and judged only at evaluations.
-    participation: the part of the silos that takes part in a round, drawn from the seed.
-    insecure_secret_seed: for tests only: every secret of the run follows from it.
+    Args:
+        name: the name of the run; left out, it is the file's name without its ending.
+        rounds: the number of rounds; the model steps once in each.
+        seed: seeds what is random in training and not secret: initial weights, splits, batches.
+        out: the run folder; left out, the shell takes that of --out, or runs/NAME.
+        dtype: the dtype in which the model and the silos compute.
+        device: where the model is trained and evaluated.
+        checkpoint_every: the number of rounds from one checkpoint to the next.
+        evaluate_every: the number of rounds from one evaluation on the test rows to the next, and with early stopping
+            on the validation rows too. The last round is always evaluated. None: about 50 evaluations in a run.
+        metrics: functions of the model's outputs and the targets, as "module:function". Their figures on test rows
+            stand beside the built-in ones under the functions' names (`moretta.run.metrics`).
+        trackers: receivers of each line of the history, at the server: "tensorboard", "mlflow" or a "module:function"
+            (`moretta.run.trackers`); None: nobody.
+        record_views: keep what each role saw: never, always, or in these rounds (the first is 1).
+        early_stopping: the number of rounds without a lower validation loss after which the run stops and returns to
+            its best round; None: never. Rounds are judged only at evaluations.
+        participation: the fraction of the silos that takes part in a round, drawn from the seed.
+        insecure_secret_seed: for tests only: every secret of the run follows from it.
     """
 
     name: Annotated[str, Spelled("text of 1 to 100 characters without slashes")] = "run"
@@ -83,11 +84,13 @@ FaultPhase = Literal["set-up", "upload", "unmasking"]
 
 
 class Fault(Section):
-    """One silo's fault in one round.
+    """Inject one silo's fault into one round.
 
-    round: counted from 1; the release after the last round is one more. silo: its name.
-    phase: "set-up", where keys and common statistics are agreed on; "upload", the silo's answers of the round itself;
-        "unmasking", after it has uploaded, where the secure sum of those who did is completed.
+    Args:
+        round: counted from 1; the release after the last round is one more.
+        silo: its name.
+        phase: "set-up", where keys and common statistics are agreed on; "upload", the silo's answers of the round
+            itself; "unmasking", after its upload, when the secure sum of the uploads is completed.
     """
 
     round: PositiveInt
@@ -96,26 +99,28 @@ class Fault(Section):
 
 
 class Delay(Fault):
-    """A silo's answers of one phase come so many seconds later.
+    """Delay a silo's answers of one phase.
 
-    seconds: they count towards the deadline, but nobody waits for them; without a deadline they are only logged.
+    Args:
+        seconds: they count towards the deadline, but nobody waits for them; without a deadline they are only logged.
     """
 
     seconds: Annotated[Positive, Unit("seconds")]
 
 
 class Faults(Section):
-    """Faults to inject, to show that a federation survives them.
+    """Inject faults, to show that a federation survives them.
 
-    drop: the silo cannot be reached from that phase on to the end of that round. In "upload" it vanishes before it
-        uploads, in "unmasking" after. "set-up" takes hold in a round without one too; a round whose sum is not masked
-        has no unmasking to vanish in.
-    drop_probability: how likely each silo is, in each round, to vanish in its upload or, where the round has one, in
-        its unmasking, either equally likely.
-    delay: answers that come later.
-    corrupt: answers that arrive without their last byte, as when a connection breaks.
-    seed: what follows from it are the faults that are drawn. They depend on seed, round and silo alone, so a resumed
-        run meets the same ones.
+    Args:
+        drop: the silo is unreachable from that phase to the end of that round. In "upload" it vanishes before it
+            uploads, in "unmasking" after. "set-up" also takes effect in a round without a set-up; a round whose sum is
+            not masked has no unmasking.
+        drop_probability: the probability, for each silo and round, to vanish in the upload or, where the round has one,
+            in the unmasking, with equal chance.
+        delay: answers that come later.
+        corrupt: answers that arrive without their last byte, as when a connection breaks.
+        seed: seeds the faults that are drawn. They depend on seed, round and silo alone, so a resumed run meets the
+            same ones.
     """
 
     drop: tuple[Fault, ...] = ()
@@ -137,34 +142,35 @@ def _unfit_site(engine: Engine) -> object:
 
 
 class Engine(Section):
-    """Where the silos live.
+    """Choose where the silos live.
 
-    name: "in-process": silos on this machine that pass messages. "fused" and "exact-ring" are for cgd alone, on an
-        N-layer network: one process plays all participants without messages, at the paper's scale
-        (`moretta.protocols.cgd.simulation`). "flare": silos on machines of their own, over NVIDIA FLARE
-        (`moretta.deployment`).
-    sites: the silos' names, with "flare"; those of a grid row by row.
-    torch_versions: versions of PyTorch that sites may run beside the server's own, with "flare", by their first two
-        numbers, for example "2.12".
-    workers: processes of this machine that silos play in, each on one thread; never more than silos, or stacks of silos
-        that compute together (`moretta.engines.silos_here`). None: one a core, or 1 where the model is large enough for
-        PyTorch's own threads, or the run too short to gain by it (`moretta.run.engine`). With a number, also 1, the
-        whole run computes on one thread. Results are the same with any number.
-    strict: pass every message through the codec, as a network would.
-    deadline: how many seconds an answer may take; None waits, for the process of an edge client and over "flare" ten
-        minutes at most.
-    message_mib: how many MiB a message has at most that the server takes from a site, with "flare"; a longer one counts
-        as malformed. A site's own limit is in its silo.toml.
-    edge: the names of silos that take part as edge clients, under baffle: each is a process of its own with ONNX
-        Runtime and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
-    edge_precision: what edge clients compute in; "float16" and "int8-activations" round to what such hardware has
-        (`moretta.protocols.baffle.onnx_export`).
-    memory_limit_mib: the most memory, resident, that the process of an edge client may take; None: no limit.
-    micro_batch: how many rows of a batch a silo runs through the model at a time; the gradient is the whole batch's.
-        None: all; an edge client as many as its limit allows, or without one 4.
-    recompute: "blocks": activations within a model's blocks are not kept but computed again on the way back, which
-        takes less memory and more time (`moretta.protocols.common.passes`). None: all are kept.
-    faults: faults to inject; None: none. They happen to silos, so centralised training has none.
+    Args:
+        name: "in-process": silos on this machine that pass messages. "fused" and "exact-ring" are for cgd alone, on an
+            N-layer network: one process simulates all participants without messages, at the paper's scale
+            (`moretta.protocols.cgd.simulation`). "flare": silos on machines of their own, over NVIDIA FLARE
+            (`moretta.deployment`).
+        sites: the silos' names, with "flare"; those of a grid row by row.
+        torch_versions: versions of PyTorch that sites may run beside the server's own, with "flare", by their first two
+            numbers, for example "2.12".
+        workers: processes of this machine that run the silos, each on one thread; never more than silos, or stacks of
+            silos that compute together (`moretta.engines.silos_here`). None: one a core, or 1 where the model is large
+            enough for PyTorch's own threads, or the run too short to gain by it (`moretta.run.engine`). With a number,
+            also 1, the whole run computes on one thread. Results are the same with any number.
+        strict: pass every message through the codec, as a network would.
+        deadline: the longest time that an answer may take. None waits, but at most 10 minutes for the process of an
+            edge client and over "flare".
+        message_mib: the largest message that the server takes from a site, in MiB, with "flare"; a longer one counts as
+            malformed. A site's own limit is in its silo.toml.
+        edge: the names of silos that take part as edge clients, under baffle: each is a process of its own with ONNX
+            Runtime and without PyTorch (`moretta.edge`). The others run PyTorch in this process.
+        edge_precision: the precision of edge clients; "float16" and "int8-activations" round as such hardware does
+            (`moretta.protocols.baffle.onnx_export`).
+        memory_limit_mib: the most resident memory of an edge client's process; None: no limit.
+        micro_batch: how many rows of a batch a silo runs through the model at a time; the gradient is the whole
+            batch's. None: all; an edge client as many as its limit allows, or without one 4.
+        recompute: "blocks": recompute the activations within a model's blocks in the backward pass instead of keeping
+            them, which takes less memory and more time (`moretta.protocols.common.passes`). None: keep all.
+        faults: faults to inject; None: none. They happen to silos, so centralised training has none.
     """
 
     RULES: ClassVar[tuple[SettingRule, ...]] = (

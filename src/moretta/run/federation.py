@@ -66,39 +66,65 @@ NOWHERE = CheckpointId("", 0, 0, "")  # of roles that are built and play no run
 
 
 class Federation:
-    """Silos that train one model by one protocol, here all in this process.
+    """Train one model across silos by one protocol, all in this process unless a silo is remote.
 
-    Silos may also be remote (`Silo.remote`). If all are, this is the server's side, which reaches them by the transport
-    that `train` is given. If one is here, this is that silo's side, which plays its role (`client`).
+    If all silos are remote (`Silo.remote`), this is the server's side, and `train` takes the transport that reaches
+    them.
+    If one is local, this is that silo's side, which answers as its role (`client`).
 
-    model: any PyTorch module (for PBPFL its last layer is linear); it is copied. Or a built-in name, "module:function",
-    or a mapping with that as "source" and further arguments, as [model] of a run file: then others can build it without
-    this process. silos: their names are 1 to 64 letters, digits, dots, dashes and underscores. test: inputs and targets
-    on which the server measures, (x, y) or a Dataset, each as a `Silo` takes them. batch_size:
-    rows a silo uses in a round, 0 for all. standardise: bring input columns to mean 0 and deviation 1 with statistics
-    that come through the secure sum; of samples of several arrays (`Silo`) those of numbers in one axis that are no
-    mask of 0 and 1, or those that are named. standardise_targets: train on targets, numbers, of mean 0 and deviation 1,
-    likewise; predictions and scores are in the targets' own units. missing: "error", or "mean": NaN is an absent value,
-    which becomes the column's mean over all silos' training rows. table: what the columns mean, of rows that were read
-    by a schema (`moretta.data.tables.rows.read_table`); it says what is filled in, and names columns and classes. task:
-    None takes
-    whole numbers and one-hot rows for classes, and soft labels too under cross-entropy. validation: inputs and targets
-    for early stopping: after `early_stopping` rounds that have not lowered the loss on them, the run stops and returns
-    to its best round; patience is counted in rounds and judged at evaluations. participation: the part of the silos
-    that takes part in a round. augment: vary training images each time they are used
-    (`moretta.protocols.common.augmentation.varied`); true is "crop-flip". evaluate_every: rounds from one evaluation on
-    test and validation rows to the next, None for about 50 in a run; the last round always is. metrics: functions of
-    outputs and targets, each of which gives a number that stands in the result and the history under the function's
-    name (`moretta.run.metrics`). insecure_secret_seed: for tests only, all secrets follow from it. run_file: the run
-    file as resolved and its digest, kept in the run folder and compared on `resume`. least_rows: the fewest rows that
-    any silo has, where rows are remote. score_at_silos: at the end, have the silos score the outcome on the rows that
-    each holds back (`Silo.held_out`), and sum their scores in secret (`moretta.protocols.common.scoring`).
-    model_source: a digest of what the model was built by (`moretta.models.catalogue.source_digest`), which noise is
-    bound to; empty for a module given from Python. look: count rows and classes of all silos together before round one,
-    for `data` in the result. validation_fraction: in the place of `validation`, which part of its rows each silo holds
-    back; it scores each evaluated round's model on them, and the scores are summed in secret.
+    Args:
+        model: A PyTorch module, which is copied (for PBPFL its last layer is linear); or a built-in name,
+            "module:function", or a mapping with that as "source" and further arguments, as [model] of a run file.
+            Others can build the model without this process only from a name.
+        silos: The owners of rows. Each name has 1 to 64 letters, digits, dots, dashes and underscores.
+        protocol: The settings of a protocol, such as `FedAvg(learning_rate=0.1)`.
+        test: Rows on which the server scores the model, (x, y) or a Dataset, each as a `Silo` takes them.
+        validation: Rows for early stopping, as `test`.
+        aggregation: How uploads are summed; None is `SecureAggregation()`.
+        engine: Where silos run; None is `Engine()`.
+        out: The run folder to write; None keeps the result in memory alone.
+        batch_size: Rows that a silo uses in a round; 0 for all.
+        standardise: Bring input columns to mean 0 and deviation 1 by statistics from the secure sum. For samples of
+            several arrays (`Silo`), true scales one-axis arrays of numbers that are no mask of 0 and 1; names choose
+            others.
+        standardise_targets: Bring numeric targets to mean 0 and deviation 1 for training. Predictions and scores keep
+            the targets' own units.
+        missing: "error", or "mean": NaN is an absent value, which becomes the column's mean over all silos' training
+            rows.
+        dtype: "float32" or "float64", of the model and the silos' arithmetic.
+        device: Where the model is trained and scored, such as "cpu" or "cuda:0".
+        task: "classification" or "regression". None takes whole numbers and one-hot rows for classes, and soft labels
+            too under cross-entropy.
+        name: The name of the run, 1 to 100 characters.
+        augment: Vary training images each time they are used (`moretta.protocols.common.augmentation.varied`); true is
+            "crop-flip".
+        early_stopping: Rounds without a lower validation loss after which the run stops and returns to its best round;
+            judged at evaluations. None never stops.
+        participation: The fraction of silos that take part in a round, in (0, 1].
+        checkpoint_every: Rounds from one checkpoint to the next.
+        evaluate_every: Rounds from one evaluation on test and validation rows to the next; None for about 50
+            evaluations in a run. The last round is always evaluated.
+        metrics: Functions of outputs and targets, each of which returns a number. The result and the history hold it
+            under the function's name (`moretta.run.metrics`).
+        record_views: Keep what each role sees: never, always, or in these rounds, counted from 1. An audit needs it.
+        insecure_secret_seed: For tests only: all secrets follow from it.
+        run_file: The run file as resolved and its digest; `resume` compares them.
+        settings: The sections of that run file, for the record.
+        feature_names: The names of x's columns.
+        class_names: The names of classes 0, 1, ..
+        table: What columns mean, for rows that were read by a schema (`moretta.data.tables.rows.read_table`). It sets
+            what is filled in, and names columns and classes.
+        least_rows: The fewest rows of any silo, where rows are remote.
+        score_at_silos: Have the silos score the final model on the rows that each holds back (`Silo.held_out`), and sum
+            their scores in secret (`moretta.protocols.common.scoring`).
+        look: Count rows and classes of all silos together before round 1, for `data` in the result.
+        model_source: A digest of what built the model (`moretta.models.catalogue.source_digest`), to which noise is
+            bound; empty for a module from Python.
+        validation_fraction: Instead of `validation`, the fraction of its rows that each silo holds back. It scores each
+            evaluated round's model on them, and the scores are summed in secret.
 
-    Raises `moretta.errors.ParameterError` where model, data, loss and protocol do not fit.
+    Raises:
+        ParameterError: Model, data, loss and protocol do not fit.
     """
 
     @names_keywords(python_arguments.elsewhere())
@@ -273,7 +299,7 @@ class Federation:
 
     @property
     def table(self) -> Schema | None:
-        """What the columns of its tables mean; None for arrays."""
+        """Return what the columns of the silos' tables mean; None for arrays."""
         return self.spec.table
 
     def __repr__(self) -> str:
@@ -294,16 +320,26 @@ class Federation:
     ) -> Result:
         """Train for a number of rounds and return the result; with `out`, leave a run folder.
 
-        seed: of batches (and nothing secret). resume: go on from the folder's last checkpoint.
-        progress: show a bar, or without a terminal or notebook a line every few seconds; false shows nothing, and a
-        function is called in its place (`moretta.run.progress.Progress`). on_round: called after each round with what
-        the server knows of it (`moretta.run.history.FinishedRound`). It ends the run by raising `moretta.StopTraining`;
-        whatever else it raises ends `train`, and a folder then has a checkpoint of that round.
-        transport: what delivers messages to remote silos; None where all are here. begin: called before the first
-        round, once no setting can be refused any more. trackers: what is told each line of the history
-        (`moretta.run.trackers.Tracker`); "tensorboard" and "mlflow" are in the box. One that fails costs a warning.
-        Raises `moretta.errors.RunFailed` when too few silos are left, with the last checkpoint whole, and
-        `moretta.errors.ParameterError` where another process writes the folder.
+        Args:
+            rounds: How many rounds, 1 or more.
+            seed: Seeds what is random in training and not secret, such as batches; 0 or more.
+            resume: Continue from the folder's last checkpoint.
+            progress: Show a bar, or a line every few seconds without a terminal or notebook. False shows nothing; a
+                function is called instead (`moretta.run.progress.Progress`).
+            on_round: Called after each round with what the server knows of it (`moretta.FinishedRound`).
+                `moretta.StopTraining` ends the run. Any other exception ends `train`, and the folder has a checkpoint
+                of that round.
+            transport: Delivers messages to remote silos; None where all are local.
+            begin: Called before the first round, once no setting can be refused any more.
+            trackers: Receive each line of the history (`moretta.run.trackers.Tracker`); "tensorboard" and "mlflow" are
+                built in. One that fails costs a warning.
+
+        Returns:
+            Result: The model, its scores and the history.
+
+        Raises:
+            RunFailed: Too few silos are left; the last checkpoint is complete.
+            ParameterError: Another process writes the folder.
         """
         rounds, seed = python_arguments.whole("rounds", rounds, 1), python_arguments.whole("seed", seed, 0)
         python_arguments.check_watchers(progress, on_round)

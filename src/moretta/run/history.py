@@ -145,7 +145,7 @@ TESTED = ("test_", "validation_")
 
 
 class StopTraining(Exception):  # no error: a callback raises it to end a run
-    """Raised by a callback of `moretta.run.federation.Federation.train` to end the run after the round it was told of.
+    """End the run after the current round: raise it in a callback of `moretta.Federation.train`.
 
     The run then ends as early stopping ends it: the model is released, scored and written, and a checkpoint is kept.
     """
@@ -153,15 +153,20 @@ class StopTraining(Exception):  # no error: a callback raises it to end a run
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """What the server knows of a round that has ended; nothing in it can be changed.
+    """Describe a finished round as the server knows it; immutable.
 
-    number: from 1 to `rounds`. loss: the mean over rows before the round's step, None where nobody is told it; where
-    targets are standardised, of those.
-    lost: why the round was given up, and no step was taken in it; empty where it was completed.
-    metrics: scores on test and validation rows by their names in the history, such as ``test_accuracy``; empty in
-    rounds in which the model is not evaluated. missing: silos that missed an answer, each with the reason. bytes: up
-    and down per silo, keys and shares in all. seconds: of the whole round. epsilon: spent so far, where silos add
-    noise (infinity where it is unbounded); else None.
+    Args:
+        number: From 1 to `rounds`.
+        rounds: Of the whole run.
+        loss: The mean over rows before the round's step, in the units of standardised targets where they are
+            standardised. None where nobody learns it.
+        metrics: Scores on test and validation rows by their names in the history, such as ``test_accuracy``. Empty in
+            rounds without an evaluation.
+        missing: Silos that missed an answer, each with the reason.
+        bytes: Bytes up and down per silo; keys and shares in total.
+        seconds: Of the whole round.
+        epsilon: Spent up to this round where silos add noise, infinity if unbounded; else None.
+        lost: Why the round was abandoned without a step; empty for a complete round.
     """
 
     number: int

@@ -31,14 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """Hold what a run produced.
 
-    record: the content of ``result.json``. history: a mapping a round. model: the true model, as the server holds it
-    (None where silos train alone). released: what the silos may be given. models: each silo's own, where it has one.
-    inputs: what inputs and outputs mean, the content of ``inputs.json``.
-    They take rows as the silos have them: where inputs are standardised, or values filled in, the module that was given
-    stands as `model` in one that does this first (`moretta.run.raw_rows.Prepared`).
-    played: the federation, its rounds and its seed; an audit needs their silos' rows and architecture.
+    Args:
+        record: The content of ``result.json``.
+        history: One mapping per round.
+        model: The true model, as the server holds it; None where silos train alone.
+        released: The model that silos may receive.
+        models: Each silo's own model, by name; empty where all share one.
+        folder: The run folder; None where the run has none.
+        inputs: What inputs and outputs mean, the content of ``inputs.json``.
+        played: The federation, its rounds and its seed. An audit needs their silos' rows and architecture.
+
+    All three kinds of model take rows as the silos hold them. Where inputs are standardised or values filled in, the
+    module that you passed is `model` of one that prepares rows first (`moretta.run.raw_rows.Prepared`).
     """
 
     record: Mapping[str, Any]
@@ -91,12 +97,12 @@ class Result:
 
     @property
     def test(self) -> Mapping[str, Any]:
-        """Loss, accuracy or mse, and metrics on the test rows; `per_silo` where each silo has a model of its own."""
+        """Return loss, accuracy or mse, and metrics on the test rows; `per_silo` where each silo has its own model."""
         return {key: value for key, value in self.record["test"].items() if key != "per_silo" or self._is_by_model}
 
     @property
     def training(self) -> Mapping[str, Mapping[str, Any]]:
-        """How well the common model fits the rows that each silo trained it on, by silo; not how it does on new ones.
+        """Return the common model's scores on each silo's training rows, by silo; not its quality on new rows.
 
         Empty where each silo has a model of its own, or its rows are on another machine.
         """
@@ -109,20 +115,25 @@ class Result:
 
     @property
     def bytes(self) -> Mapping[str, float]:
-        """Traffic: up and down per silo and round, and what keys and shares cost in all."""
+        """Return traffic in bytes: up and down per silo and round, and keys and shares in total."""
         return self.record["bytes"]  # type: ignore[no-any-return]
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds in all and by phase; silos' phases are summed over silos."""
+        """Return seconds in total and by phase; silos' phases are summed over silos."""
         return self.record["seconds"]  # type: ignore[no-any-return]
 
     @names_keywords()
     def raw_model(self, *, silo: str | None = None, true_model: bool = False) -> TrainedModel:
-        """Return a copy of a model that takes rows as the data has them (`moretta.run.trained_model.TrainedModel`).
+        """Return a copy of a model that takes rows as the data holds them (`moretta.run.trained_model.TrainedModel`).
 
-        silo: whose, where each silo has its own. true_model: the server's, not the released one, which silos hold too
-        and which gives exact predictions. Raises `moretta.errors.ParameterError` where the run has no such model.
+        Args:
+            silo: Whose model, where each silo has its own.
+            true_model: Choose the server's model instead of the released one. Silos hold the released one too, and it
+                gives exact predictions.
+
+        Raises:
+            ParameterError: The run has no such model.
         """
         from moretta.run.trained_model import TrainedModel
 
@@ -132,28 +143,38 @@ class Result:
 
     @names_keywords()
     def predict(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.generic]:
-        """Return what is predicted of each row, as `TrainedModel.predict`; the model as of `raw_model`."""
+        """Predict each row by the model that `raw_model` returns for these arguments, as `TrainedModel.predict`."""
         return self.raw_model(silo=silo, true_model=true_model).predict(x)
 
     @names_keywords()
     def predict_proba(self, x: Any, *, silo: str | None = None, true_model: bool = False) -> NDArray[np.float64]:
-        """Return what each class's probability is, as `TrainedModel.predict_proba`; the model as of `raw_model`."""
+        """Return each class's probability, float64[rows, classes], by the model that `raw_model` returns for these
+        arguments.
+        """
         return self.raw_model(silo=silo, true_model=true_model).predict_proba(x)
 
     @names_keywords()
     def evaluate(
         self, x: Any, y: Any, groups: Any = None, *, silo: str | None = None, true_model: bool = False
     ) -> dict[str, Any]:
-        """Return how good the model of `raw_model` is on other labelled rows, as `TrainedModel.evaluate` does."""
+        """Score the model that `raw_model` returns on other labelled rows, as `TrainedModel.evaluate` does."""
         return self.raw_model(silo=silo, true_model=true_model).evaluate(x, y, groups)
 
     @names_keywords()
     def save(self, folder: str | Path | None = None) -> Path:
-        """Write the models into a new folder for `moretta.load` and the shell's commands, and return the folder.
+        """Write the models into a new folder for `moretta.load` and the shell's commands.
 
-        The released model, or where each silo has its own those, and not the server's true one, which is in the run
-        folder alone. None is the run's own folder: it is given what it lacks, the model's graph, where nothing that can
-        be imported builds the model. Raises `moretta.errors.ParameterError` for a model that cannot be written down.
+        The folder holds the released model, or each silo's own. The server's true model stays in the run folder alone.
+
+        Args:
+            folder: The new folder. None is the run's own folder, which gains the model's graph where nothing importable
+                builds the model.
+
+        Returns:
+            Path: The folder.
+
+        Raises:
+            ParameterError: The model cannot be written.
         """
         from moretta.run import trained_model
 
@@ -202,7 +223,8 @@ class Result:
     def report(self, path: str | Path) -> Path:
         """Write the run's report, one self-contained HTML page, and return its path.
 
-        Raises `moretta.errors.ParameterError` for a name that ends in neither .html nor .htm, and without a run folder.
+        Raises:
+            ParameterError: The name ends in neither .html nor .htm, or the run has no folder.
         """
         from moretta.report.page import write_report
 
@@ -222,8 +244,13 @@ class Result:
     ) -> Audit:
         """Attack what the run recorded, and return what each role could learn (`moretta.audit`).
 
-        Arguments as of `moretta.audit.auditor.audit`. Raises `moretta.errors.ParameterError` for a run without recorded
-        views.
+        Args:
+            thorough: Run slow attacks too, up to an hour.
+            background: Rows that attackers may have, (x, y); None takes half of the test rows.
+            progress: Called with the number of attacks done, of all, and the next one's name.
+
+        Raises:
+            ParameterError: The run recorded no views.
         """
         from moretta.audit.auditor import audit
 

@@ -261,13 +261,23 @@ def load(
     model: str | None = None,
     allow_code: bool = False,
 ) -> TrainedModel:
-    """Return the model of a run's folder, or of one that `Result.save` wrote, ready for rows as the data has them.
+    """Load the model of a run's folder, or of one that `Result.save` wrote, for rows as the data holds them.
 
-    silo: whose model, where each silo has its own. true_model: the server's, not the released one. model: what builds
-    it, a built-in name or "module:function", where the folder does not say. allow_code: import the code that the folder
-    names (`moretta.run.consent`), and run its graph in this process; without it no code of the folder's is run, and a
-    graph runs in a confined process, on the CPU and without gradients. Nothing is ever unpickled.
-    Raises `moretta.errors.ParameterError`, in one sentence, for a folder that holds no such model.
+    Without `allow_code` no code of the folder runs, and a graph runs in a confined process, on the CPU and without
+    gradients. Nothing is ever unpickled.
+
+    Args:
+        folder: The folder.
+        silo: Whose model, where each silo has its own.
+        true_model: Choose the server's model instead of the released one.
+        model: What builds it, a built-in name or "module:function", where the folder does not name it.
+        allow_code: Import the code that the folder names (`moretta.run.consent`), and run its graph in this process.
+
+    Returns:
+        TrainedModel: A module that also predicts and evaluates.
+
+    Raises:
+        ParameterError: The folder holds no such model; one sentence says why.
     """
     folder = path_of(folder, "load: expected the path of a run folder")
     if model is not None and not isinstance(model, str):

@@ -48,18 +48,18 @@ def secure_sum(
     """Act as the server of one secure sum, and return the weighted mean of the silos' tensors.
 
     Args:
-        silos: maps each silo's name to a function that delivers bytes to its `SumClient.answer` and returns the answer.
+        silos: Maps each silo's name to a function that delivers bytes to its `SumClient.answer` and returns the answer.
             Each runs in a thread. One that raises means that its silo is gone; enough others complete the sum.
-        shapes: maps each tensor's name to its shape.
-        settings: those of a run, the same at all ends; None means `SecureAggregation()`.
-        most_weight: an upper bound of all silos' weights together; None means one for each silo.
+        shapes: Maps each tensor's name to its shape.
+        settings: Those of a run, the same at all ends; None means `SecureAggregation()`.
+        most_weight: An upper bound of the sum of all weights; None means weight 1 for each silo.
 
     Returns:
         Sum: `means` (float64), `weight` of its silos, `steps` (largest errors), `silos`; sum = `means[name] * weight`.
 
     Raises:
-        RunFailed: too few silos are left to open a sum.
-        RangeError: the ring has no room for as many silos of that weight.
+        RunFailed: Too few silos are left to open a sum.
+        RangeError: The ring has no room for as many silos of that weight.
     """
     settings = settings or SecureAggregation()
     roster = settings.load_roster()
@@ -77,15 +77,18 @@ def secure_sum(
 
 
 class SumClient:
-    """A silo's end of one secure sum, over connections of your own.
+    """Take a silo's part in one secure sum, over connections of your own.
 
     Args:
-        name: the silo's name at the server.
-        silos: the names of all silos of the sum. Their number sets how many must remain for it to be opened.
-        tensors: real arrays by name; never written to.
-        weight: a whole number, 1 or more, the tensors' weight in the mean; the server learns only the sum of weights.
-        settings: those of a run, the same at all ends; None means `SecureAggregation()`.
-        helped: the record of all sums that the silo has helped open, with its owner's floors; None records this one.
+        name: The silo's name at the server.
+        silos: The names of all silos of the sum. Their number sets how many must remain for it to be opened.
+        tensors: Real arrays by name; never written to.
+        weight: A whole number, 1 or more, the tensors' weight in the mean; the server learns only the sum of weights.
+        settings: Those of a run, the same at all ends; None means `SecureAggregation()`.
+        helped: The record of all sums that the silo has helped open, with its owner's floors; None records this one.
+
+    Source:
+        Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", Figure 4.
     """
 
     def __init__(
@@ -107,10 +110,13 @@ class SumClient:
     def answer(self, data: bytes) -> bytes:
         """Return the answer to the server's bytes.
 
+        Args:
+            data: One message of `secure_sum`.
+
         Raises:
-            PeerError: the bytes are not what a server of one sum sends. Nothing is sent then.
-            RangeError: a value is too large for the settings' limit, or not finite.
-            SumSpent: this silo has helped to open another sum.
+            PeerError: The bytes are not what a server of one sum sends. Nothing is sent then.
+            RangeError: A value is too large for the settings' limit, or not finite.
+            SumSpent: This silo has helped open another sum.
         """
         asks = CODEC.decode(data)
         if self._half is None:

@@ -15,25 +15,26 @@ from moretta.secure_aggregation.identity import Roster
 
 
 class SecureAggregation(Section):
-    """How the silos' uploads are summed.
+    """Choose how the silos' uploads are summed.
 
-    scheme: "pairwise" masks; "additive-shares", which cost more and bear no dropouts; or "none": the server sees each
-        upload.
-    ring_bits: sums are exact integers of this many bits.
-    limit: the largest absolute value that an entry of an upload may have; None is 2^16 in 64 bits, 2^4 in 32.
-        A larger limit leaves fewer bits behind the point.
-    threshold: how many of a silo and its neighbours must be left for a sum to be opened; None is floor(2 n / 3) + 1
-        where all n silos of a round are neighbours, else it follows from the two rates.
-    degree: neighbours with which a silo has masks, even; None is all others in cohorts of up to 50 silos, and above
-        that as few as the rates allow.
-    corrupt_rate: the fraction of silos that may collude with the server.
-    dropout_rate: the fraction of silos that may vanish in a round.
-    min_survivors: the fewest silos that a round may end with; None is 2, or 1 under "none", and under dp-noise more:
-        see `sharing_noise`.
-    weights: "hidden": only the sum of the silos' weights is seen; "public": each silo's is.
-    roster: the file of the silos' public keys; None trusts the keys that the server relays.
-    identity: where each silo's own key is, a folder or file, with "{silo}" in the place of the silo's name. Over
-        "flare" each site names its own, so the run file has a roster alone.
+    Args:
+        scheme: "pairwise" masks; "additive-shares", which cost more and bear no dropouts; or "none": the server sees
+            each upload.
+        ring_bits: the size of the exact integers in which sums are taken.
+        limit: the largest absolute value of an upload's entries; None is 2^16 in 64 bits, 2^4 in 32. A larger limit
+            leaves fewer bits behind the point.
+        threshold: how many of a silo and its neighbours must remain for a sum to be opened; None is floor(2 n / 3) + 1
+            where all n silos of a round are neighbours, else it follows from the two rates.
+        degree: the number of neighbours with which a silo has masks, even. None is all others in cohorts of up to 50
+            silos, and above that as few as the rates allow.
+        corrupt_rate: the fraction of silos that may collude with the server.
+        dropout_rate: the fraction of silos that may vanish in a round.
+        min_survivors: the fewest silos with which a round may end; None is 2, or 1 under "none", and under dp-noise
+            more: see `sharing_noise`.
+        weights: "hidden": the server sees only the sum of the silos' weights; "public": it sees each silo's.
+        roster: the file of the silos' public keys; None trusts the keys that the server relays.
+        identity: the folder or file of each silo's own key, with "{silo}" in the place of the silo's name. Over "flare"
+            each site names its own, so the run file has a roster alone.
 
     >>> SecureAggregation(scheme="pairwise", threshold=2).largest
     65536.0

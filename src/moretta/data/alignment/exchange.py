@@ -230,8 +230,16 @@ def align(
 ) -> dict[str, Alignment]:
     """Align partners that are all in this process, by the exchange that they would have over a network.
 
-    ids: of each partner's rows, by its name, in the order of the chain. Returns each one's alignment.
-    Raises `moretta.errors.ParameterError` for fewer than two partners, ids that cannot be compared, or none in common.
+    Args:
+        ids: Each partner's ids, one per row, by the partner's name; in the order of the chain.
+        rules: How ids are normalised; None is `IdRules()`.
+        pad_to: The length to which each list of ids is filled; None pads nothing.
+
+    Returns:
+        dict: Each partner's alignment, by its name.
+
+    Raises:
+        ParameterError: Fewer than two partners, ids that cannot be compared, or no id in common.
     """
     if len(ids) < 2:
         raise ParameterError(f"expected two partners or more to align, got {len(ids)}")

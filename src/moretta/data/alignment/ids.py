@@ -20,12 +20,16 @@ _LONGEST = 1024  # characters of an id
 
 @dataclass(frozen=True)
 class IdRules:
-    """How ids are written before they are compared; partners need the same rules.
+    """Normalise ids before they are compared; all partners need the same rules.
 
-    strip: without white space at both ends. unicode: in Unicode's compatibility form NFKC, by which full-width digits
-    are digits and composed accents equal combined ones. fold_case: without difference of capitals.
-    drop_spaces, drop_punctuation: without any white space, or any punctuation (dashes, dots, slashes).
-    drop_zeros: without zeros at the beginning.
+    Args:
+        strip: Remove white space at both ends.
+        unicode: Bring to Unicode's form NFKC: full-width digits become digits, and composed accents equal combined
+            ones.
+        fold_case: Ignore case.
+        drop_spaces: Remove all white space.
+        drop_punctuation: Remove all punctuation (dashes, dots, slashes).
+        drop_zeros: Remove leading zeros.
     """
 
     strip: bool = True

@@ -76,11 +76,21 @@ def read_table(
 ) -> TableRows:
     """Read a table by its schema, for example for `Silo(name, rows.x, rows.y, groups=rows.groups)`.
 
-    table: the path of a file, or a frame of pandas or polars, or a mapping of columns by name. labelled: whether it has
-    targets. separator: what stands between the cells of a .csv file, one of , ; | tab and blank; None finds out among
-    the first two and a tab. decimal: what stands before a number's fraction. encoding: of the text, such as "latin-1".
-    absent: words that stand for no value. form: the last four in one, a `Format`.
-    Raises `moretta.errors.ParameterError` as `encode` does.
+    Args:
+        table: The path of a file, a frame of pandas or polars, or a mapping of columns by name.
+        schema: What the columns mean.
+        form: `separator`, `decimal`, `encoding` and `absent` in one value, instead of these.
+        labelled: Whether the table has targets.
+        separator: Between the cells of a .csv file: , ; | tab or blank. None detects the first two and a tab.
+        decimal: Before a number's fraction, "." or ",".
+        encoding: Of the text, such as "latin-1".
+        absent: Words that stand for no value.
+
+    Returns:
+        TableRows: Coded inputs, x [rows, inputs] after expansion, y, ids, groups, and the rows that were left out.
+
+    Raises:
+        ParameterError: A column or a cell does not fit the schema; the sentence names it.
     """
     said = Format(separator, decimal, encoding, (absent,) if isinstance(absent, str) else tuple(absent))
     if form is not None and said != Format():

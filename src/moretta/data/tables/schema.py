@@ -232,9 +232,10 @@ KINDS = ("number", "category", "ordered", "date", "id", "group", "file", "target
 
 
 class Schema(Section):
-    """The columns of a table by name, in the order of the model's inputs.
+    """List the columns of a table by name, in the order of the model's inputs.
 
-    Raises `moretta.errors.ParameterError` for two ids, groups or targets, and for a table without an input.
+    Raises:
+        ParameterError: Two columns are ids, groups or targets, or none is an input.
     """
 
     columns: dict[str, ColumnKind]
@@ -258,7 +259,11 @@ class Schema(Section):
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
-        """Read a schema from a file; see `load`."""
+        """Read a schema from a .toml file, or from a Table Schema in .json.
+
+        Raises:
+            ParameterError: The file is not a schema; one sentence says why.
+        """
         return load(Path(path))
 
     @property

@@ -46,43 +46,49 @@ def _too_large(s: Any) -> Mapping[str, str] | None:
 
 
 class BAFFLE(PrivateTraining):
-    """Training by forward passes alone: Feng et al. 2023.
+    """Train by forward passes alone: Feng et al. 2023.
 
-    perturb: "all" moves all parameters at once, along K directions; "blocks" moves one layer after the other and runs
-        only what comes after it (`moretta.protocols.baffle.silo.blocks`), for LeNet at 1/26 to 1/132 of the work.
-    linear: how blocks of linear layers move: "scalars", along K directions of rank one; "activations", each output unit
-        by itself, where a silo uploads its estimate of the layer, as long as the layer, as under fedsgd.
-    k: K, how many directions a round has (twice as many with form "twice-forward"); None is 100. With blocks, how many
-        a block has at least: a number for all, or a table by the names of layers, in which "*" is any; None is 4 a
-        channel up to 64 of convolutions, 2 up to 32 of normalisations, inputs + outputs of linear layers, 16 of others.
-    k_last: K of the last round; K grows, or falls, to it by the same factor each round. None leaves it at k.
-    sigma: how far parameters are moved along each direction.
-    form: the finite difference (`moretta.protocols.baffle.silo.estimate`); with blocks, where the loss at w is known
-        anyway, "base" (then the default) or "central". direction: "rademacher", entries -1 and +1, or "gaussian".
-        Differs from the paper: its form is "twice-forward", of which its code has "base" at twice the K, the same, and
-        its directions are Gaussian; "mean" and Rademacher directions lose less to the curvature
-        (`moretta.protocols.baffle`).
-    directions: "shared", the same for all roles, so that a silo uploads K scalars; "own", each silo draws its own from
-        its secret and uploads its estimate, as long as the model. C silos then have C K directions a round, as in the
-        authors' code, each with the error of one silo's gradient; the server knows none of them. At the epoch level
-        "own" hides each step's from the server.
-    orthogonal: make the directions of a round orthogonal to each other.
-    seed_pool: take each round's directions from so many, fixed for the cohort, a multiple of 8; None: fresh ones.
-    ema: the moving average of the parameters, w <- ema w + (1 - ema) w_t, is tested and released; 0 is none. In round t
-        ema is at most t / (t + 9), so that the start is soon forgotten.
-    ema_each: when the average follows: after each "round", or each "epoch" of `epoch_rounds` rounds; after n epochs ema
-        is at most (1 + n) / (10 + n), as in the authors' code. What follows the last whole epoch is then left out.
-    clip_entry: the largest entry of a silo's estimate of the gradient. A silo knows the directions, so it scales its K
-        scalars such that no entry is larger; the authors' code has 0.3. None does not scale.
-    trainable: names of parameters or of modules; all others are frozen. Without names all are trained.
-    local_epochs: None is the batch level: a round is one batch a silo, and scalars are summed. A number is the epoch
-        level: a silo takes so many epochs of steps along its own estimates, by the optimizer at learning_rate. Its
-        difference, as long as the model, is summed. Adam's moments stay at the silo.
-    checkpoint_minutes: at the epoch level, after so many minutes each silo keeps what it has done of a round in a file
-        of its own, and after a restart goes on from there; None keeps nothing within a round, and so do edge clients.
-    batch_statistics: BatchNorm normalises by the statistics of a silo's batch, which are summed beside its losses, so
-        that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
-    dp_noise, dp_clip: noise on the scalars; dp_clip is the largest norm of one row's K of them.
+    Args:
+        perturb: "all" moves all parameters at once, along K directions; "blocks" moves one layer after the other and
+            runs only the layers after it (`moretta.protocols.baffle.silo.blocks`), for LeNet at 1/26 to 1/132 of the
+            work.
+        linear: how blocks of linear layers move: "scalars", along K directions of rank one; "activations", each output
+            unit separately: a silo then uploads its estimate of the layer, as long as the layer, as under fedsgd.
+        k: K, the number of directions in a round (twice as many with form "twice-forward"); None is 100. With blocks,
+            the least number for a block: one number for all, or a table by the names of layers, in which "*" is any.
+            None is then 4 a channel up to 64 for convolutions, 2 up to 32 for normalisations, inputs + outputs for
+            linear layers, and 16 for others.
+        k_last: K of the last round, which K approaches by the same factor each round. None keeps k.
+        sigma: the length by which parameters move along each direction.
+        form: the finite difference (`moretta.protocols.baffle.silo.estimate`). With blocks, where the loss at w is
+            known anyway, "base" (then the default) or "central". The paper's is "twice-forward", for which its code
+            uses "base" at twice the K, the same.
+        direction: "rademacher", entries -1 and +1, or "gaussian". Differs from the paper: its directions are Gaussian;
+            form "mean" with Rademacher directions loses less to the curvature (`moretta.protocols.baffle`).
+        directions: "shared": all roles use the same, and a silo uploads K scalars. "own": each silo draws its own from
+            its secret and uploads its estimate, as long as the model. C silos then have C K directions a round, as in
+            the authors' code, each with the error of one silo's gradient, and the server knows none of them. At the
+            epoch level "own" hides each step's directions from the server.
+        orthogonal: make the directions of a round orthogonal to each other.
+        seed_pool: the size of a pool, fixed for the cohort, from which each round takes its directions; a multiple of
+            8. None draws fresh ones.
+        ema: the decay of the parameters' moving average, w <- ema w + (1 - ema) w_t, which is tested and released; 0
+            disables it. In round t ema is at most t / (t + 9), so that the start is soon forgotten.
+        ema_each: update the average after each "round", or after each "epoch" of `epoch_rounds` rounds. After n epochs
+            ema is at most (1 + n) / (10 + n), as in the authors' code; rounds after the last whole epoch then do not
+            count.
+        clip_entry: the largest entry of a silo's gradient estimate. A silo knows the directions, so it scales its K
+            scalars until no entry is larger; the authors' code has 0.3. None does not scale.
+        trainable: names of parameters or of modules; all others are frozen. None trains all.
+        local_epochs: None is the batch level: a round is one batch per silo, and scalars are summed. A number is the
+            epoch level: a silo takes this many epochs of steps along its own estimates, by the optimizer at
+            learning_rate. Its difference, as long as the model, is summed. Adam's moments stay at the silo.
+        checkpoint_minutes: at the epoch level, the minutes after which each silo saves its progress of a round to its
+            own file, from which it resumes after a restart. None saves nothing within a round; edge clients never do.
+        batch_statistics: normalise in BatchNorm by the statistics of a silo's batch. They are summed beside its losses,
+            so that the server keeps the running ones (`moretta.protocols.baffle.batch_statistics`).
+        dp_noise: the noise multiplier sigma of the scalars.
+        dp_clip: the largest norm of one row's K scalars.
     """
 
     BETWEEN: ClassVar[tuple[SettingRule, ...]] = (

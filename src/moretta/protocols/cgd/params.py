@@ -18,30 +18,36 @@ Delta = Positive | tuple[Positive, Positive] | Mapping[str, Positive]
 
 
 class CGD(Training):
-    """Confined Gradient Descent (`cgd.txt`), Algorithms 1 and 2: w_l(k+1) = w_l(k) - alpha_k sum n_l g_l / sum n_l.
+    """Descend from starts that each participant keeps to itself (`cgd.txt`), Algorithms 1 and 2:
+    w_l(k+1) = w_l(k) - alpha_k sum n_l g_l / sum n_l.
 
-    delta: how large each participant's confined start is, w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard
-    normal. A number holds for all. Two are a range from which each participant draws its own in secret, uniformly
-    (Table 7's last column). A mapping gives each participant's.
-    around: the point that starts are confined around: "zero", as in the paper, or "model", the model's own weights (or
-    those of `warm_start`), for architectures and fine-tuning that need a common start.
-    vertical: how participants that hold different columns of the same rows work together. "joint": a row of the grid
-    has one model, its first layer split by column. "independent", Algorithm 2 as printed: each participant has one.
-    hidden_bias: where biases of hidden layers start: "confined" like weights, or "shared", the same for everybody and
-    without delta: standard normal numbers, or the model's own with around = "model". A shared start is no secret: it
-    follows from the run's seed. (The authors' code has it so, and no bias of the outputs: the "mlp" has output-bias.)
-    batches: the rows of a batch: "shuffled" anew each epoch, or "in-order", each epoch from the first row on, as the
-    authors' code has them, which needs a [data] batch-size above 0.
-    weight_decay: lambda of the regulariser lambda |w|^2 / 2 (Eq. 4), of each participant's own model: its gradient has
-    lambda w_l(k) in it, and the sum their mean by rows, so that D stays one. The authors' code has 1e-6.
-    schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the round
-    after `decay_from` and T is how many rounds are left then.
-    mu: how slowly that schedule lowers the rate, 0 to 1 (Theorem 1). decay_from: the last round at the
-    full rate.
-    blind: whether the aggregator only relays sums, which it cannot read; None is yes, unless the scheme is "none".
-    align: whether the holders of a row of the grid put the rows that all of them have in one order by their ids, before
-    the first round (`moretta.data.alignment`). align_ids: how ids are made comparable, by names of
-    `moretta.data.alignment.ids.IdRules`. align_pad_to: the length that each list of ids is filled up to.
+    Args:
+        delta: the size of each participant's confined start, w_l(1) = delta_l * Rand_l (Eq. 11), Rand_l standard
+            normal. One number holds for all. Two are a range from which each participant draws its own in secret,
+            uniformly (Table 7's last column). A mapping has each participant's.
+        around: the centre of the starts: "zero", as in the paper, or "model", the model's own weights (or those of
+            `warm_start`), for architectures and fine-tuning that need a common start.
+        vertical: how participants that hold different columns of the same rows cooperate. "joint": a row of the grid
+            has one model, its first layer split by column. "independent", Algorithm 2 as printed: each participant has
+            one.
+        hidden_bias: where biases of hidden layers start: "confined" like weights, or "shared", the same for everybody
+            and without delta: standard normal numbers, or the model's own with around = "model". A shared start is no
+            secret: it follows from the run's seed. (The authors' code has it so, and no output bias: the "mlp" has
+            output-bias.)
+        batches: the order of rows: "shuffled" anew each epoch, or "in-order", each epoch from the first row on, as in
+            the authors' code, which needs a [data] batch-size above 0.
+        weight_decay: lambda of the regulariser lambda |w|^2 / 2 (Eq. 4) of each participant's own model: its gradient
+            contains lambda w_l(k), and the sum contains their mean by rows, so that D stays the same for all. The
+            authors' code has 1e-6.
+        schedule: alpha_k: "constant", or "inverse-square", alpha ((1 + mu T) / (k + mu T))^2, where k counts from the
+            round after `decay_from` and T is the number of rounds left then.
+        mu: how slowly "inverse-square" lowers the rate, from 0 to below 1 (Theorem 1).
+        decay_from: the last round at the full rate.
+        blind: make the aggregator relay sums that it cannot read; None is true, unless the scheme is "none".
+        align: put the rows that all holders of a row of the grid have in one order by their ids, before the first round
+            (`moretta.data.alignment`).
+        align_ids: the rules that make ids comparable, by names of `moretta.data.alignment.ids.IdRules`.
+        align_pad_to: the length to which each list of ids is filled.
     """
 
     BETWEEN: ClassVar[tuple[SettingRule, ...]] = (

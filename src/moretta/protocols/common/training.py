@@ -33,32 +33,34 @@ FACTOR = 0.1  # of the rate after a milestone
 
 
 class Training(Section):
-    """Settings of training that all protocols share, whoever holds the model.
+    """Set what every protocol with gradients shares.
 
-    loss: "mse" is sum over outputs of (y - t)^2 / 2, averaged over samples (`practical.md`, section III-B), which is
-    outputs / 2 times `torch.nn.MSELoss`; "cross-entropy" is that of the softmax, in nats.
-    own_loss: a function of outputs and targets, in a run file "module:function", that gives each row a number: it is
-    minimised in the place of `loss`, which still encodes targets and scores test rows
-    (`moretta.protocols.common.own_loss`).
-    label_smoothing: how far targets of cross-entropy are drawn to all classes alike, as
-    `torch.nn.functional.cross_entropy` has it. class_weights: what a row of each class weighs in it, likewise.
-    learning_rate: the rate at which the optimizer steps, at the server.
-    lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of the
-    rounds on and a hundredth from three quarters on (He et al., CVPR 2016); "milestones", times `milestone_factor`
-    after each of `milestones`.
-    milestones: after which epochs that schedule lowers the rate, in ascending order. milestone_factor: what the rate
-    is multiplied by after each.
-    first_rate: the rate of the first epoch, in the place of what the schedule says; None: what it says.
-    epoch_rounds: how many rounds count as an epoch, for `milestones`, `first_rate` and whatever goes by epochs.
-    clip_norm: the largest norm of a step's gradient over all parameters; None does not clip.
-    warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
-    optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults, but for `betas`.
-    momentum: how much of its last step SGD keeps, as `torch.optim` has it. betas: how much of their last
-    values Adam's two averages keep.
-    weight_decay: how strongly parameters are drawn to 0, as `torch.optim` has it, L2 on all parameters: it is added to
-    the gradient, times the parameter.
-    autocast: whether silos compute in bfloat16 what `torch.autocast` lists; weights, gradients and losses stay as they
-    are. Not for pbpfl and baffle.
+    Args:
+        loss: "mse", the sum over outputs of (y - t)^2 / 2, averaged over rows (`practical.md`, section III-B): outputs
+            / 2 times `torch.nn.MSELoss`. Or "cross-entropy" of the softmax, in nats.
+        own_loss: a function of outputs and targets, in a run file "module:function", that returns one number per row.
+            It is minimised instead of `loss`, which still encodes targets and scores test rows
+            (`moretta.protocols.common.own_loss`).
+        label_smoothing: how far cross-entropy targets move towards the uniform distribution, as in
+            `torch.nn.functional.cross_entropy`.
+        class_weights: the weight of each class's rows in cross-entropy, as in `torch.nn.functional.cross_entropy`.
+        learning_rate: the rate of the optimizer's steps, at the server.
+        lr_schedule: the rate over the run: "constant"; "cosine", from the full rate to 0; "step", a tenth from half of
+            the rounds on and a hundredth from three quarters on (He et al., CVPR 2016); "milestones", times
+            `milestone_factor` after each of `milestones`.
+        milestones: the epochs after which "milestones" lowers the rate, ascending.
+        milestone_factor: multiplies the rate after each milestone.
+        first_rate: the rate of the first epoch instead of the schedule's; None keeps the schedule's.
+        epoch_rounds: how many rounds count as an epoch, for `milestones`, `first_rate` and all that goes by epochs.
+        clip_norm: the largest norm of a step's gradient over all parameters; None does not clip.
+        warm_start: a state_dict to begin with, .safetensors or .pt (read without running code).
+        optimizer: "sgd", with momentum, or "adam" with PyTorch's defaults except `betas`.
+        momentum: the fraction of its last step that SGD keeps, as in `torch.optim.SGD`.
+        betas: the decay rates of Adam's two moving averages, as in `torch.optim.Adam`.
+        weight_decay: the L2 penalty on all parameters, as in `torch.optim`: the gradient gains this times the
+            parameter.
+        autocast: compute at silos in bfloat16 what `torch.autocast` lists; weights, gradients and losses keep their
+            dtype. Not for pbpfl and baffle.
     """
 
     if TYPE_CHECKING:
@@ -173,17 +175,20 @@ Minutes = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
 
 
 class PrivateTraining(Training):
-    """Training in which silos can add noise, so that their rows are hidden by differential privacy.
+    """Add noise at silos, so that differential privacy hides their rows.
 
-    dp_noise: the noise multiplier sigma; the noise in a round's sum has at least the deviation sigma * dp_clip.
-    dp_clip: the largest norm of what one example adds to a round's sum; where silos step by themselves, of one silo's
-        whole update, and silos then count alike.
-    dp_unit: what noise hides one of: a "row" of a silo, or a "group" of its rows (a patient), which the schema names;
-        where silos step by themselves a "silo", all that it uploads; None is a row, or there a silo.
-    dp_group_rows: how many different rows of one group are used in a round at most, the mean of which is clipped.
-    dp_colluding: how many silos may tell the server their own noise; the others' is then enough for epsilon.
-    dp_delta: the delta at which epsilon is stated.
-    dp_epsilon: the most that epsilon may come to: the run ends before a round would pass it, and no silo uploads then.
+    Args:
+        dp_noise: the noise multiplier sigma; the noise in a round's sum has at least the deviation sigma * dp_clip.
+        dp_clip: the largest norm of one example's contribution to a round's sum. Where silos step by themselves, it
+            bounds a silo's whole update, and silos count alike.
+        dp_unit: the unit that noise hides: a "row" of a silo, or a "group" of its rows (a patient), which the schema
+            names. Where silos step by themselves, the unit is a "silo", all that it uploads. None is a row, or there a
+            silo.
+        dp_group_rows: the most different rows of one group that a round uses; their mean is clipped.
+        dp_colluding: how many silos may reveal their own noise to the server; epsilon then counts only the others'
+            noise.
+        dp_delta: the delta at which epsilon is stated.
+        dp_epsilon: the largest epsilon: the run ends before a round would exceed it, and no silo uploads in that round.
     """
 
     dp_noise: NonNegative | None = None

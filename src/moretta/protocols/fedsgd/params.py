@@ -14,10 +14,10 @@ from moretta.protocols.common.training import Minutes, PrivateTraining, Training
 
 
 class FedSGD(PrivateTraining):
-    """One gradient per silo and round, averaged by rows: McMahan et al. 2017, FederatedSGD.
+    """Average one gradient per silo and round by rows: McMahan et al. 2017, FederatedSGD.
 
-    With dp_noise and dp_clip it is DP-FL, differentially private SGD (`moretta.protocols.fedsgd.private`): what is
-    clipped to dp_clip is the norm of one example's gradient over all parameters.
+    With dp_noise and dp_clip it is DP-FL, differentially private SGD (`moretta.protocols.fedsgd.private`): dp_clip
+    bounds the norm of one example's gradient over all parameters.
     """
 
     BETWEEN: ClassVar[tuple[SettingRule, ...]] = (
@@ -37,14 +37,16 @@ WITH_FIT = ("name", "fit", "mu", "loss", "label_smoothing", "class_weights", "wa
 
 
 class Epochs(PrivateTraining):
-    """`local_epochs` epochs of SGD at each silo, differences averaged by rows.
+    """Take `local_epochs` epochs of SGD at each silo, and average the differences by rows.
 
     learning_rate, momentum, weight_decay and clip_norm are those of the silos' own SGD.
-    local_epochs: how many epochs a silo steps in a round.
-    checkpoint_minutes: after so many minutes each silo keeps what it has done of a round in a file of its own, and
-        after a restart goes on from there; None keeps nothing within a round. Silos then step one by one.
-    fit: a function, in a run file "module:function", that trains at a silo in the place of its epochs
-        (`moretta.protocols.fedsgd.own_loop`).
+
+    Args:
+        local_epochs: how many epochs a silo steps in a round.
+        checkpoint_minutes: the minutes after which each silo saves its progress of a round to its own file, from which
+            it resumes after a restart. None saves nothing within a round. With a number, silos step one by one.
+        fit: a function, in a run file "module:function", that trains at a silo instead of its epochs
+            (`moretta.protocols.fedsgd.own_loop`).
     """
 
     OWN: ClassVar[tuple[str, ...]] = (*PrivateTraining.OWN, "fit")
@@ -90,20 +92,22 @@ class Epochs(PrivateTraining):
 
 
 class FedAvg(Epochs):
-    """Federated averaging: McMahan et al. 2017, Algorithm 1."""
+    """Average the models of silos that train for epochs: McMahan et al. 2017, Algorithm 1."""
 
     name: Literal["fedavg"] = "fedavg"
 
 
 class FedProx(Epochs):
-    """Federated averaging whose silos are held near the model that they were sent: Li et al. 2020, Algorithm 2.
+    """Average models of silos that are held near the model that they received: Li et al. 2020, Algorithm 2.
 
     Differs from the paper: every silo takes the same number of epochs, and differences are averaged by rows, as in
-    federated averaging, where the paper draws devices by their rows and averages evenly, and bounds how inexactly each
-    solves its problem.
+    federated averaging. The paper draws devices by their rows, averages evenly, and bounds how inexactly each solves
+    its problem.
 
-    mu: how strongly a silo is held near what it was sent, W: its loss has the term mu / 2 |w - W|^2; 0 is federated
-    averaging. A loop of your own (`fit`) has the term's gradient, mu (w - W), added to those that it computes.
+    Args:
+        mu: how strongly a silo is held near the received model W: its loss has the term mu / 2 |w - W|^2; 0 is
+            federated averaging. A loop of your own (`fit`) has the term's gradient, mu (w - W), added to those that it
+            computes.
     """
 
     name: Literal["fedprox"] = "fedprox"
@@ -116,12 +120,12 @@ class FedProx(Epochs):
 
 
 class Local(Training):
-    """Each silo trains alone on its own batches; federation has to beat this."""
+    """Train each silo alone on its own batches; federation has to beat this baseline."""
 
     name: Literal["local"] = "local"
 
 
 class Centralised(Training):
-    """One party holds all rows and steps on the union of the silos' batches; federation is measured against this."""
+    """Train at one party that holds all rows, on the union of the silos' batches; the baseline for federation."""
 
     name: Literal["centralised"] = "centralised"

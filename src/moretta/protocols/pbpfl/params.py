@@ -14,24 +14,25 @@ Scales = Literal["continuous", "powers-of-two"]
 
 
 class PBPFL(Training):
-    """The server perturbs the model, silos train on it exactly (`practical.md`).
+    """Perturb the model at the server, and train on it exactly at the silos (`practical.md`).
 
-    partitions: m, the number of parts of the outputs with a gamma of their own; 1 to the number of outputs.
-    rho: |alpha r| / |y|, the size of the noisy predictions' offset relative to the true predictions.
-    variant: under cross-entropy, what the server returns of the softmax: "probabilities" as they are, which costs
-    m + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
-    exchange: what a silo sends for its softmax in the paper's form: "outputs" up to a constant a row, or the paper's
-    "ratios" of their exponentials, blinded by a random number a class. Ratios hide the softmax from the server where
-    there are two classes, and not where there are more; each silo has its own from a single row of any batch
-    (`moretta.protocols.pbpfl.ratios`). The server then has no training loss, and gets 88 bytes a row for each ordered
-    pair of classes.
-    scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does, bit by
-    bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the paper: a scale is
-    1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of every weight of the
-    trunk, and the relative change of each step. The exponent is off by at most 2 up or down, drawn afresh every round,
-    so it averages out over rounds. Two consecutive rounds also give the head's offset, without labels, and with it the
-    head's weights to a fraction of a percent and their step approximately. In float64, continuous scales give a
-    round's gradient to 1e-8 and hide more.
+    Args:
+        partitions: m, the number of parts of the outputs with a gamma of their own; 1 to the number of outputs.
+        rho: |alpha r| / |y|, the size of the noisy predictions' offset relative to the true predictions.
+        variant: under cross-entropy, what the server returns of the softmax: "probabilities" as they are, which costs m
+            + 1 gradients, or the "paper" form, which costs 3 m + 1 and keeps no more from a silo.
+        exchange: what a silo sends for its softmax in the paper's form: "outputs" up to a constant a row, or the
+            paper's "ratios" of their exponentials, blinded by a random number a class. Ratios hide the softmax from the
+            server only with two classes; with more, each silo's follows from a single row of any batch
+            (`moretta.protocols.pbpfl.ratios`). With ratios the server has no training loss, and gets 88 bytes a row for
+            each ordered pair of classes.
+        scales: "continuous", or "powers-of-two", which is exact in float32: the trunk rounds as the true model does,
+            bit by bit, and only the head's offset rounds. The price is most of what scales hide. Differs from the
+            paper: a scale is 1/2, 1 or 2 and channels stay in their places. So a silo sees the sign and the mantissa of
+            every weight of the trunk, and the relative change of each step. The exponent is off by at most 2 up or
+            down, drawn afresh every round, so it averages out over rounds. Two consecutive rounds also give the head's
+            offset, without labels, and with it the head's weights to a fraction of a percent and their step
+            approximately. In float64, continuous scales give a round's gradient to 1e-8 and hide more.
     """
 
     name: Literal["pbpfl"] = "pbpfl"
