@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,8 +38,11 @@ def test_figures_are_scikit_learn_s_with_intervals_around_them(train: Train) -> 
     assert figures["auc"]["value"] == pytest.approx(roc_auc_score(truth, predictions["probability_1"]))
     expected = balanced_accuracy_score(truth, predictions["prediction"])
     assert figures["balanced_accuracy"]["value"] == pytest.approx(expected)
+    assert set(figures.pop("calibration_error")) == {"value"}
     for figure in figures.values():
         assert figure["low"] < figure["value"] < figure["high"]
+    shown = call("evaluate", str(run), "--data", "others.csv").out
+    assert re.search(r"(?m)^    calibration_error 0\.\d+ \(no interval: resampling rows only raises it\)$", shown)
     assert done.told["baseline"] == 0.5
     again = call("evaluate", str(run), "--data", "others.csv", "--json").told
     assert again == done.told  # intervals are drawn by a fixed seed

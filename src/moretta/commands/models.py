@@ -99,7 +99,10 @@ def evaluate(
             units = "" if found["units"] == found["rows"] else f" of {found['units']} people or things"
             print(f"{part}: {found['rows']} rows{units}")
             for name, figure in found["figures"].items():
-                print(f"    {name} {figure['value']:.4g} ({figure['low']:.4g} to {figure['high']:.4g})")
+                sure = "no interval: resampling rows only raises it"
+                if "low" in figure:
+                    sure = f"{figure['low']:.4g} to {figure['high']:.4g}"
+                print(f"    {name} {figure['value']:.4g} ({sure})")
             if "threshold" in found:
                 print(f"    class 1 is taken from a probability of {found['threshold']:.3g} on (by validation rows)")
             print(f"    the {'commonest class' if 'classes' in found else 'mean'} alone: {found['baseline']:.4g}")

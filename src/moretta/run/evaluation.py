@@ -153,7 +153,7 @@ class Evaluator:
         outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
         found = judged(outputs, y, self._task, self._loss, None, whom, "test")
-        sure = {name: [one["low"], one["high"]] for name, one in found["figures"].items() if name in figures}
+        sure = {n: [one["low"], one["high"]] for n, one in found["figures"].items() if n in figures and "low" in one}
         said = {"units": found["units"], "baseline": found["baseline"], "intervals": sure}
         return said | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
 

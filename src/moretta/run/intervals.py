@@ -3,6 +3,9 @@
 Figures are those of a run's own test rows (`moretta.run.metrics`), beside what the commonest class or the mean alone
 gets. Intervals are by the bootstrap (Efron, 1979): percentiles over rows drawn again, or over whole groups, as rows of
 one patient are not independent. They say nothing of how other training would have gone.
+
+The calibration error has none. It is a mean of absolute values, which few rows make large also where probabilities are
+calibrated, and rows drawn again make larger still: such an interval lies above the value that it is about.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from moretta.contract.messages import Array
 from moretta.data.rows import check_fit
 from moretta.data.split import generator, units_of
 from moretta.errors import ParameterError
-from moretta.protocols.common.targets import BINS, binned, predicted, probabilities
+from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run.metrics import at_thresholds, by_counts, figures_of_classes, ranked, rankings
 
 RESAMPLES = 1000
 MOST_DRAWN = 20_000_000  # outputs in all resamples together; of larger files there are fewer, 100 at least
 AT_ONCE = 2_000_000  # rows of resamples that are measured together
 INTERVAL = (2.5, 97.5)  # percentiles
+UNSURE = "calibration_error"  # the figure without an interval
 POINTS = 50  # of a curve, beside its beginning
 
 Measure = Callable[[Array], Mapping[str, NDArray[np.float64]]]
@@ -42,6 +46,8 @@ def judged(
 ) -> dict[str, Any]:
     """Return `rows`; `figures`, each with `value`, `low` and `high`; `baseline`; and of classes their tables.
 
+    The calibration error has a `value` alone.
+
     outputs: [rows, outputs], as the model has them; y: int64[rows] of classes, or numbers [rows, outputs]. names: of
     the classes; None leaves their tables out. together: whom rows are about. baseline: the accuracy of the commonest
     class here, or the squared error of the mean here. threshold: the probability from which on a row is taken for class
@@ -52,7 +58,7 @@ def judged(
         raise ParameterError(f"{where}: masks are scored in a run, as its test rows; expected a target a row here")
     outputs, classes = outputs.astype(np.float64), task == "classification"
     y = y if classes else y.reshape(outputs.shape)
-    tables = None if names is None or not classes else figures_of_classes(outputs, y, loss, names)["classes"]
+    scores = figures_of_classes(outputs, y, loss, names or ()) if classes else {"metrics": {}}
     measure = _of_classes(outputs, y, loss, threshold) if classes else _of_numbers(outputs, y)
     figures = {name: float(one[0]) for name, one in measure(np.ones((1, len(y)))).items() if not np.isnan(one[0])}
     units, random = units_of(len(y), together, where), generator(0)
@@ -65,14 +71,16 @@ def judged(
         found = measure(np.array(times, np.float64)[:, units.of])
         for name, values in drawn.items():
             values.append(found[name][np.isfinite(found[name])])
-    told = {}
+    told = dict[str, dict[str, float]]()
     for name, value in figures.items():
         low, high = _interval(np.concatenate(drawn[name]))
         told[name] = {"value": value, "low": low, "high": high}
+    if UNSURE in scores["metrics"]:
+        told[UNSURE] = {"value": scores["metrics"][UNSURE]}
     alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": told, "baseline": alone}
     result |= {} if threshold is None else {"threshold": threshold}
-    return result | ({"classes": tables} if tables else {})
+    return result | ({} if names is None or not classes else {"classes": scores["classes"]})
 
 
 def _interval(finite: NDArray[np.float64]) -> tuple[float, float]:
@@ -126,18 +134,15 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
     if threshold is not None:
         at_threshold = _at_threshold(outputs, y, loss, threshold)
     if np.isfinite(outputs).all():
-        chances = probabilities(outputs, loss)
-        bins, summed = binned(chances, y)
-        counted += [(bins, one, BINS) for one in summed]
-        distances = np.square(chances - np.eye(count)[y]).sum(axis=1)
+        distances = np.square(probabilities(outputs, loss) - np.eye(count)[y]).sum(axis=1)
 
     def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
-        right, rows, taken, *tables = (
+        right, rows, taken = (
             np.stack([np.bincount(place, one * some, most) for some in weights]) for place, one, most in counted
         )
         total = weights.sum(axis=1)
         brier = {} if distances is None else {"brier": weights @ distances / total}
-        by_class = by_counts(right, rows, taken, np.stack(tables, axis=1) if tables else None)
+        by_class = by_counts(right, rows, taken, None)
         further = {} if at_threshold is None else at_threshold(weights)
         return {"accuracy": right.sum(axis=1) / total, **ranked(orders, weights), **brier, **by_class, **further}
 
