@@ -34,8 +34,8 @@ from moretta.errors import MisuseError, ParameterError, PeerError, RunFailed
 from moretta.secure_aggregation import graph, identity
 from moretta.secure_aggregation.cohort import Cohort, Origin, Rules
 from moretta.secure_aggregation.identity import Roster, Signature, Signatures, shared_secret, verify
-from moretta.secure_aggregation.keystream import Extracted, derive, encode_purpose
-from moretta.secure_aggregation.masks import Labels
+from moretta.secure_aggregation.keystream import Extracted, derive_once, encode_names
+from moretta.secure_aggregation.masks import Labels, begun
 from moretta.secure_aggregation.sums import check_cohort
 
 RUN_DIGEST = 16  # hex digits of the roster's digest that a run id ends with
@@ -119,8 +119,8 @@ def _statement(roster: Roster, setup: Stamp, silo: str, key: bytes, committed: b
 
 def pair_seed(secret: bytes, setup: Stamp, cohort: bytes, one: str, other: str) -> bytes:
     """Return HKDF(shared secret, "pair", run, round, attempt, cohort digest, lower name, higher name)."""
-    lower, higher = sorted((one, other))
-    return derive(secret, "pair", setup.run, setup.round, setup.attempt, cohort, lower, higher)
+    about = setup.run, setup.round, setup.attempt, cohort
+    return derive_once(secret, begun("pair", about) + encode_names(*sorted((one, other))))
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,19 +141,24 @@ class Agreement:
         return {name: Extracted(seed) for name, seed in self.seeds.items()}
 
     @cached_property
-    def seals(self) -> Mapping[str, tuple[AESSIV, AESSIV]]:
-        """What seals shares for each neighbour, and what opens those that it sealed.
+    def seals(self) -> Mapping[str, AESSIV]:
+        """What seals shares for each neighbour.
 
         AES-SIV (RFC 5297) needs no nonce, as a server that chooses what is asked could make two of them equal.
         """
+        return {name: _seal(seed, self.me, name) for name, seed in self.extracted.items()}
 
-        def seal(maker: str, holder: str, seed: Extracted) -> AESSIV:
-            return AESSIV(seed.derive_for(encode_purpose("seal", maker, holder)))
-
-        return {name: (seal(self.me, name, seed), seal(name, self.me, seed)) for name, seed in self.extracted.items()}
+    @cached_property
+    def opens(self) -> Mapping[str, AESSIV]:
+        """What opens the shares that each neighbour sealed."""
+        return {name: _seal(seed, name, self.me) for name, seed in self.extracted.items()}
 
     def __repr__(self) -> str:
         return f"Agreement({self.me!r}, {self.setup}, {len(self.seeds)} seeds <redacted>)"
+
+
+def _seal(seed: Extracted, maker: str, holder: str) -> AESSIV:
+    return AESSIV(seed.derive_for(begun("seal", ()) + encode_names(maker, holder)))
 
 
 class Offer:

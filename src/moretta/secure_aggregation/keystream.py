@@ -27,6 +27,7 @@ from moretta.errors import ParameterError
 VERSION = b"moretta/1"
 KEY_BYTES = 32
 BLOCK_BYTES = 64  # of SHA-256's input
+PADDED = tuple(bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # HMAC's inner and outer pad
 
 
 def encode_purpose(*purpose: int | str | bytes) -> bytes:
@@ -89,7 +90,7 @@ class Extracted:
 
     def __init__(self, secret: bytes) -> None:
         key = hmac.digest(bytes(KEY_BYTES), secret, "sha256").ljust(BLOCK_BYTES, b"\0")
-        self._inner, self._outer = (hashlib.sha256(bytes(byte ^ pad for byte in key)) for pad in (0x36, 0x5C))
+        self._inner, self._outer = (hashlib.sha256(key.translate(padded)) for padded in PADDED)
 
     def derive_for(self, purpose: bytes) -> bytes:
         """Return what `derive` does, for a purpose that `encode_purpose` encoded."""

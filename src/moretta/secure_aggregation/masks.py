@@ -54,8 +54,8 @@ def _summed(
 
 
 @lru_cache(maxsize=8)
-def begun(kind: str, label: Label) -> bytes:
-    """Return what the encoded purposes of one kind in one sum begin with: each silo has one for each neighbour."""
+def begun(kind: str, label: tuple[int | str | bytes, ...]) -> bytes:
+    """Return what encoded purposes of one kind begin with in a sum or set-up: a silo has one for each neighbour."""
     return encode_purpose(kind, *label)
 
 

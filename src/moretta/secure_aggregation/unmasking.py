@@ -238,7 +238,6 @@ class SelfMask:
     """The fresh secret of one upload, in shares: of the operating system's bytes, or a test's.
 
     The seeds of noise that may be taken off are shared along with it. committed: to these, one behind the other.
-    sealed, digests: for the silo's neighbours, and for it and them, in the order of their names.
     """
 
     def __init__(self, of: Summand) -> None:
@@ -248,16 +247,25 @@ class SelfMask:
         self.secret = secret = shamir.random_secret(random)
         self.mask: Mask = True, self_key(secret, label, me)
         self.commitment = commitment(secret, label, me)
-        holders, summed = cohort.holders(me), shares_of(label)
+        holders = cohort.holders(me)
         self.noise = of.noise
         seeds = () if of.noise is None else of.noise.seeds
         self.committed = b"".join([commitment(seed, label, me, level) for level, seed in enumerate(seeds, 1)])
         points = list(map(cohort.point, holders))
         made = [shamir.share(each, cohort.plan.threshold, points, random).values() for each in (secret, *seeds)]
-        shares = dict(zip(holders, map(b"".join, zip(*made, strict=True)), strict=True))
-        self.digests = b"".join([share_digests(share, summed) for share in shares.values()])
-        self.own_share = shares.pop(me)
-        self.sealed = b"".join([agreement.seals[name][0].encrypt(share, [summed]) for name, share in shares.items()])
+        self._shares = dict(zip(holders, map(b"".join, zip(*made, strict=True)), strict=True))
+        self.own_share, self._summed, self._agreement = self._shares[me], shares_of(label), agreement
+
+    @property
+    def digests(self) -> bytes:
+        """Of the shares of the silo and its neighbours, in the order of their names."""
+        return b"".join([share_digests(share, self._summed) for share in self._shares.values()])
+
+    @property
+    def sealed(self) -> bytes:
+        """The shares of the silo's neighbours, each sealed for it, in the order of their names."""
+        seals, others = self._agreement.seals, self._shares.keys() - {self._agreement.me}
+        return b"".join([seals[name].encrypt(self._shares[name], [self._summed]) for name in sorted(others)])
 
     def __repr__(self) -> str:
         return "SelfMask(<redacted>)"
@@ -354,7 +362,7 @@ class OpenSum:
         """Return shares; no bytes where they are not what their maker published, which is not this silo's fault."""
         summed = shares_of(self._label)
         try:
-            shares = self._agreement.seals[maker][1].decrypt(sealed, [summed])
+            shares = self._agreement.opens[maker].decrypt(sealed, [summed])
         except InvalidTag:
             return b""
         return shares if share_digests(shares, summed) == digest else b""

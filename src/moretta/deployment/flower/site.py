@@ -149,7 +149,9 @@ class FlowerSite:
     def _upload(
         self, ask: AskSum, message: FlowerMessage, context: Context, call_next: ClientAppCallable
     ) -> list[Message]:
-        role, memory, terms = self._role(), self._memory, self._terms()
+        role, memory, terms = self._role(reopens=False), self._memory, self._terms()
+        if memory.ask and ask.stamp <= (before := CODEC.decode(memory.ask).stamp):
+            raise PeerError(f"expected to be asked for an upload after {before}, got {ask.stamp}")
         if ask.encoding.get(MOST_WEIGHT) != terms.most_weight:
             raise PeerError(f"expected an encoding for {terms.most_weight} examples, as in the terms of this run")
         kind = message.metadata.message_type.partition(".")[0]
@@ -166,14 +168,19 @@ class FlowerSite:
         memory.shapes = json.dumps(shapes_of(tensors))
         return [upload, names]
 
-    def _role(self) -> KeyedContributor:
-        """Return the silo's half of the sums, as it was after the last message: it follows from roots and messages."""
+    def _role(self, *, reopens: bool = True) -> KeyedContributor:
+        """Return the silo's half of the sums, as it was after the last message: it follows from roots and messages.
+
+        reopens: whether the last upload's sum may still be opened.
+        """
         terms, memory = self._terms(), self._memory
         settings, rules = self._agreed(terms)
         origin, run = self._origin(memory.root), terms.stamp.run
         role = KeyedContributor(PAIRWISE, self._name, Ring(settings.ring_bits), rules, origin, self._helped, run)
         for data in memory.heard[1:]:
             role.answer(CODEC.decode(data))
+        if not reopens:
+            return role
         if memory.ask:
             ask: Any = CODEC.decode(memory.ask)
             shapes = {name: tuple(shape) for name, shape in json.loads(memory.shapes).items()}
