@@ -118,7 +118,9 @@ class _Running:
             raise
         weights = answer["params"]
         if answer["difference"]:
-            weights = {name: before[name].numpy() + one for name, one in weights.items() if name in before}
+            weights = {
+                name: before[name].numpy() + difference for name, difference in weights.items() if name in before
+            }
         steps = answer["steps"]
         return weights, len(y) if steps is None else steps
 
@@ -162,12 +164,12 @@ def _ended(popen: subprocess.Popen[bytes], ours: socket.socket) -> str:
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors or arrays as arrays, of dtypes that arrays have."""
-    found = {}
-    for name, given in tensors.items():
-        one = given.detach().cpu() if hasattr(given, "detach") else given
-        one = one.float() if str(one.dtype) == "torch.bfloat16" else one
-        found[str(name)] = np.require(one, requirements="C")  # a number stays one
-    return found
+    arrays = {}
+    for name, value in tensors.items():
+        array = value.detach().cpu() if hasattr(value, "detach") else value
+        array = array.float() if str(array.dtype) == "torch.bfloat16" else array
+        arrays[str(name)] = np.require(array, requirements="C")  # a number stays one
+    return arrays
 
 
 def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,13 +197,13 @@ class _Silo:
         """Return the round's model, the same until one is sent; None at the end of the run."""
         if self._held is None and not self._ended:
             try:
-                told = frames.receive(self._socket)
+                message = frames.receive(self._socket)
             except (OSError, EOFError):
                 self._ended = True
                 return None
-            self.silo = told["silo"]
-            numbers = told["round"] - 1, told["rounds"]
-            self._held = FLModel(ParamsType.FULL, _tensors(told["params"]), None, None, 0, *numbers)
+            self.silo = message["silo"]
+            numbers = message["round"] - 1, message["rounds"]
+            self._held = FLModel(ParamsType.FULL, _tensors(message["params"]), None, None, 0, *numbers)
         return self._held
 
     def rows(self) -> tuple[Any, Any]:
@@ -209,8 +211,8 @@ class _Silo:
         if self.receive() is None:
             raise MisuseError("moretta.client: the run has ended; ask for rows while is_running()")
         frames.send(self._socket, frames.packed("rows"))
-        told = frames.receive(self._socket)
-        x, y = _tensors(told["x"]), _tensors({"y": told["y"]})["y"]
+        message = frames.receive(self._socket)
+        x, y = _tensors(message["x"]), _tensors({"y": message["y"]})["y"]
         return x.get("", x), y
 
     def send(self, model: Any) -> None:

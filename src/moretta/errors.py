@@ -97,7 +97,7 @@ def with_notes(error: BaseException) -> str:
     return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
-def told(error: MorettaError, log: logging.Logger) -> str:
+def disclosed(error: MorettaError, log: logging.Logger) -> str:
     """Log an error with its notes. Return what a server is told of it: its sentence if that follows from no row."""
     log.error("Moretta: %s", with_notes(error))
     return str(error) if isinstance(error, PeerError | MisuseError) else PRIVATE

@@ -118,7 +118,7 @@ def finish(
     _write({**written, alignment: done.alignment.dump()})
     secret.unlink()
     last = done.alignment.steps[-1]
-    told = {
+    result = {
         "rows": len(done.alignment.order),
         "listed": last.listed,
         "listed_there": last.listed_there,
@@ -126,11 +126,11 @@ def finish(
         "alignment": str(alignment),
         "out": [str(path) for path in written],
     }
-    said = (
+    message = (
         f"{last.common} rows in common, of {last.listed} listed here and {last.listed_there} there: {alignment}; "
         "each partner now knows which of its own ids the other has"
     )
-    say(told, lambda: print(said, *(f"hand over: {path}" for path in written), sep="\n"))
+    say(result, lambda: print(message, *(f"hand over: {path}" for path in written), sep="\n"))
 
 
 @align.command()
@@ -144,10 +144,10 @@ def narrow(
     from moretta.data.alignment.partner import Alignment
 
     _check_files([out], [left, alignment])
-    found = steps.narrow(Alignment.load(alignment), left.read_bytes())
-    found.save(out)
-    told = {"rows": len(found.order), "digest": found.digest.hex(), "alignment": str(out)}
-    say(told, lambda: print(f"{len(found.order)} rows are left: {out}"))
+    narrowed = steps.narrow(Alignment.load(alignment), left.read_bytes())
+    narrowed.save(out)
+    result = {"rows": len(narrowed.order), "digest": narrowed.digest.hex(), "alignment": str(out)}
+    say(result, lambda: print(f"{len(narrowed.order)} rows are left: {out}"))
 
 
 def read_ids(path: Path, column: str, separator: str | None, encoding: str | None) -> NDArray[np.generic]:
@@ -184,8 +184,8 @@ def _earlier(path: Path | None) -> Alignment | None:
 def _hand_over(made: tuple[bytes, bytes], out: Path, secret: Path, number: int) -> None:
     """Write a step for the other partner and one's own secrets, or neither."""
     _write({secret: made[1], out: made[0]})
-    told = {"step": number, "out": str(out), "secret": str(secret)}
-    say(told, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
+    result = {"step": number, "out": str(out), "secret": str(secret)}
+    say(result, lambda: print(f"hand over: {out}\nkeep to yourself: {secret}"))
 
 
 def _write(files: Mapping[Path, bytes]) -> None:

@@ -52,8 +52,8 @@ def compare(
     With --variant or --seeds, and no --audit, that is a sweep: validation rows choose one (data.validation-fraction),
     and figures on test rows are of that one alone.
     """
-    given = runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
-    if given is None and (protocols or variant or overrides or seeds or resume):
+    run_path = runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
+    if run_path is None and (protocols or variant or overrides or seeds or resume):
         raise ParameterError(
             "--protocols, --variant, --seeds, --resume and --set go with one run file, not with folders"
         )
@@ -61,31 +61,33 @@ def compare(
         from moretta.config import run_files
         from moretta.run import comparison
 
-        if given is not None and not protocols and not variant and not seeds:
+        if run_path is not None and not protocols and not variant and not seeds:
             raise ParameterError("comparing by a run file needs --protocols, for example --protocols fedsgd,pbpfl")
         if seeds and audits:
             raise ParameterError("--audit goes with one seed; leave out --seeds, or audit a run by moretta audit")
-        run_file = None if given is None else run_files.load(given, overrides)
+        run_file = None if run_path is None else run_files.load(run_path, overrides)
         folders, home = runs, out or (run_file.folder if run_file is not None else None)
         if home is not None:
             comparison.refuse_a_run(home)
-        if run_file is not None and given is not None and home is not None:
+        if run_file is not None and run_path is not None and home is not None:
             named = [name.strip() for name in protocols.split(",")] if protocols else []
             if not named and not variant:
                 named = [run_file.protocol.name]
             chosen = comparison.seeds_of(seeds, run_file.run.seed) if seeds else None
-            found = comparison.variants(given, overrides, named, variant)
+            variants = comparison.variants(run_path, overrides, named, variant)
             sweeps = not audits and bool(variant or seeds)
             if sweeps:
-                comparison.check_validated(found)
-            runs_of = {name: comparison.recording(one) if audits else one for name, one in found.items()}
+                comparison.check_validated(variants)
+            runs_of = {
+                name: comparison.recording(settings) if audits else settings for name, settings in variants.items()
+            }
             cells = comparison.cells(runs_of, chosen, home)
             _train_each(cells, resume)
             if sweeps:
                 return _print_sweep(cells, home)
             folders = [cell.folder for cell in cells]
         if audits:
-            _audit_each(folders, given is not None, allow_code)
+            _audit_each(folders, run_path is not None, allow_code)
         differences, page = _write_page(folders, home)
     _print_comparison(folders, differences, page, audits)
 
@@ -124,7 +126,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
     chosen = sweep.runs[cells[0].name if among is None else sweep.chosen]
     several = [chosen] if len(seeds) > 1 else []
     page = write_report([chosen.records[0].folder], home / "report.html", spreads=several, sweep=among)
-    told = {
+    result = {
         "format": 1,
         "seeds": seeds,
         "runs": [{"name": cell.name, "seed": cell.seed, "folder": str(cell.folder)} for cell in cells],
@@ -142,7 +144,7 @@ def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
         print(f"mean ± standard deviation over runs from seeds {', '.join(map(str, seeds))}")
         print(f"report: {page}")
 
-    say(told, plainly)
+    say(result, plainly)
 
 
 def _audit_each(folders: Sequence[Path], trained_here: bool, allow_code: bool) -> None:
@@ -178,15 +180,17 @@ def _print_comparison(
     from moretta.report.folder import read_run
 
     runs = [read(folder, "result.json") for folder in folders]
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "runs": runs,
         f"weight_difference_from_{REFERENCE}": dict(differences),
         "report": None if page is None else str(page),
     }
     records = [read_run(folder) for folder in folders]
     if audits:
-        told["runs"] = [run | {"audit": read(folder, "audit.json")} for run, folder in zip(runs, folders, strict=True)]
-        told["leaks"] = side_by_side(records)
+        result["runs"] = [
+            run | {"audit": read(folder, "audit.json")} for run, folder in zip(runs, folders, strict=True)
+        ]
+        result["leaks"] = side_by_side(records)
 
     def plainly() -> None:
         show(table.comparison(records, differences).rich())
@@ -195,7 +199,7 @@ def _print_comparison(
         if page is not None:
             print(f"report: {page}")
 
-    say(told, plainly)
+    say(result, plainly)
 
 
 def reproduce(
@@ -226,8 +230,8 @@ def reproduce(
         choose = resolve("reproduction:choose", experiments, OWN_CODE)
         if name is None:
             listing, lines = (resolve(f"play:{what}", experiments, OWN_CODE) for what in ("listing", "lines"))
-            found = listing(experiments)
-            say({"experiments": found}, lambda: print(*lines(found), sep="\n"))
+            entries = listing(experiments)
+            say({"experiments": entries}, lambda: print(*lines(entries), sep="\n"))
             return
         chosen = choose(name, experiments, data, quick, epochs, overrides, only)
         columns = (

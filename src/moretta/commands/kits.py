@@ -83,12 +83,12 @@ def new(
         from moretta.secure_aggregation.identity import fingerprint, read_public_key
 
         provision_authority(kits, host, port)
-        found = fingerprint(read_public_key(kits))
+        server_key = fingerprint(read_public_key(kits))
     lines = [
         f"{kits} has the server's kit and the authority   (at each site: moretta join KIT --silo silo.toml --request)",
-        f"server's key: {found}   (read it out to each site by telephone, or another second way)",
+        f"server's key: {server_key}   (read it out to each site by telephone, or another second way)",
     ]
-    say({"kits": str(kits), "server-key": found}, lambda: print(*lines, sep="\n"))
+    say({"kits": str(kits), "server-key": server_key}, lambda: print(*lines, sep="\n"))
 
 
 @kit.command("sign")
@@ -107,9 +107,9 @@ def sign(
         signed, reply = certificate_requests.sign(
             request,
             kits,
-            lambda found: compared(f"the request of {found.name}", found.fingerprint, fingerprint),
+            lambda pending: compared(f"the request of {pending.name}", pending.fingerprint, fingerprint),
             datetime.now(UTC),
             renew=renew,
         )
-    told = {"name": signed.name, "fingerprint": signed.fingerprint, "reply": str(reply)}
-    say(told, lambda: print(f"reply: {reply}   (send it to {signed.name}; nothing in it is secret)"))
+    result = {"name": signed.name, "fingerprint": signed.fingerprint, "reply": str(reply)}
+    say(result, lambda: print(f"reply: {reply}   (send it to {signed.name}; nothing in it is secret)"))

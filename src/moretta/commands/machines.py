@@ -74,7 +74,7 @@ def serve(
             page_of(folder, watch, watch_port) as note,
         ):
 
-            def told(sentence: str) -> None:
+            def report(sentence: str) -> None:
                 tell(sentence)
                 note(sentence)
 
@@ -82,7 +82,7 @@ def serve(
                 tell(round_line(number, rounds, line))
                 note("")  # whatever the run waited for
 
-            serving.serve(run_file, places, host, port, wait, told, progress, resume=resume)
+            serving.serve(run_file, places, host, port, wait, report, progress, resume=resume)
         result = read_json(folder / "result.json")
         for sentence in result["warnings"]:  # the server's job has them in its log alone
             tell(f"warning: {sentence}")
@@ -128,13 +128,13 @@ def _ask_for_certificate(kit: Path, silo: Path) -> None:
     from moretta.deployment import certificate_requests
 
     made, path = certificate_requests.request(kit, silo_file.load(silo), datetime.now(UTC))
-    told = {"request": str(path), "name": made.name, "fingerprint": made.fingerprint}
+    result = {"request": str(path), "name": made.name, "fingerprint": made.fingerprint}
     lines = [
         f"request: {path}   (send it to the server's operator; the key beside it stays here)",
         f"fingerprint: {made.fingerprint}   (read it out to the operator by telephone, or another second way)",
         f"then: moretta join {kit} --silo {silo} --reply {made.name}.reply",
     ]
-    say(told, lambda: print(*lines, sep="\n"))
+    say(result, lambda: print(*lines, sep="\n"))
 
 
 def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None) -> None:
@@ -144,19 +144,19 @@ def _complete(kit: Path, silo: Path, reply: Path, fingerprint: str | None) -> No
         from moretta.deployment import certificate_requests
         from moretta.secure_aggregation.identity import fingerprint as of_key
 
-        found = certificate_requests.complete(
+        server_key = certificate_requests.complete(
             kit, silo_file.load(silo), reply, lambda key: compared("the server's key", of_key(key), fingerprint)
         )
-    told = {"kit": str(kit), "server-key": found}
-    say(told, lambda: print(f"{kit} is complete, of the server {found}   (moretta join {kit} --silo {silo})"))
+    result = {"kit": str(kit), "server-key": server_key}
+    say(result, lambda: print(f"{kit} is complete, of the server {server_key}   (moretta join {kit} --silo {silo})"))
 
 
-def compared(whose: str, own: str, given: str | None) -> bool:
+def compared(whose: str, own: str, read_out: str | None) -> bool:
     """Return whether a fingerprint is what the other side has read out, by what was given or asked in a terminal."""
     from moretta.deployment.certificate_requests import same_fingerprint
 
-    if given is not None:
-        return same_fingerprint(given, own)
+    if read_out is not None:
+        return same_fingerprint(read_out, own)
     if not (sys.stdin.isatty() and screen.is_terminal):
         raise ParameterError(f"the fingerprint of {whose} is to be compared; give what was read out as --fingerprint")
     return typer.confirm(
@@ -196,7 +196,7 @@ def accept(
 
     agreement = SiteAgreement(silo_file.load(silo).out)
     agreed, waiting = agreement.agreed(), agreement.waiting()
-    closed = [one.closed for one in agreed if one.closed]
+    closed = [entry.closed for entry in agreed if entry.closed]
     changes = (
         list(differences(agreed[-1].settings, waiting.settings)) if agreed and waiting and waiting.settings else []
     )
@@ -214,8 +214,8 @@ def accept(
         yes = typer.confirm("Accept it?", err=True)
     if yes:
         agreement.accept(waiting)
-    told = {"waiting": lines, "accepted": yes and bool(closed or changes), "agreed": len(agreement.agreed())}
-    say(told, lambda: print(f"{told['agreed']} sets of settings are agreed to"))
+    result = {"waiting": lines, "accepted": yes and bool(closed or changes), "agreed": len(agreement.agreed())}
+    say(result, lambda: print(f"{result['agreed']} sets of settings are agreed to"))
 
 
 def doctor(
@@ -232,7 +232,7 @@ def doctor(
     from moretta.deployment.doctor import examine
 
     findings = examine(kit=kit, silo=silo, run=run, port=port)  # what is not installed is one of them
-    told = {"findings": list(map(asdict, findings)), "passes": all(one.passes for one in findings)}
-    say(told, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
-    if not told["passes"]:
+    result = {"findings": list(map(asdict, findings)), "passes": all(finding.passes for finding in findings)}
+    say(result, lambda: print(*(one_line(finding.line()) for finding in findings), sep="\n"))
+    if not result["passes"]:
         raise typer.Exit(1)

@@ -58,7 +58,7 @@ def _with_shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ]
     parameters = [*signature.parameters.values(), *shared]
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
@@ -105,8 +105,8 @@ def main() -> None:
         _fail(error, 1)
     except OSError as error:  # of a path that was given, or of the disk
         where = "" if error.filename is None else f"{error.filename}: "
-        said = _READ_ONLY if error.errno == errno.EROFS else _OF_PATHS.get(type(error))
-        _fail(f"{where}{said or error.strerror or error}", 1 if said is None else 2)
+        reason = _READ_ONLY if error.errno == errno.EROFS else _OF_PATHS.get(type(error))
+        _fail(f"{where}{reason or error.strerror or error}", 1 if reason is None else 2)
     except MemoryError:
         _fail("the memory of this machine is used up; use smaller files or batches, or a machine with more memory", 1)
     except Exception as error:  # a mistake of ours, whose traceback follows

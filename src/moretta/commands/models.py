@@ -60,8 +60,8 @@ def predict(
         form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
         choice = ModelChoice(true_model, silo, model, allows_code(folder, allow_code))
         rows, outputs, left_out = predict_rows(folder, data, out, choice, form=form, mapping=mapping)
-    told = {"rows": rows, "outputs": outputs, "out": str(out)}
-    _say_without(left_out, told, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
+    result = {"rows": rows, "outputs": outputs, "out": str(out)}
+    _say_without(left_out, result, lambda: print(f"{rows} rows, {outputs} outputs each: {out}"))
 
 
 def evaluate(
@@ -92,38 +92,38 @@ def evaluate(
 
         form, mapping = _as_written(silo_file, given_of(separator, decimal, file_encoding, absent))
         choice = ModelChoice(true_model, silo, model, allows_code(folder, allow_code))
-        told, left_out = judge(folder, data, choice, by=by, form=form, mapping=mapping)
+        scores, left_out = judge(folder, data, choice, by=by, form=form, mapping=mapping)
 
     def show() -> None:
-        for part, found in {"all rows": told, **told.get("parts", {})}.items():
-            units = "" if found["units"] == found["rows"] else f" of {found['units']} people or things"
-            print(f"{part}: {found['rows']} rows{units}")
-            for name, figure in found["figures"].items():
+        for part, scored in {"all rows": scores, **scores.get("parts", {})}.items():
+            units = "" if scored["units"] == scored["rows"] else f" of {scored['units']} people or things"
+            print(f"{part}: {scored['rows']} rows{units}")
+            for name, figure in scored["figures"].items():
                 sure = "no interval: resampling rows only raises it"
                 if "low" in figure:
                     sure = f"{figure['low']:.4g} to {figure['high']:.4g}"
                 print(f"    {name} {figure['value']:.4g} ({sure})")
-            if "threshold" in found:
-                print(f"    class 1 is taken from a probability of {found['threshold']:.3g} on (by validation rows)")
-            print(f"    the {'commonest class' if 'classes' in found else 'mean'} alone: {found['baseline']:.4g}")
-        if told.get("parts_withheld"):
-            print(f"{told['parts_withheld']} values of {by} have too few rows to be shown")
+            if "threshold" in scored:
+                print(f"    class 1 is taken from a probability of {scored['threshold']:.3g} on (by validation rows)")
+            print(f"    the {'commonest class' if 'classes' in scored else 'mean'} alone: {scored['baseline']:.4g}")
+        if scores.get("parts_withheld"):
+            print(f"{scores['parts_withheld']} values of {by} have too few rows to be shown")
 
-    _say_without(left_out, told, show)
+    _say_without(left_out, scores, show)
 
 
-def _as_written(silo_file: Path | None, said: dict[str, Any]) -> tuple[dict[str, Any], ColumnMapping]:
-    """Return how a table is written, and what becomes of its columns. said: what options say, which come first."""
+def _as_written(silo_file: Path | None, options: dict[str, Any]) -> tuple[dict[str, Any], ColumnMapping]:
+    """Return how a table is written, and what becomes of its columns. options: what options say, which come first."""
     from moretta.config.silo_file import load
     from moretta.data.tables.mapping import ColumnMapping
 
     if silo_file is None:
-        return said, ColumnMapping()
+        return options, ColumnMapping()
     site = load(silo_file)
-    return asdict(site.data.form) | said, site.mapping
+    return asdict(site.data.form) | options, site.mapping
 
 
-def _say_without(left_out: Mapping[int, str], told: Mapping[str, object], show: Callable[[], None]) -> None:
+def _say_without(left_out: Mapping[int, str], result: Mapping[str, object], show: Callable[[], None]) -> None:
     """Print what came of rows, then the numbers of those that were left out, for which the exit code is 3."""
 
     def show_both() -> None:
@@ -132,7 +132,7 @@ def _say_without(left_out: Mapping[int, str], told: Mapping[str, object], show: 
             print(f"left out: row {row}: {why}")
 
     rows = {"left_out": {str(row): why for row, why in left_out.items()}} if left_out else {}
-    say({**told, **rows}, show_both)
+    say({**result, **rows}, show_both)
     if left_out:
         raise typer.Exit(LEFT_OUT)
 

@@ -51,7 +51,7 @@ def audit(
         limits = auditing.limits_of(fail_above)
         allowed = allows_code(folder, allow_code, data=True)
         with audit_bar(folder) as progress:
-            found = auditing.audit_folder(
+            outcome = auditing.audit_folder(
                 folder,
                 thorough=thorough,
                 background=background,
@@ -62,7 +62,7 @@ def audit(
                 views=views,
             )
     say(read(folder, "audit.json"), lambda: _print_audit(folder))
-    if above := found.above(limits):
+    if above := outcome.above(limits):
         raise RunFailed("; ".join(above.values()))
 
 
@@ -72,11 +72,11 @@ def _print_audit(folder: Path) -> None:
     from moretta.report.statements import verdict_text, verdicts
 
     record = read_run(folder)
-    found = record.audit
-    if found is None:  # it was just written
+    outcome = record.audit
+    if outcome is None:  # it was just written
         raise RunFailed(f"{folder / 'audit.json'} is gone")
     (verdict,) = verdicts([record])
-    show(verdict_text(verdict), "", audit_lines(found))
+    show(verdict_text(verdict), "", audit_lines(outcome))
     print(f"audit: {folder / 'audit.json'}   (moretta report {folder} shows it)")
 
 
@@ -115,8 +115,13 @@ def write(
 
         written = write_dossier(folder, out, answers)
     open_ones, every = written.count("open"), written.count()
-    told = {"dossier": str(written.files.page), "data": str(written.files.data), "sentences": every, "open": open_ones}
-    say(told, lambda: print(f"{written.files.page}: {every} sentences, {open_ones} questions are open"))
+    result = {
+        "dossier": str(written.files.page),
+        "data": str(written.files.data),
+        "sentences": every,
+        "open": open_ones,
+    }
+    say(result, lambda: print(f"{written.files.page}: {every} sentences, {open_ones} questions are open"))
 
 
 @dossier.command("sign")
@@ -131,8 +136,8 @@ def sign(
 
         identity = Identity.load(key)
         files = page.sign(file, identity)
-    told = {"signatures": str(files.signatures), "fingerprint": fingerprint(identity.public_key)}
-    say(told, lambda: print(f"{files.signatures}: signed by {told['fingerprint']}"))
+    result = {"signatures": str(files.signatures), "fingerprint": fingerprint(identity.public_key)}
+    say(result, lambda: print(f"{files.signatures}: signed by {result['fingerprint']}"))
 
 
 @dossier.command("verify")
@@ -145,9 +150,9 @@ def verify(
         from moretta.report.dossier import page
         from moretta.secure_aggregation.identity import Roster
 
-        found = page.check(file, Roster.load(roster))
-    told = {name: list(some) for name, some in vars(found).items()}
-    signed, missing = ", ".join(found.signers) or "nobody", ", ".join(found.missing) or "nobody"
-    say(told, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))
-    if found.fault:
-        raise RunFailed(f"{file}: {found.fault}")
+        checked = page.check(file, Roster.load(roster))
+    result = {name: list(some) for name, some in vars(checked).items()}
+    signed, missing = ", ".join(checked.signers) or "nobody", ", ".join(checked.missing) or "nobody"
+    say(result, lambda: print(f"signed by: {signed}\nnot signed by: {missing}"))
+    if checked.fault:
+        raise RunFailed(f"{file}: {checked.fault}")

@@ -38,8 +38,8 @@ def given_of(
 ) -> dict[str, Any]:
     """Return the fields of `Format` that are said."""
     separator = "\t" if separator in ("tab", "\\t") else separator
-    said = {"separator": separator, "decimal": decimal, "encoding": file_encoding, "absent": tuple(absent) or None}
-    return {name: value for name, value in said.items() if value is not None}
+    options = {"separator": separator, "decimal": decimal, "encoding": file_encoding, "absent": tuple(absent) or None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @schema.command("init")
@@ -68,12 +68,12 @@ def init(
     if out.exists():
         raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
     form = form_of(separator, decimal, file_encoding, absent)
-    wanted = Hints(target, id_column=id_column, missing="mean", header=header)
-    guesses = propose(read_columns(file, form), wanted, file.name, form)
+    hints = Hints(target, id_column=id_column, missing="mean", header=header)
+    guesses = propose(read_columns(file, form), hints, file.name, form)
     write_atomically(out, as_toml(guesses).encode())
     doubts = {name: str(guess.doubt) for name, guess in guesses.items() if guess.doubt is not None}
     lines = lines_of(Schema.model_construct(columns={name: guess.column for name, guess in guesses.items()}))
-    told = {"schema": str(out), "columns": {n: g.column.kind for n, g in guesses.items()}, "decide": doubts}
+    result = {"schema": str(out), "columns": {n: g.column.kind for n, g in guesses.items()}, "decide": doubts}
 
     def show() -> None:
         print(*lines, sep="\n")
@@ -81,7 +81,7 @@ def init(
             print(f"decide: {name} {doubt}")
         print(out)
 
-    say(told, show)
+    say(result, show)
 
 
 @schema.command("check")
@@ -98,17 +98,17 @@ def check(
     from moretta.data.tables.inference import lines_of
     from moretta.data.tables.rows import read_table
 
-    found = schemas.load(by)
+    schema = schemas.load(by)
     rows = read_table(
-        file, found, form_of(separator, decimal, file_encoding, absent), labelled=found.target is not None
+        file, schema, form_of(separator, decimal, file_encoding, absent), labelled=schema.target is not None
     )
-    told = {"rows": len(rows.x), "inputs": rows.x.shape[1], "digest": found.digest}
+    result = {"rows": len(rows.x), "inputs": rows.x.shape[1], "digest": schema.digest}
 
     def show() -> None:
-        print(*lines_of(found), sep="\n")
-        print(f"{len(rows.x)} rows, {rows.x.shape[1]} inputs; the schema's digest begins with {found.digest[:32]}")
+        print(*lines_of(schema), sep="\n")
+        print(f"{len(rows.x)} rows, {rows.x.shape[1]} inputs; the schema's digest begins with {schema.digest[:32]}")
 
-    say(told, show)
+    say(result, show)
 
 
 @schema.command("convert")
@@ -131,12 +131,15 @@ def convert(
         raise ParameterError(f"{out} exists already; remove it, or name another file by --out")
     if target is not None and file.suffix != ".json":
         raise ParameterError(f"--target is for a Table Schema, a .json file, and {file} says its own; remove it")
-    found, unkept = schemas.read(file, target)
+    schema, unkept = schemas.read(file, target)
     as_json = out.suffix == ".json"
-    forms = {name: plain_form(column) for name, column in found.columns.items()}
-    text = written(forms) if as_json else as_toml({name: Guess(column) for name, column in found.columns.items()})
+    forms = {name: plain_form(column) for name, column in schema.columns.items()}
+    text = written(forms) if as_json else as_toml({name: Guess(column) for name, column in schema.columns.items()})
     write_atomically(out, text.encode())
-    say({"schema": str(out), "not_kept": unkept}, lambda: print(*(f"not kept: {one}" for one in unkept), out, sep="\n"))
+    say(
+        {"schema": str(out), "not_kept": unkept},
+        lambda: print(*(f"not kept: {note}" for note in unkept), out, sep="\n"),
+    )
 
 
 MOST_WITHHELD = 1_000_000
@@ -170,23 +173,23 @@ def look(
         if by is not None or target is not None:
             raise ParameterError("--schema and --target go with a table; a run file names its own in [data]")
         run_file = run_files.load(file, overrides)
-        name, found = run_file.run.name, look_of_run(run_file, withhold)
+        name, overview = run_file.run.name, look_of_run(run_file, withhold)
     elif overrides:
         raise ParameterError("--set goes with a run file")
     else:
         if by is not None and target is not None:
             raise ParameterError("--target goes with a table without a schema, and --schema names one; remove either")
         form = form_of(separator, decimal, file_encoding, absent)
-        found = look_of_file(file, by, form, Hints(target, missing="mean"), withhold)
-    told = {"format": 1, **found.told(withhold, by_silo=by_silo)}
+        overview = look_of_file(file, by, form, Hints(target, missing="mean"), withhold)
+    result = {"format": 1, **overview.told(withhold, by_silo=by_silo)}
     if out is not None:
         with needs_torch():
             from moretta.report.page import write_look
 
-            told["page"] = str(write_look(told, name, out))
+            result["page"] = str(write_look(result, name, out))
 
     def plainly() -> None:
-        print(*lines_of(told), sep="\n")
+        print(*lines_of(result), sep="\n")
         print(f"page: {out}" if out is not None else "--out page.html draws it")
 
-    say(told, plainly)
+    say(result, plainly)

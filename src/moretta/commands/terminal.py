@@ -52,8 +52,8 @@ def print_error(sentence: str, code: int) -> None:
         _print_object({"format": 1, "error": sentence, "exit_code": code})
 
 
-def _print_object(told: Mapping[str, Any]) -> None:
-    print(json.dumps(told), file=_stdout[0] if _stdout else sys.stdout, flush=True)
+def _print_object(result: Mapping[str, Any]) -> None:
+    print(json.dumps(result), file=_stdout[0] if _stdout else sys.stdout, flush=True)
 
 
 def begin() -> None:
@@ -128,13 +128,13 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return dict(read_json(folder / name))
 
 
-def say(told: Mapping[str, Any], plainly: Callable[[], None]) -> None:
+def say(result: Mapping[str, Any], plainly: Callable[[], None]) -> None:
     """Print a command's result: as one JSON object, or for a person, unless nothing is to be said.
 
     plainly: Calls `print` and `show`; a terminal gets what they print as `moretta.report.terminal.printable`.
     """
     if any(_as_json):
-        _print_object(told)
+        _print_object(result)
         _printed.append(True)
     elif not screen.quiet:
         with redirect_stdout(PrintableStream(sys.stdout)):
@@ -147,8 +147,8 @@ def show(*renderables: RenderableType) -> None:
     Screen(file=stream.raw if isinstance(stream, PrintableStream) else stream).print(*renderables, sep="\n")
 
 
-def print_result(folders: Sequence[Path], differences: Mapping[str, float], told: dict[str, Any]) -> None:
-    """Print what runs came to. told: the JSON object."""
+def print_result(folders: Sequence[Path], differences: Mapping[str, float], result: dict[str, Any]) -> None:
+    """Print what runs came to. result: the JSON object."""
 
     def plainly() -> None:
         from moretta.report.folder import read_run
@@ -159,18 +159,18 @@ def print_result(folders: Sequence[Path], differences: Mapping[str, float], told
         show(comparison(records, differences).rich())
         if len(records) == 1 and (tables := records[0].test.classes) is not None:
             show(classes(tables, narrow=True).rich(SHOWN))
-        for sentence in spent(told):
+        for sentence in spent(result):
             print(f"privacy: {sentence}")
         print(f"run folder: {folders[0]}   (moretta report {folders[0]} makes its page)")
 
-    say({"format": 1, **told}, plainly)
+    say({"format": 1, **result}, plainly)
 
 
 @contextmanager
-def interruptible(said: str) -> Iterator[None]:
+def interruptible(sentence: str) -> Iterator[None]:
     """Let a SIGTERM end a command as ctrl-c does, so that what it started ends with it.
 
-    said: then, in a sentence. The process ends there: threads of FLARE's, caught in the middle, might hold it for ever.
+    sentence: printed then. The process ends there: threads of FLARE's, caught in the middle, might hold it for ever.
     """
 
     def interrupt(number: int, frame: object) -> None:
@@ -181,8 +181,8 @@ def interruptible(said: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         unhush()
-        tell(f"moretta: {said}")
-        print_error(said, 1)
+        tell(f"moretta: {sentence}")
+        print_error(sentence, 1)
         sys.stdout.flush()
         os._exit(1)
     finally:

@@ -110,9 +110,9 @@ def watch(
     from moretta.report.page_server import PageServer, address_of, listening
 
     check_run_folder(folder)
-    found, token = listening(port), secrets.token_urlsafe(32)
-    with PageServer(found, token, folder, Said()).serving(), suppress(KeyboardInterrupt):
-        tell(f"the run's page is at {address_of(found, token)} until ctrl-c")
+    listener, token = listening(port), secrets.token_urlsafe(32)
+    with PageServer(listener, token, folder, Said()).serving(), suppress(KeyboardInterrupt):
+        tell(f"the run's page is at {address_of(listener, token)} until ctrl-c")
         threading.Event().wait()
     say({"format": 1, "folder": str(folder), **state_of(folder, Said())}, lambda: None)
 

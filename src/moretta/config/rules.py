@@ -97,7 +97,7 @@ def _late(s: Sections) -> object:
     """
     faults = None if s.data.source == PYTHON else s.engine.faults
     injected = () if faults is None else (*faults.drop, *faults.delay, *faults.corrupt)
-    return next(({"late": one.round} for one in injected if one.round > s.run.rounds + 1), None)
+    return next(({"late": fault.round} for fault in injected if fault.round > s.run.rounds + 1), None)
 
 
 def _late_view(s: Sections) -> bool:
@@ -267,10 +267,10 @@ RULES: tuple[SettingRule, ...] = (
     ),
     *(
         SettingRule(
-            partial(lambda wanted, s: bool(getattr(s.data, wanted)) and _noise(s), wanted),
+            partial(lambda setting, s: bool(getattr(s.data, setting)) and _noise(s), setting),
             f"{{data.{key}}}: {what} would be a release without noise; remove it, or {{protocol.dp_noise}}",
         )
-        for wanted, key, what in (
+        for setting, key, what in (
             ("silos_validate", "validation_fraction", "a score"),
             ("look", "look", "counts"),
             ("score_at_silos", "score_at_silos", "a score"),
@@ -283,10 +283,10 @@ RULES: tuple[SettingRule, ...] = (
     ),
     *(
         SettingRule(
-            partial(lambda at, s: getattr(s.data, at) and s.data.silos > MOST_SILOS and {"most": MOST_SILOS}, wanted),
+            partial(lambda at, s: getattr(s.data, at) and s.data.silos > MOST_SILOS and {"most": MOST_SILOS}, setting),
             f"{{data.{key}}} sums the scores of {{most}} silos at most; {{data.silos}} is {{data.silos:v}}",
         )
-        for wanted, key in (("silos_validate", "validation_fraction"), ("score_at_silos", "score_at_silos"))
+        for setting, key in (("silos_validate", "validation_fraction"), ("score_at_silos", "score_at_silos"))
     ),
     SettingRule(
         lambda s: s.data.look and _in_one_place(s),

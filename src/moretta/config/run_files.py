@@ -289,15 +289,15 @@ def _files(data: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ParameterError(
             f'[data.files]: expected a table for each silo, as north = "north.csv"; got {shown(files)}'
         )
-    for name, given in files.items():
-        if isinstance(given, dict):
-            section(f"data.files.{name}", FileOfRows, given)
-        elif not isinstance(given, str) or not given:
-            raise ParameterError(f"[data.files] {name}: expected a path in quotes, got {shown(given)}")
-    if not any(isinstance(given, dict) for given in files.values()):
+    for name, entry in files.items():
+        if isinstance(entry, dict):
+            section(f"data.files.{name}", FileOfRows, entry)
+        elif not isinstance(entry, str) or not entry:
+            raise ParameterError(f"[data.files] {name}: expected a path in quotes, got {shown(entry)}")
+    if not any(isinstance(entry, dict) for entry in files.values()):
         return files
     written = {key: data[key] for key in WRITTEN if key in data}
-    return {name: {"source": given, **written} if isinstance(given, str) else given for name, given in files.items()}
+    return {name: {"source": entry, **written} if isinstance(entry, str) else entry for name, entry in files.items()}
 
 
 def check_table(name: str, table: object) -> None:
@@ -349,12 +349,12 @@ def _check_keys(name: str, kind: type[BaseModel], table: Mapping[str, Any], prot
         if (inner := section_within(kind, key)) is None:
             continue
         rows = [value] if inner is Faults else value
-        if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             seconds = ", seconds = 30" if inner is Delay else ""
             example = f'[{{round = 3, silo = "silo-1"{seconds}}}]'
             raise ParameterError(f"[{name}] {key}: expected a list such as {example}, got {shown(value)}")
-        for one in rows:
-            _check_keys(f"{name}.{key}", inner, one)  # as TOML would call it, a table of an array
+        for row in rows:
+            _check_keys(f"{name}.{key}", inner, row)  # as TOML would call it, a table of an array
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -377,10 +377,10 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ParameterError(f"{path} is nested too deeply for a run file; write flat lists") from None
     except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python reads
-        said = re.sub(r" \(at .*\)$", "", str(error))
+        reason = re.sub(r" \(at .*\)$", "", str(error))
         line = re.search(r"\(at (line \d+|end of document)", str(error))
         where = f", {line[1].replace('end of document', 'at its end')}" if line else ""
-        raise ParameterError(f"{path}{where}: this is not TOML: {said[:1].lower()}{said[1:]}") from None
+        raise ParameterError(f"{path}{where}: this is not TOML: {reason[:1].lower()}{reason[1:]}") from None
 
 
 def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:

@@ -97,8 +97,8 @@ class SiloSection(Section):
 
     @field_validator("server_key", mode="before")
     @classmethod
-    def _one_or_two(cls, given: object) -> object:
-        return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+    def _one_or_two(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -276,7 +276,7 @@ def load(path: str | Path, *, rows: bool = True) -> SiloFile:
     try:
         for name, table in tables.items():
             if name not in kinds:
-                known = {one: run_files.keys_of(kind) for one, kind in kinds.items()}
+                known = {name: run_files.keys_of(kind) for name, kind in kinds.items()}
                 raise ParameterError(unknown_section(name, table, known))
             run_files.check_table(name, table)
         if "engine-name" in tables.get("silo", {}):
@@ -285,9 +285,9 @@ def load(path: str | Path, *, rows: bool = True) -> SiloFile:
             if name not in tables and (rows or name == "silo"):
                 raise ParameterError(f"the section [{name}] is missing; add it, with its key {key}")
         units = tables.get("mapping", {}).get("units", {})
-        for name, given in units.items() if isinstance(units, dict) else ():
-            run_files.check_table(f"mapping.units.{name}", given)
-            run_files.section(f"mapping.units.{name}", Conversion, given)
+        for name, conversion in units.items() if isinstance(units, dict) else ():
+            run_files.check_table(f"mapping.units.{name}", conversion)
+            run_files.section(f"mapping.units.{name}", Conversion, conversion)
         there = {name: kind for name, kind in kinds.items() if rows or name in tables}
         sections = {name: run_files.section(name, kind, tables.get(name, {})) for name, kind in there.items()}
         return SiloFile(**sections, base=path.absolute().parent)

@@ -78,9 +78,9 @@ def _found_keys(run_file: RunFile) -> SecureAggregation:
 
 def shared(run_file: RunFile) -> RunFile:
     """Return the run file as sites are sent it: each key that is the server's or a site's own is at its default."""
-    told = dict[str, Section]()
+    sections = dict[str, Section]()
     for name in type(run_file).model_fields:
         if isinstance(part := getattr(run_file, name), Section):
-            own = (one for one in type(part).model_fields.items() if mark_of(one[1]) in (SERVER, SITE))
-            told[name] = part.model_copy(update={key: known.get_default() for key, known in own})
-    return run_file.model_copy(update=told)
+            own = (field for field in type(part).model_fields.items() if mark_of(field[1]) in (SERVER, SITE))
+            sections[name] = part.model_copy(update={key: known.get_default() for key, known in own})
+    return run_file.model_copy(update=sections)

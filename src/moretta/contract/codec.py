@@ -132,9 +132,9 @@ def unpack_arrays(data: memoryview, *, trusted: bool = False) -> dict[str, Array
         limit = len(data) if trusted else HEADER_LIMIT
         place = framing.find(data, limit=limit, width=LENGTH, what="a header")
         behind, header = _Behind(data, place.stop), bytes(data[place])
-        found = dict(_read_arrays(json.loads(header if trusted else _few_entries(header)), behind))
+        arrays = dict(_read_arrays(json.loads(header if trusted else _few_entries(header)), behind))
         behind.end()
-        return found
+        return arrays
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def _one_error(expected: str) -> Iterator[None]:
         raise
     except (PeerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         # A peer's names may be in it, and it may end at a terminal or in a log.
-        why = "".join(one if one.isprintable() else " " for one in str(error))
+        why = "".join(character if character.isprintable() else " " for character in str(error))
         raise CodecError(f"expected {expected}: {why}") from None
 
 
@@ -153,8 +153,8 @@ def size(message: Message, without: Collection[str] = ()) -> int:
     """Return the length of the message's bytes without making them. without: fields that are not counted."""
     header, behind = _described(message, without)
     at = LENGTH + len(header)
-    for one in behind:
-        at += -at % ALIGNED + one.nbytes if isinstance(one, np.ndarray) else len(one)
+    for part in behind:
+        at += -at % ALIGNED + part.nbytes if isinstance(part, np.ndarray) else len(part)
     return at
 
 
@@ -166,9 +166,9 @@ def type_of(kind: type[Message]) -> str:
 def _plan(kind: type[Message]) -> Plan:
     """Return a message's type, and how each of its fields is written and read."""
     if kind not in _PLANS:
-        fields = [[name, _KINDS[one][0]] for name, one in kind.KINDS.items()]
+        fields = [[name, _KINDS[field_kind][0]] for name, field_kind in kind.KINDS.items()]
         digest = hashlib.sha256(_json([kind.TAG, *fields]).encode()).digest()
-        steps = [(name, *_KINDS[one][1:]) for name, one in kind.KINDS.items()]
+        steps = [(name, *_KINDS[field_kind][1:]) for name, field_kind in kind.KINDS.items()]
         _PLANS[kind] = base64.urlsafe_b64encode(digest).decode()[:6], steps
     return _PLANS[kind]
 
@@ -180,13 +180,13 @@ def _laid_out(header: bytes, behind: Sequence[bytes | Array]) -> Sequence[bytes 
     """Return a header and what lies behind it, in parts."""
     pieces: list[bytes | memoryview] = [framing.length_of(header, LENGTH) + header]
     at = len(pieces[0])
-    for one in behind:
-        if isinstance(one, np.ndarray):
-            pieces += [bytes(-at % ALIGNED), _memory(one)]
-            at += -at % ALIGNED + one.nbytes
+    for part in behind:
+        if isinstance(part, np.ndarray):
+            pieces += [bytes(-at % ALIGNED), _memory(part)]
+            at += -at % ALIGNED + part.nbytes
         else:
-            pieces.append(one)
-            at += len(one)
+            pieces.append(part)
+            at += len(part)
     return pieces
 
 
@@ -225,8 +225,8 @@ def _write_arrays(value: Tensors, behind: list[bytes | Array]) -> str:
 @lru_cache(maxsize=256)
 def _arrays_entry(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[str, Sequence[str]]:
     """Return the entry of named arrays, and their names in its order; a run has few kinds of messages."""
-    ordered = sorted(arrays, key=lambda one: (_RANKS[one[1]], one[0]))
-    return _json({name: [_NAMES[dtype], *shape] for name, dtype, shape in ordered}), [one[0] for one in ordered]
+    ordered = sorted(arrays, key=lambda array: (_RANKS[array[1]], array[0]))
+    return _json({name: [_NAMES[dtype], *shape] for name, dtype, shape in ordered}), [array[0] for array in ordered]
 
 
 def _write_bytes(value: bytes, behind: list[bytes | Array]) -> str:
@@ -331,7 +331,7 @@ def _refuse_constant(text: str) -> float:
 
 
 def _read_arrays(entry: Any, behind: _Behind) -> Tensors:
-    return {name: behind.array(one) for name, one in entry.items()}
+    return {name: behind.array(form) for name, form in entry.items()}
 
 
 def _read_several(entry: Any, behind: _Behind) -> Mapping[str, bytes]:

@@ -29,15 +29,15 @@ def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Call
         owner = called.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
-        def refusing(*args: Any, **given: Any) -> Any:
-            for name in given:
+        def refusing(*args: Any, **arguments: Any) -> Any:
+            for name in arguments:
                 if name not in known:
                     others = elsewhere or {}
-                    words = (one for one in others if name in (one, "".join(part[0] for part in one.split("_"))))
+                    words = (word for word in others if name in (word, "".join(part[0] for part in word.split("_"))))
                     meant = next(words, None)
-                    said = unknown_word(name, known) if meant is None else f"{meant} is {others[meant]}"
-                    raise ParameterError(f"{owner}: {said}")
-            return function(*args, **given)
+                    meaning = unknown_word(name, known) if meant is None else f"{meant} is {others[meant]}"
+                    raise ParameterError(f"{owner}: {meaning}")
+            return function(*args, **arguments)
 
         if not isinstance(called, type):
             return refusing  # type: ignore[return-value]
@@ -64,13 +64,13 @@ def says_keywords() -> Iterator[None]:
         yield
     except MorettaError as error:
         options = "|".join(sorted(_OF_OPTIONS, reverse=True))  # the longest first
-        said = re.sub(rf"(?<!\S)({options})(?![\w-])", lambda option: _OF_OPTIONS[option[0]], str(error))
-        error.args = (said,)
+        sentence = re.sub(rf"(?<!\S)({options})(?![\w-])", lambda option: _OF_OPTIONS[option[0]], str(error))
+        error.args = (sentence,)
         raise
 
 
-def path_of(given: object, expected: str) -> Path:
+def path_of(value: object, expected: str) -> Path:
     """Return a path. expected: begins the sentence of the `moretta.errors.ParameterError` for anything else."""
-    if not isinstance(given, str | os.PathLike):
-        raise ParameterError(f"{expected}; got {kind_of(given)}")
-    return Path(given)
+    if not isinstance(value, str | os.PathLike):
+        raise ParameterError(f"{expected}; got {kind_of(value)}")
+    return Path(value)

@@ -137,21 +137,21 @@ def taken(x: Array, key: slice | NDArray[Any]) -> Array:
     rows: Any = x
     if isinstance(rows, LazyRows):
         return as_array(rows.part(key))
-    found: Array = rows[key]
-    return found
+    chosen: Array = rows[key]
+    return chosen
 
 
 def joined(parts: Sequence[Array]) -> Array:
     """Return the rows of all parts one after the other, lazy where one of them is."""
-    if not any(isinstance(one, LazyRows) for one in parts):
+    if not any(isinstance(part, LazyRows) for part in parts):
         return np.concatenate(parts)
     starts = np.cumsum([0, *map(len, parts)])
 
     def make(number: int) -> Array:
         of = int(np.searchsorted(starts, number, side="right")) - 1
         row = number - int(starts[of])
-        found: Array = parts[of][row : row + 1][0]
-        return found
+        sample: Array = parts[of][row : row + 1][0]
+        return sample
 
     return as_array(LazyRows(make, parts[0].shape[1:], np.arange(starts[-1])))
 

@@ -17,12 +17,12 @@ def free_memory() -> int:
     """Return the bytes of memory that are free: of the machine, a container and the limits on this process."""
     import psutil  # slow to import, and few callers ask
 
-    found = [int(psutil.virtual_memory().available)]
+    free = [int(psutil.virtual_memory().available)]
     with suppress(OSError, ValueError):  # "max" is no number
         most, used = (int(Path(CONTAINER, name).read_text()) for name in ("memory.max", "memory.current"))
         words = Path(CONTAINER, "memory.stat").read_text().split()
         cached = sum(int(words[words.index(kind) + 1]) for kind in ("active_file", "inactive_file"))
-        found.append(max(most - used + cached, 0))  # what is kept of files goes where memory is needed
+        free.append(max(most - used + cached, 0))  # what is kept of files goes where memory is needed
     with suppress(ImportError, OSError, ValueError, IndexError):  # another system than Linux
         import resource
 
@@ -30,8 +30,8 @@ def free_memory() -> int:
         for limit, field in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
             used = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
             most, _ = resource.getrlimit(limit)
-            found += [max(most - used, 0)] if most >= 0 else []
-    return min(found)
+            free += [max(most - used, 0)] if most >= 0 else []
+    return min(free)
 
 
 def check_memory(size: float, what: str, advice: str = ADVICE) -> None:

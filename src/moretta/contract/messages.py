@@ -132,9 +132,9 @@ def length(*allowed: int) -> Callable[[Any], None]:
     """Return the check of a field whose bytes, or each of those by name, are so many."""
 
     def check(value: bytes | Mapping[str, bytes]) -> None:
-        for name, one in value.items() if isinstance(value, Mapping) else [("", value)]:
-            if len(one) not in allowed:
-                raise _not_in(name, " or ".join(map(str, allowed)) + " bytes", len(one))
+        for name, entry in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if len(entry) not in allowed:
+                raise _not_in(name, " or ".join(map(str, allowed)) + " bytes", len(entry))
 
     return check
 
@@ -143,15 +143,15 @@ def within(least: int, most: int | None = None) -> Callable[[Any], None]:
     """Return the check of a field whose whole number, or each of those by name, is in a range."""
 
     def check(value: int | Mapping[str, int]) -> None:
-        for name, one in value.items() if isinstance(value, Mapping) else [("", value)]:
-            if one < least or (most is not None and one > most):
-                raise _not_in(name, f"at least {least}" if most is None else f"{least} to {most}", one)
+        for name, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if number < least or (most is not None and number > most):
+                raise _not_in(name, f"at least {least}" if most is None else f"{least} to {most}", number)
 
     return check
 
 
-def _not_in(name: str, wanted: str, got: int) -> PeerError:
-    return PeerError(f"{f'`{name}`: ' if name else ''}expected {wanted}, got {got}")
+def _not_in(name: str, expected: str, got: int) -> PeerError:
+    return PeerError(f"{f'`{name}`: ' if name else ''}expected {expected}, got {got}")
 
 
 def shaped(axes: int, *dtypes: str) -> Callable[[Array], None]:

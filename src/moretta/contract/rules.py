@@ -72,8 +72,8 @@ def check(rules: Iterable[SettingRule], of: Any, reader: Reader, home: str = "")
     of: a section, or what has sections as attributes. home: the section's name in a file.
     """
     for rule in rules:
-        if found := rule.broken(of):
-            values = found if isinstance(found, Mapping) else {}
+        if breach := rule.broken(of):
+            values = breach if isinstance(breach, Mapping) else {}
             raise ParameterError(_Written(of, reader, home).vformat(rule.sentence, (), values))
 
 

@@ -71,7 +71,7 @@ SITE = Mark("site")
 
 def mark_of(known: FieldInfo) -> Mark | None:
     """Return the mark of a field, or None for one that is shared."""
-    return next((one for one in known.metadata if isinstance(one, Mark)), None)
+    return next((mark for mark in known.metadata if isinstance(mark, Mark)), None)
 
 
 def _owners(kind: type[BaseModel], key: str) -> list[str]:
@@ -79,13 +79,13 @@ def _owners(kind: type[BaseModel], key: str) -> list[str]:
 
     Protocols that stand beside each other are loaded together; the sections of a run file share no base.
     """
-    found, waiting = list[str](), list[type[BaseModel]]([kind.__mro__[kind.__mro__.index(Section) - 1]])
+    owners, waiting = list[str](), list[type[BaseModel]]([kind.__mro__[kind.__mro__.index(Section) - 1]])
     while waiting:
-        one = waiting.pop()
-        waiting += one.__subclasses__()
-        if key in one.model_fields and not one.__subclasses__():
-            found.append(one.__name__)
-    return sorted(found)
+        candidate = waiting.pop()
+        waiting += candidate.__subclasses__()
+        if key in candidate.model_fields and not candidate.__subclasses__():
+            owners.append(candidate.__name__)
+    return sorted(owners)
 
 
 def _kinds(annotation: object) -> list[object]:
@@ -100,28 +100,28 @@ def section_within(kind: type[BaseModel], key: object) -> type[BaseModel] | None
     """Return the class of a section that a key of another holds, one or a list of them; None for any other key."""
     known = kind.model_fields.get(str(key).replace("-", "_"))
     kinds = [] if known is None else _kinds(known.annotation)
-    inner = [part for one in kinds for part in (get_args(one) if get_origin(one) is tuple else (one,))]
-    return next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    inner = [part for member in kinds for part in (get_args(member) if get_origin(member) is tuple else (member,))]
+    return next((member for member in inner if isinstance(member, type) and issubclass(member, BaseModel)), None)
 
 
-def _refuse_truth(kind: type[BaseModel], given: Mapping[str, object]) -> None:
+def _refuse_truth(kind: type[BaseModel], settings: Mapping[str, object]) -> None:
     """Refuse true and false in the place of a number: from Python pydantic takes them for 1 and 0, from files never."""
-    for name in (name for name, value in given.items() if isinstance(value, bool) and name in kind.model_fields):
+    for name in (name for name, value in settings.items() if isinstance(value, bool) and name in kind.model_fields):
         kinds = _kinds(kind.model_fields[name].annotation)
         if bool not in kinds and (float in kinds or int in kinds):
             number = "number" if float in kinds else "whole number"
-            raise ParameterError(f"{kind.__name__}: {name}: expected a {number}, got {shown(given[name])}")
+            raise ParameterError(f"{kind.__name__}: {name}: expected a {number}, got {shown(settings[name])}")
 
 
 def _asks_for_keywords(kind: type[BaseModel], value: object) -> str:
     """Say that settings are given by keyword; the example is of the first key that may be such a word or number."""
     known, own = kind.model_fields, kind.__name__
 
-    def may_be(one: FieldInfo) -> bool:
-        number = type(value) in (int, float) and type(value) in _kinds(one.annotation) and one.default != 0
-        return number or (isinstance(value, str) and value in words_of(one.annotation))
+    def may_be(info: FieldInfo) -> bool:
+        number = type(value) in (int, float) and type(value) in _kinds(info.annotation) and info.default != 0
+        return number or (isinstance(value, str) and value in words_of(info.annotation))
 
-    key = next((name for name, one in known.items() if may_be(one)), "")
+    key = next((name for name, info in known.items() if may_be(info)), "")
     example = f"{own}({key}={shown(value)})" if key else f"{own}({next(iter(known))}=..)"
     return f"{own} takes its settings by keyword, for example {example}"
 
@@ -138,12 +138,12 @@ class Section(BaseModel):
 
     if not TYPE_CHECKING:  # where pydantic's plugin knows each section's own keys
 
-        def __init__(self, *unkeyed: Any, **given: Any) -> None:
+        def __init__(self, *unkeyed: Any, **settings: Any) -> None:
             if unkeyed:
                 raise ParameterError(_asks_for_keywords(type(self), unkeyed[0]))
-            _refuse_truth(type(self), given)
+            _refuse_truth(type(self), settings)
             try:
-                super().__init__(**given)
+                super().__init__(**settings)
             except ValidationError as error:
                 kind = type(self)
                 first = error.errors(include_url=False)[0]
@@ -155,7 +155,7 @@ class Section(BaseModel):
 
         # A run file is read by `model_validate_json`, whose caller words mistakes as the file has them: not by this.
         __init__.__pydantic_base_init__ = True
-        __init__.__signature__ = signature(lambda self, **given: None)  # help() and the site show keywords alone
+        __init__.__signature__ = signature(lambda self, **settings: None)  # help() and the site show keywords alone
 
     def changed(self, *names: str) -> list[str]:
         """Return which of these settings have another value than their default."""

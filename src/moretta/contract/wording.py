@@ -56,9 +56,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:56] + " ..."
 
 
-def kind_of(given: object) -> str:
+def kind_of(value: object) -> str:
     """Return an object's type with its article, as "a list" or "an int"."""
-    name = type(given).__name__
+    name = type(value).__name__
     return f"{'an' if name.lower().startswith(tuple('aeiou')) or name == 'ndarray' else 'a'} {name}"
 
 
@@ -86,9 +86,9 @@ def unfit(value: object) -> str | None:
     """Say what a run file expects in the place of a value that TOML can write and no key can take, or None."""
     match value:
         case list() | tuple():
-            return next((said for said in map(unfit, value) if said), None)
+            return next((reason for reason in map(unfit, value) if reason), None)
         case dict():
-            return next((said for said in map(unfit, value.values()) if said), None)
+            return next((reason for reason in map(unfit, value.values()) if reason), None)
         case float() if not math.isfinite(value):
             return "a finite number"
         case int() if not -(2**63) <= value < 2**63:
@@ -105,7 +105,11 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     'learning-rate'
     """
     written, words = word.replace("_", "-").lower(), list(known)
-    close = [one for one in words if "-" in one and written == "".join(part[:1] for part in one.split("-"))]
+    close = [
+        candidate
+        for candidate in words
+        if "-" in candidate and written == "".join(part[:1] for part in candidate.split("-"))
+    ]
     close = close or difflib.get_close_matches(written, words, n=1)
     return close[0] if len(close) == 1 else None
 
@@ -149,9 +153,9 @@ def first_error(section: str, error: ValidationError, kind: type[BaseModel], ski
 
 def first_error_in_python(kind: type[BaseModel], error: ValidationError) -> str:
     """Return the same for settings given from Python, whose keys have underscores."""
-    found = error.errors(include_url=False)[0]
-    if found["type"] == "extra_forbidden":
-        return f"{kind.__name__}: {unknown_word(str(found['loc'][0]), list(kind.model_fields))}"
+    fault = error.errors(include_url=False)[0]
+    if fault["type"] == "extra_forbidden":
+        return f"{kind.__name__}: {unknown_word(str(fault['loc'][0]), list(kind.model_fields))}"
     return _sentence(f"{kind.__name__}: ", error, kind, lambda key: key.replace("-", "_"))
 
 
@@ -163,7 +167,7 @@ def words_of(annotation: object) -> list[object]:
 
 def unknown_word(word: str, known: Sequence[str]) -> str:
     """Say of a keyword that it is not known, and what was probably meant."""
-    close = nearest(word, [one.replace("_", "-") for one in known])
+    close = nearest(word, [name.replace("_", "-") for name in known])
     hint = f"did you mean {close.replace('-', '_')}?" if close else f"known are {', '.join(known)}"
     return f"{word} is not known; {hint}"
 
@@ -171,15 +175,15 @@ def unknown_word(word: str, known: Sequence[str]) -> str:
 def _sentence(
     opening: str, error: ValidationError, model: type[BaseModel], written: Callable[[str], str], skip: int = 0
 ) -> str:
-    found: Any = error.errors(include_url=False)[0]
-    kind, ctx, place = found["type"], found.get("ctx", {}), found["loc"][skip:]
+    fault: Any = error.errors(include_url=False)[0]
+    kind, ctx, place = fault["type"], fault.get("ctx", {}), fault["loc"][skip:]
     key = written(str(place[0])) if place else ""
     where = f"{opening}{key}" + "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
     if kind == "missing":
         return f"{where} is missing; add it"
     if kind == "literal_error":
         choices = words_of(model.model_fields[str(place[0]).replace("-", "_")].annotation)
-        return f"{where}: {_not_among(found['input'], list(map(str, choices)))}"
+        return f"{where}: {_not_among(fault['input'], list(map(str, choices)))}"
     if kind == "value_error":
         expected = str(ctx["error"])
     elif kind == "greater_than" and type(ctx["gt"]) is int:
@@ -187,8 +191,8 @@ def _sentence(
     elif kind in _EXPECTED:
         expected = _EXPECTED[kind].format(**ctx)
     else:
-        return f"{where}: {found['msg'][:1].lower()}{found['msg'][1:]}, got {shown(found['input'])}"
-    return f"{where}: expected {expected}, got {shown(found['input'])}"
+        return f"{where}: {fault['msg'][:1].lower()}{fault['msg'][1:]}, got {shown(fault['input'])}"
+    return f"{where}: expected {expected}, got {shown(fault['input'])}"
 
 
 def unknown_section(name: str, value: object, sections: Mapping[str, Iterable[str]]) -> str:

@@ -76,8 +76,8 @@ class SampleLayout:
             bad = keyword.iskeyword(one.name) or one.name in RESERVED
             if bad or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", one.name):
                 raise ParameterError(
-                    f"an array of a sample is called {one.name!r:.80}; expected a name that can be an argument of the "
-                    f"model's forward, and not {either(RESERVED)}"
+                    f"an array of a sample is called {one.name!r:.80}; expected a name that can be an argument of "
+                    f"the model's forward, and not {either(RESERVED)}"
                 )
             if 0 in one.shape:
                 raise ParameterError(f"array `{one.name}` has samples of shape {list(one.shape)}, which hold nothing")
@@ -163,8 +163,8 @@ class SampleLayout:
         for one in self.arrays:
             if one.name in names and not one.may_be_standardised:
                 raise ParameterError(
-                    f"standardise: array `{one.name}` holds {one.kind} of shape {list(one.shape)} a row, which have no "
-                    "columns to standardise; name arrays of numbers in one axis"
+                    f"standardise: array `{one.name}` holds {one.kind} of shape {list(one.shape)} a row, which "
+                    "have no columns to standardise; name arrays of numbers in one axis"
                 )
         if unknown := sorted(set(names) - set(self.names)):
             raise ParameterError(

@@ -23,7 +23,7 @@ from moretta.data.images.folder import FOLDER, read_labelled
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, packed_parts
-from moretta.data.references import OWN_CODE, beside, is_reference, resolve, said
+from moretta.data.references import OWN_CODE, beside, cause, is_reference, resolve
 from moretta.data.rows import (
     Rows,
     as_features,
@@ -245,7 +245,7 @@ def called(source: str, base: Path) -> dict[str, Array]:
         with beside(base):
             made = function()
     except (Exception, SystemExit) as error:
-        raise ParameterError(f'calling "{source}" failed with {said(error)}; mend the function') from error
+        raise ParameterError(f'calling "{source}" failed with {cause(error)}; mend the function') from error
     expected = f'"{source}" must return (x_train, y_train, x_test, y_test)'
     if not isinstance(made, tuple | list) or len(made) != 4:
         got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
@@ -256,4 +256,4 @@ def called(source: str, base: Path) -> dict[str, Array]:
     try:
         return {name: np.asarray(part) for name, part in parts.items()}
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ParameterError(f"{expected} as arrays, but one is none ({said(error)})") from error
+        raise ParameterError(f"{expected} as arrays, but one is none ({cause(error)})") from error

@@ -327,8 +327,8 @@ def _check_same(out: Path, wanted: Mapping[str, Any]) -> None:
     if any(found.get(key) != wanted[key] for key in ("host", "port", *(() if brought else ("sites",)))):
         sites = "any sites, who make their keys" if brought else f"sites {', '.join(found.get('sites', []))}"
         raise ParameterError(
-            f"{out} holds the kits of host {found.get('host')}, port {found.get('port')} and {sites}, which is not "
-            "what is asked for: name a new folder"
+            f"{out} holds the kits of host {found.get('host')}, port {found.get('port')} and {sites}, which is "
+            "not what is asked for: name a new folder"
         )
 
 

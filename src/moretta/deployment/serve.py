@@ -189,8 +189,8 @@ class _Serving:
         here, least = len(names) - len(missing), self.run_file.secure_aggregation.least
         if here < least:
             raise RunFailed(
-                f"{here} of {len(names)} sites connected within {wait:g} s, at least {least} are needed; missing are "
-                f"{', '.join(missing)}: have them run moretta join, and look with moretta doctor what keeps them"
+                f"{here} of {len(names)} sites connected within {wait:g} s, at least {least} are needed; missing "
+                f"are {', '.join(missing)}: have them run moretta join, and look with moretta doctor what keeps them"
             )
         self.say(f"going on without {', '.join(missing)}, which did not connect within {wait:g} s")
 

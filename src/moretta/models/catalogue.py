@@ -17,7 +17,7 @@ from pydantic import JsonValue, field_validator
 from moretta.contract.settings import Section, Words, kebab
 from moretta.contract.wording import did_you_mean, shown, unfit
 from moretta.data.layout import SampleLayout
-from moretta.data.references import OWN_CODE, beside, is_reference, said
+from moretta.data.references import OWN_CODE, beside, cause, is_reference
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
@@ -145,7 +145,8 @@ def build(
         except (Exception, SystemExit) as error:
             called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
             raise ParameterError(
-                f'"{source}" called with ({called}) failed with {said(error)}; mend the function or the [model] section'
+                f'"{source}" called with ({called}) failed with {cause(error)}; mend the function or the '
+                "[model] section"
             ) from error
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')

@@ -14,7 +14,7 @@ from moretta.contract.messages import Array
 from moretta.contract.wording import nearest
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, gather
-from moretta.data.references import OWN_CODE, beside, resolve, said
+from moretta.data.references import OWN_CODE, beside, cause, resolve
 from moretta.engines.folder_lock import held
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
@@ -113,7 +113,7 @@ def _made_by(federation: str) -> Federation:
         with beside(Path()):
             made = function()
     except (Exception, SystemExit) as error:
-        raise ParameterError(f'--federation "{federation}" failed with {said(error)}; mend the function') from error
+        raise ParameterError(f'--federation "{federation}" failed with {cause(error)}; mend the function') from error
     if not isinstance(made, Federation):
         raise ParameterError(
             f'--federation "{federation}" must return the moretta.Federation of the run, got {type(made).__name__}'

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moretta.contract.messages import Array
-from moretta.data.references import said
+from moretta.data.references import cause
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import BINS, CONFUSION_UP_TO, confusion, predicted, probabilities, reliability
 
@@ -70,7 +70,7 @@ def _score(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
             figure = float(metric(outputs.detach().clone(), targets.clone()))
     except Exception as error:
         raise ParameterError(
-            f"metric `{name_of(metric)}` of {shapes}: expected one number, and it failed with {said(error)}; mend it"
+            f"metric `{name_of(metric)}` of {shapes}: expected one number, and it failed with {cause(error)}; mend it"
         ) from error
     return figure if math.isfinite(figure) else math.nan
 

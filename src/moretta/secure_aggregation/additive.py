@@ -200,13 +200,13 @@ def _opened(of: Summand, maker: str, sealed: Array) -> Words | None:
 
 
 def _check(planned: PlannedSum, silo: str, upload: SealedShares) -> None:
-    cohort, wanted = planned.cohort, planned.wanted
+    cohort, request = planned.cohort, planned.wanted
     sealed_bytes = planned.length * planned.ring.dtype.itemsize + TAG_BYTES
     if upload.shares.keys() != cohort.neighbours[silo]:
         raise PeerError(f"expected a sealed share for each of {len(cohort.names) - 1} other silos")
     if {share.size for share in upload.shares.values()} != {sealed_bytes}:
         raise PeerError(f"expected sealed shares of {sealed_bytes} bytes for each silo, got other lengths")
-    least, most = (1, wanted.most_weight) if planned.rules.public_weights else (0, 0)
+    least, most = (1, request.most_weight) if planned.rules.public_weights else (0, 0)
     if not least <= upload.weight <= most:
         raise PeerError(
             f"expected a weight from {least} to {most} in the clear, got {upload.weight}; set public-weights "
@@ -234,12 +234,12 @@ def _added(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[Rela
         shares = {maker: uploads[maker].shares[holder] for maker in cohort.names if maker != holder}
         asks[holder] = AddShares(stamp=planned.stamp, shares=shares)
     ask = Ask(asks, AddedShares, check)
-    told = yield ask
-    told = yield from again(ask, told)
-    unopened = {holder: reply.unopened for holder, reply in told.answers.items()}
-    if missing := {**to_leave_out(unopened), **told.missing}:
+    responses = yield ask
+    responses = yield from again(ask, responses)
+    unopened = {holder: reply.unopened for holder, reply in responses.answers.items()}
+    if missing := {**to_leave_out(unopened), **responses.missing}:
         return Aborted(missing, opened=sorted(missing))
-    total = add_up([reply.words for reply in told.answers.values()])
+    total = add_up([reply.words for reply in responses.answers.values()])
     weight = np.array(sum(upload.weight for upload in uploads.values()), dtype=ring.dtype)
     if not planned.rules.public_weights:
         weight, total = total[:1].reshape(()), total[1:]

@@ -117,10 +117,10 @@ def _statement(roster: Roster, setup: Stamp, silo: str, key: bytes, committed: b
     return "key advert", roster.digest, setup.run, setup.round, setup.attempt, silo, key, *more
 
 
-def pair_seed(secret: bytes, setup: Stamp, cohort: bytes, one: str, other: str) -> bytes:
+def pair_seed(secret: bytes, setup: Stamp, cohort: bytes, first: str, other: str) -> bytes:
     """Return HKDF(shared secret, "pair", run, round, attempt, cohort digest, lower name, higher name)."""
     about = setup.run, setup.round, setup.attempt, cohort
-    return derive_once(secret, begun("pair", about) + encode_names(*sorted((one, other))))
+    return derive_once(secret, begun("pair", about) + encode_names(*sorted((first, other))))
 
 
 @dataclass(frozen=True, repr=False)

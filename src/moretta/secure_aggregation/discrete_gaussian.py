@@ -81,14 +81,14 @@ class DiscreteGaussian:
         drawn = stream.integers(count, 32)
         uniform = drawn >> np.uint32(1)
         cells = uniform >> np.uint32(WORD - GUIDE)
-        found = self.guide[cells]
-        found += self.words[found] < uniform
+        indices = self.guide[cells]
+        indices += self.words[indices] < uniform
         out = np.flatnonzero(self.crowded[cells])
-        found[out] = np.searchsorted(self.words, uniform[out])
-        for place in np.flatnonzero(self.words[found] == uniform):  # its 31 bits are those of a bound: more decide
+        indices[out] = np.searchsorted(self.words, uniform[out])
+        for place in np.flatnonzero(self.words[indices] == uniform):  # its 31 bits are those of a bound: more decide
             rest = int.from_bytes(stream.octets(BITS // 8).tobytes(), "big") >> WORD
-            found[place] = bisect_right(self.exact, (int(uniform[place]) << BITS - WORD) | rest)
-        signed: NDArray[np.int64] = np.where(drawn & np.uint32(1), -found, found).astype(np.int64)
+            indices[place] = bisect_right(self.exact, (int(uniform[place]) << BITS - WORD) | rest)
+        signed: NDArray[np.int64] = np.where(drawn & np.uint32(1), -indices, indices).astype(np.int64)
         return signed
 
 

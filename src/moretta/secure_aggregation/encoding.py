@@ -296,31 +296,31 @@ def add_up(words: Sequence[Words], total: Words | None = None) -> Words:
     return total
 
 
-def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], wanted: Wanted) -> Sum:
+def decode(ring: Ring, tensors: Mapping[str, Words], weight: int, silos: Sequence[str], request: Wanted) -> Sum:
     """Return the means that sums in the ring stand for.
 
     tensors: contiguous, of the shapes wanted; with 64 bits the means overwrite their memory. silos: in the sum, sorted.
     Means that honest silos cannot reach are clipped to what they can; whose fault it is stays hidden.
     """
-    parties, possible = len(silos), min(max(weight, len(silos)), wanted.most_weight)
+    parties, possible = len(silos), min(max(weight, len(silos)), request.most_weight)
     if weight != possible:
         log.warning(
             "a secure sum's weights sum to %d, expected %d to %d: some silo did not follow the protocol; taken as %d",
             weight,
             parties,
-            wanted.most_weight,
+            request.most_weight,
             possible,
         )
         weight = possible
     means, steps = dict[str, NDArray[np.float64]](), dict[str, float]()
     for name, words in tensors.items():
-        bits = wanted.fraction_bits[name]
+        bits = request.fraction_bits[name]
         mean = ring.decode(words, bits)
         means[name] = np.divide(mean, weight, out=mean)
         steps[name] = parties * 2.0 ** -(bits + 1) / weight
         # Where the total weight is W, a mean beyond this range would have wrapped.
-        most = float(ring.largest(bits, wanted.most_weight, parties)) + steps[name]
-        largest = largest_magnitude(name, mean) if weight < wanted.most_weight else 0.0
+        most = float(ring.largest(bits, request.most_weight, parties)) + steps[name]
+        largest = largest_magnitude(name, mean) if weight < request.most_weight else 0.0
         if largest > most:
             log.warning(
                 "`%s`: a mean of the secure sum is %.6g in size, and silos that follow the protocol upload up to %.6g; "

@@ -175,9 +175,9 @@ def connected(neighbourhoods: Mapping[str, Collection[str]], among: Collection[s
     unseen = set(among)
     at_edge = {unseen.pop()} if unseen else set()
     while at_edge:
-        found = unseen.intersection(neighbourhoods[at_edge.pop()])
-        unseen -= found
-        at_edge |= found
+        reached = unseen.intersection(neighbourhoods[at_edge.pop()])
+        unseen -= reached
+        at_edge |= reached
     return not unseen
 
 
@@ -306,10 +306,10 @@ def _search(silos: int, corrupt: int, dropped: int) -> Plan:
         return _split(silos, corrupt, degree, t) <= Fraction(1, 2**SECRECY_BITS)
 
     degrees = range(2, silos - 1, 2)
-    found = bisect_left(degrees, True, key=suffices)
-    if found < len(degrees):
+    index = bisect_left(degrees, True, key=suffices)
+    if index < len(degrees):
         # Rounding makes the bounds not quite monotone in k: a few smaller k may meet them where the next does not.
-        best = next(degree for degree in degrees[max(found - 4, 0) :] if suffices(degree))
+        best = next(degree for degree in degrees[max(index - 4, 0) :] if suffices(degree))
         return Plan(best, largest_threshold(best))
     if 2 * (silos - dropped) > silos + corrupt:
         return Plan(None, silos - dropped)

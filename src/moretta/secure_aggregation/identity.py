@@ -160,12 +160,12 @@ def parse_public_line(line: str) -> bytes:
     return key
 
 
-def parse_server_keys(given: object) -> tuple[bytes, ...]:
+def parse_server_keys(value: object) -> tuple[bytes, ...]:
     """Return the public keys, 32 bytes each, of a public line, or of a list of one or two lines.
 
     Raises `moretta.errors.ParameterError` for anything else.
     """
-    lines = given if isinstance(given, (list, tuple)) else (given,)
+    lines = value if isinstance(value, (list, tuple)) else (value,)
     if not 1 <= len(lines) <= SERVER_KEYS or len(set(map(str, lines))) < len(lines):
         raise ParameterError(
             f"expected one public key of the server, or two different ones while it changes, got {len(lines)}; give "

@@ -262,7 +262,7 @@ class KeyedAggregator:
         return plan(self._ring, self.parties, shapes, limits, most_weight)
 
     def sum(
-        self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
+        self, ask: Asks, request: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Sum | Aborted]:
         """Ask the cohort of the last set-up and sum the survivors' uploads; aborts where they are too few.
 
@@ -273,14 +273,14 @@ class KeyedAggregator:
         whole: abort where any silo is missing.
         Also aborts where any silo has helped to open another sum of this round (`Reason.SPENT`).
         """
-        relayed = yield from self.relay(ask, wanted, expected, whole=whole)
+        relayed = yield from self.relay(ask, request, expected, whole=whole)
         if isinstance(relayed, Aborted):
             return relayed
-        result = decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, wanted)
+        result = decode(self._ring, relayed.tensors, int(relayed.weight), relayed.silos, request)
         return replace(result, excess=relayed.excess) if relayed.excess else result
 
     def relay(
-        self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
+        self, ask: Asks, request: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Relayed | Aborted]:
         """Ask and add up as `sum` does, for the members to read by `Contributor.read`.
 
@@ -288,11 +288,11 @@ class KeyedAggregator:
         """
         if self._agreed is None:
             raise MisuseError("a sum was asked for without a set-up; expected `setup` to have succeeded")
-        levels = None if wanted.noise is None else levels_in(self._agreed, wanted.noise, self._own)
+        levels = None if request.noise is None else levels_in(self._agreed, request.noise, self._own)
         levels = levels if levels and levels.removable else None
-        planned = PlannedSum(stamp_of(ask), self._agreed, self._ring, wanted, self._rules, levels)
+        planned = PlannedSum(stamp_of(ask), self._agreed, self._ring, request, self._rules, levels)
         check, upload = partial(self._own.check, planned), (levels and self._own.noised) or self._own.upload
-        gathered = yield from gather(self.cohort, ask, upload, check, wanted, expected)
+        gathered = yield from gather(self.cohort, ask, upload, check, request, expected)
         if isinstance(gathered, Aborted):
             return gathered
         replies, asked = gathered

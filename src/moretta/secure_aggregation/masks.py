@@ -59,9 +59,9 @@ def begun(kind: str, label: tuple[int | str | bytes, ...]) -> bytes:
     return encode_purpose(kind, *label)
 
 
-def pair_key(seed: Extracted, label: Label, one: str, other: str) -> bytes:
+def pair_key(seed: Extracted, label: Label, first: str, other: str) -> bytes:
     """Return the key of the mask that two silos share in one sum; it reveals nothing of their other sums."""
-    lower, higher = (one, other) if one < other else (other, one)
+    lower, higher = (first, other) if first < other else (other, first)
     return seed.derive_for(begun("mask", label) + encode_names(lower, higher))
 
 
@@ -148,10 +148,10 @@ def read(
         words[...] = relayed.tensors[name]
     if blind is not None:
         add_masks(whole[public_weights:], [(False, blind_key(blind, label, silo)) for silo in relayed.silos])
-    wanted = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
-    if not len(relayed.silos) <= int(weight) <= wanted.most_weight:  # also where another blind's key was used
+    request = Wanted(shapes_of(tensors), encoding, encoding[MOST_WEIGHT])
+    if not len(relayed.silos) <= int(weight) <= request.most_weight:  # also where another blind's key was used
         raise PeerError(
-            f"expected weights that sum to {len(relayed.silos)} to {wanted.most_weight}, got {int(weight)}; some silo "
+            f"expected weights that sum to {len(relayed.silos)} to {request.most_weight}, got {int(weight)}; some silo "
             "did not follow the protocol"
         )
-    return decode(ring, tensors, int(weight), relayed.silos, wanted)
+    return decode(ring, tensors, int(weight), relayed.silos, request)

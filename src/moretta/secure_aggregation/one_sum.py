@@ -217,12 +217,12 @@ class HelpedSums:
 
     def ask(self, stamp: Stamp, asked: Query, cohort: Iterable[str]) -> None:
         """Raise `moretta.errors.SumSpent` where an upload could be in no sum that this silo may help to open."""
-        for one in _sums_of(asked):
-            helped = self._kept_of(self._key(stamp, one))
-            self._next(helped, stamp, one, Event.ASKED, None)
-            same = self._relation(helped, stamp, one, None) is Relation.SAME
+        for query in _sums_of(asked):
+            helped = self._kept_of(self._key(stamp, query))
+            self._next(helped, stamp, query, Event.ASKED, None)
+            same = self._relation(helped, stamp, query, None) is Relation.SAME
             if same and not set(helped.survivors) <= set(cohort):
-                raise _spent(helped, stamp, one)
+                raise _spent(helped, stamp, query)
 
     def answer(self, stamp: Stamp, asked: Query) -> None:
         """Record, beforehand, that this silo answers a question before it uploads; in a take, one question alone.
@@ -233,9 +233,9 @@ class HelpedSums:
         key = stamp.run, BEFORE, stamp.round
         helped = self._kept_of(key)
         state = self._next(helped, stamp, asked, Event.BINDS, ())
-        found = Helped(state, max(stamp.take, helped.take), _kept(asked), ())
-        if found != helped:
-            self._write(key, found)
+        record = Helped(state, max(stamp.take, helped.take), _kept(asked), ())
+        if record != helped:
+            self._write(key, record)
 
     def bind(self, stamp: Stamp, asked: Query, survivors: Survivors, *, gives: bool) -> None:
         """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
@@ -244,14 +244,14 @@ class HelpedSums:
         `moretta.errors.PeerError` where that set is not `apart` enough from an earlier one.
         """
         event = Event.GIVES if gives else Event.BINDS
-        found = dict[Key, Helped]()
-        for one in _sums_of(asked):
-            key = self._key(stamp, one)
+        records = dict[Key, Helped]()
+        for query in _sums_of(asked):
+            key = self._key(stamp, query)
             helped = self._kept_of(key)
-            state = self._next(helped, stamp, one, event, survivors)
-            found[key] = Helped(state, max(stamp.take, helped.take), _kept(one), survivors)
+            state = self._next(helped, stamp, query, event, survivors)
+            records[key] = Helped(state, max(stamp.take, helped.take), _kept(query), survivors)
         self._check_floors(survivors)
-        for key, one_found in found.items():
+        for key, one_found in records.items():
             if one_found != self._kept_of(key):
                 self._write(key, one_found)
 
@@ -301,26 +301,35 @@ class HelpedSums:
 
     # Lines
 
-    def _write(self, key: Key, found: Helped) -> None:
+    def _write(self, key: Key, helped: Helped) -> None:
         run, what, number = key
-        if found.survivors not in self._sets:
-            self._keep(json.dumps(["set", *found.survivors]), self._apart > 1)  # no reserved round covers it
-            self._sets[found.survivors] = len(self._sets)
-        line = ["sum", run, what, number, found.state.name, found.take, found.digest.hex(), self._sets[found.survivors]]
+        if helped.survivors not in self._sets:
+            self._keep(json.dumps(["set", *helped.survivors]), self._apart > 1)  # no reserved round covers it
+            self._sets[helped.survivors] = len(self._sets)
+        line = [
+            "sum",
+            run,
+            what,
+            number,
+            helped.state.name,
+            helped.take,
+            helped.digest.hex(),
+            self._sets[helped.survivors],
+        ]
         # Else it is a repetition, of a round that counts as spent already, or of a further take, which a reserved round
         # does not count as spent: all are rare, and are forced at once.
         ordinary = what in ("", BEFORE)
-        ahead = ordinary and not found.take and number > max(self._last.get(key[:2], -1), self._lost.get(key[:2], -1))
+        ahead = ordinary and not helped.take and number > max(self._last.get(key[:2], -1), self._lost.get(key[:2], -1))
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
-        given_only = replace(self._helped.get(key, _FREE), state=found.state) == found  # S is kept
+        given_only = replace(self._helped.get(key, _FREE), state=helped.state) == helped  # S is kept
         self._keep(json.dumps(line), reserves and not ahead and not given_only)
         if ahead and reserves:
             self._keep(json.dumps(["reserved", run, what, number + AHEAD - 1, self._powered]), True)
             self._reserved[key[:2]] = number + AHEAD - 1
-        self._take_up(key, found)
+        self._take_up(key, helped)
 
-    def _take_up(self, key: Key, found: Helped) -> None:
-        self._helped[key] = found
+    def _take_up(self, key: Key, helped: Helped) -> None:
+        self._helped[key] = helped
         self._last[key[:2]] = max(key[2], self._last.get(key[:2], -1))
 
     def _read(self, lines: Iterable[str]) -> None:
@@ -337,8 +346,8 @@ class HelpedSums:
                     case ["reserved", run, what, number, since]:
                         self._reserved[run, what], powered[run, what] = number, since
                     case ["sum", run, what, number, state, take, digest, index]:
-                        found = Helped(State[state], take, bytes.fromhex(digest), sets[index])
-                        self._take_up((run, what, number), found)
+                        helped = Helped(State[state], take, bytes.fromhex(digest), sets[index])
+                        self._take_up((run, what, number), helped)
                     case _:
                         raise ValueError
             except (ValueError, KeyError, IndexError, TypeError) as error:

@@ -108,14 +108,14 @@ def _mask(part: Summand) -> tuple[MaskedUpload, Answer]:
 
 
 def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
-    ring, wanted, cohort = planned.ring, planned.wanted, planned.cohort
+    ring, request, cohort = planned.ring, planned.wanted, planned.cohort
     if upload.maker != silo:
         raise PeerError("expected the silo's own upload, got another's")
-    check_tensors(wanted.shapes, upload.tensors)
+    check_tensors(request.shapes, upload.tensors)
     if upload.weight.dtype != ring.dtype:
         raise PeerError(f"expected elements of Z_2^{ring.bits}, got {upload.weight.dtype}")
-    if planned.rules.public_weights and not 1 <= int(upload.weight) <= wanted.most_weight:
-        raise PeerError(f"expected a weight of 1 to {wanted.most_weight}, got {int(upload.weight)}")
+    if planned.rules.public_weights and not 1 <= int(upload.weight) <= request.most_weight:
+        raise PeerError(f"expected a weight of 1 to {request.most_weight}, got {int(upload.weight)}")
     levels = 0 if planned.levels is None else planned.levels.removable
     if upload.levels != levels:
         raise PeerError(f"expected commitments to {levels} seeds of noise, got {upload.levels}")
@@ -125,8 +125,8 @@ def _check(planned: PlannedSum, silo: str, upload: MaskedUpload) -> None:
 
 def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[Relayed | Aborted]:
     """Agree on the survivors, collect their shares, and add up."""
-    wanted = planned.wanted
-    label = label_of(planned.stamp, planned.cohort.digest, wanted.shapes, wanted.fraction_bits, asked)
+    request = planned.wanted
+    label = label_of(planned.stamp, planned.cohort.digest, request.shapes, request.fraction_bits, asked)
     confirmed = yield from _confirmed(planned, label, replies)
     if isinstance(confirmed, Aborted):
         return confirmed
@@ -137,15 +137,15 @@ def _unmasked(planned: PlannedSum, replies: Replies, asked: bytes) -> Exchange[R
     secrets, replied = opened
     keys = {silo: reply.keys for silo, reply in confirmed.items() if reply is not None}
     masks = unmasking.recovered_masks(label, tuple(uploads), keys, secrets)
-    total = summed(planned.ring, uploads, masks, wanted.shapes, replies.empty, public=planned.rules.public_weights)
-    if planned.levels is None or wanted.noise is None:
+    total = summed(planned.ring, uploads, masks, request.shapes, replies.empty, public=planned.rules.public_weights)
+    if planned.levels is None or request.noise is None:
         return total
     points = {silo: planned.cohort.point(silo) for silo in planned.cohort.names}
     first = planned.levels.first_removed(len(points) - len(uploads))
     if first > planned.levels.removable:
         return total
     seeds = seeds_of(label, uploads, replied, points, planned.cohort.plan.threshold, first)
-    take_off_excess(total.tensors, wanted, planned.levels, first, seeds.values())
+    take_off_excess(total.tensors, request, planned.levels, first, seeds.values())
     return replace(total, excess=[silo for silo in uploads if silo not in seeds])
 
 
@@ -166,18 +166,18 @@ def _confirmed(
             unmasking.check_confirmation(roster, silo, reply.signature, label, names)
 
         ask = Ask.all(survivors, Survivors(stamp=planned.stamp, survivors=survivors), Confirmed, check)
-        told = yield ask
+        responses = yield ask
         if roster is not None:
-            told = yield from again(ask, told)
-        if not told.missing:
-            return told.answers
-        if spent := spent_of(told):
+            responses = yield from again(ask, responses)
+        if not responses.missing:
+            return responses.answers
+        if spent := spent_of(responses):
             return Aborted(spent)
-        gone |= told.missing
+        gone |= responses.missing
         if roster is not None:
             because = "silos were lost while the others signed who is left, who sign no other set in this take"
-            return Aborted(gone, because, opened=sorted(told.missing))
-        survivors = tuple(sorted(told.answers))
+            return Aborted(gone, because, opened=sorted(responses.missing))
+        survivors = tuple(sorted(responses.answers))
     return Aborted(gone, because)
 
 
@@ -293,20 +293,20 @@ def _put_together(
 
     circles: by survivor, the survivors that hold shares of its secret.
     """
-    given: Mapping[str, SelfMaskShares] = replies.answers
+    opened: Mapping[str, SelfMaskShares] = replies.answers
     held, unopened = dict[str, Mapping[str, bytes]](), dict[str, Collection[str]]()
-    for silo, reply in given.items():
+    for silo, reply in opened.items():
         held[silo] = reply.by_maker
         unopened[silo] = set(circles[silo]) - held[silo].keys()
     secrets, failed = dict[str, bytes](), dict[str, Missing]()
     for maker in uploads:
-        if maker in given and given[maker].secret:
-            secrets[maker] = given[maker].secret
+        if maker in opened and opened[maker].secret:
+            secrets[maker] = opened[maker].secret
             continue
         shares = {
             cohort.point(holder): held[holder][maker]
             for holder in circles[maker]
-            if holder in given and maker not in unopened[holder]
+            if holder in opened and maker not in unopened[holder]
         }
         secret = unmasking.put_together(shares, cohort.plan.threshold, label, maker, uploads[maker].committed)
         if secret is not None:

@@ -123,16 +123,16 @@ class PlainAggregator:
         return Wanted(dict(shapes), {}, most_weight)
 
     def sum(
-        self, ask: Asks, wanted: Wanted, expected: bytes | None = None, *, whole: bool = False
+        self, ask: Asks, request: Wanted, expected: bytes | None = None, *, whole: bool = False
     ) -> Exchange[Sum | Aborted]:
         """Ask for uploads and average those that come."""
 
         def check(silo: str, upload: PlainUpload) -> None:
-            sums.check_tensors(wanted.shapes, upload.tensors)
-            if upload.weight > wanted.most_weight:
-                raise PeerError(f"expected a weight of at most {wanted.most_weight}, got {upload.weight}")
+            sums.check_tensors(request.shapes, upload.tensors)
+            if upload.weight > request.most_weight:
+                raise PeerError(f"expected a weight of at most {request.most_weight}, got {upload.weight}")
 
-        gathered = yield from sums.gather(self.cohort, ask, PlainUpload, check, wanted, expected)
+        gathered = yield from sums.gather(self.cohort, ask, PlainUpload, check, request, expected)
         if isinstance(gathered, Aborted):
             return gathered
         replies, _ = gathered
@@ -142,10 +142,10 @@ class PlainAggregator:
         ordered: list[PlainUpload] = [replies.answers[silo] for silo in sorted(replies.answers)]
         weight = sum(upload.weight for upload in ordered)
         shares = [upload.weight / weight for upload in ordered]
-        means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in wanted.shapes}
-        return Sum(means, weight, dict.fromkeys(wanted.shapes, 0.0), tuple(sorted(replies.answers)))
+        means = {name: _mean([upload.tensors[name] for upload in ordered], shares) for name in request.shapes}
+        return Sum(means, weight, dict.fromkeys(request.shapes, 0.0), tuple(sorted(replies.answers)))
 
-    def relay(self, ask: Asks, wanted: Wanted, expected: bytes | None = None) -> Exchange[Relayed | Aborted]:
+    def relay(self, ask: Asks, request: Wanted, expected: bytes | None = None) -> Exchange[Relayed | Aborted]:
         """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 

@@ -67,13 +67,13 @@ def secure_sum(
     server = aggregator(settings.scheme, settings.ring_bits, rules)
     with ThreadPoolExecutor(max(1, len(silos))) as pool:
         now, missing = _agree(server, run, silos, pool, rules.least(settings.scheme))
-        wanted = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
-        ask = AskSum(stamp=now, encoding=wanted.fraction_bits)
-        total = _play(server.sum(ask, wanted, query_of(ask).digest), silos, pool)
+        request = server.want(dict(shapes), dict.fromkeys(shapes, settings.largest), most_weight or len(silos))
+        ask = AskSum(stamp=now, encoding=request.fraction_bits)
+        total = _play(server.sum(ask, request, query_of(ask).digest), silos, pool)
     if isinstance(total, Aborted):
         raise _failed("the sum could not be opened", {**missing, **total.missing}, total.because)
-    found: Sum = total
-    return found
+    result: Sum = total
+    return result
 
 
 class SumClient:
@@ -168,10 +168,10 @@ def _play(exchange: Exchange[Any], silos: Mapping[str, Deliver], pool: ThreadPoo
         except StopIteration as end:
             return end.value
         coming = {name: pool.submit(_asked, ask, silos[name], name) for name in ask.messages}
-        answers = {name: one.result() for name, one in coming.items()}
+        answers = {name: future.result() for name, future in coming.items()}
         replies = Replies(
-            {name: one for name, one in answers.items() if isinstance(one, Message)},
-            {name: one for name, one in answers.items() if isinstance(one, Missing)},
+            {name: answer for name, answer in answers.items() if isinstance(answer, Message)},
+            {name: answer for name, answer in answers.items() if isinstance(answer, Missing)},
         )
 
 

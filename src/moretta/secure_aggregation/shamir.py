@@ -57,7 +57,7 @@ def share(secret: bytes, threshold: int, points: Sequence[int], random: Random =
         raise ParameterError(f"secret: {error}") from None
     drawn = random(DRAWN_BYTES * (threshold - 1))
     each = (drawn[start : start + DRAWN_BYTES] for start in range(0, len(drawn), DRAWN_BYTES))
-    known = [constant, *(int.from_bytes(one, "little") % PRIME for one in each)]
+    known = [constant, *(int.from_bytes(coefficient, "little") % PRIME for coefficient in each)]
     others = (sum(map(mul, known, weights)) % PRIME for weights in _weights(tuple(points), threshold))
     return {x: _encode(value) for x, value in zip(points, [*known[1:], *others], strict=True)}
 

@@ -187,12 +187,12 @@ def counts(
 
     Raises `moretta.errors.PeerError` for sums that no such matrices have.
     """
-    found = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
-    if isinstance(found, Aborted):
-        return found
-    rows, *sums = (number >> GRID_BITS for number in found)
-    odd = any(number % (1 << GRID_BITS) for number in found)
-    if odd or not len(aggregator.cohort) <= rows <= MOST_ROWS or any(not 0 <= one <= rows for one in sums):
+    totals = yield from _sums(aggregator, now, what, 1, np.zeros(columns), ALL)
+    if isinstance(totals, Aborted):
+        return totals
+    rows, *sums = (number >> GRID_BITS for number in totals)
+    odd = any(number % (1 << GRID_BITS) for number in totals)
+    if odd or not len(aggregator.cohort) <= rows <= MOST_ROWS or any(not 0 <= number <= rows for number in sums):
         raise PeerError(f"{now}: expected counts of rows of `{what}`, at least one row a silo and 2^48 in all at most")
     return rows, np.array(sums, np.int64)
 
@@ -211,16 +211,16 @@ def histograms(
     """
     name = _histogram_of(what)
     silos = len(aggregator.cohort)
-    wanted = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
-    ask = AskHistogram(stamp=now, what=what, columns=columns, low=low, high=high, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, query_of(ask).digest, whole=True)
+    request = aggregator.want({name: (2, len(columns), BINS)}, {name: float(1 << LIMB_BITS)}, silos)
+    ask = AskHistogram(stamp=now, what=what, columns=columns, low=low, high=high, encoding=request.fraction_bits)
+    total = yield from aggregator.sum(ask, request, query_of(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
     least, most = np.rint(total.means[name] * total.weight).astype(np.int64)
-    found = least + (most << LIMB_BITS)
-    if (found < 0).any():
+    bins = least + (most << LIMB_BITS)
+    if (bins < 0).any():
         raise PeerError(f"{now}: expected counts of values of `{what}`, got some below 0")
-    return np.asarray(found)
+    return np.asarray(bins)
 
 
 def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -229,7 +229,7 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
     Within the part that holds the median its values are taken as evenly spread, so it is off by (high - low) / BINS at
     most. Raises `moretta.errors.ParameterError` for a column without any value.
     """
-    found = np.empty(len(counts))
+    medians = np.empty(len(counts))
     for column, bins in enumerate(counts):
         total = int(bins.sum())
         if total <= 0:
@@ -237,8 +237,8 @@ def median_of(counts: NDArray[np.int64], low: NDArray[np.float64], high: NDArray
         number = int(np.searchsorted(np.cumsum(bins), total / 2))
         before = int(bins[:number].sum())
         share = (number + (total / 2 - before) / int(bins[number])) / BINS
-        found[column] = low[column] + (high[column] - low[column]) * share
-    return found
+        medians[column] = low[column] + (high[column] - low[column]) * share
+    return medians
 
 
 def answer_moments(contributor: Contributor, message: AskMoments, matrix: NDArray[np.generic]) -> Message:
@@ -297,9 +297,9 @@ def _sums(
     if silos > MOST_SILOS:
         raise ParameterError(f"expected at most {MOST_SILOS} silos for common statistics, got {silos}")
     name = _tensor(what, order)
-    wanted = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
-    ask = AskMoments(stamp=now, what=what, order=order, center=center, columns=of, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, query_of(ask).digest, whole=True)
+    request = aggregator.want({name: (LIMBS, 1 + len(center))}, {name: float(HALF)}, silos)
+    ask = AskMoments(stamp=now, what=what, order=order, center=center, columns=of, encoding=request.fraction_bits)
+    total = yield from aggregator.sum(ask, request, query_of(ask).digest, whole=True)
     if isinstance(total, Aborted):
         return total
     # The mean of whole numbers below 2^31, times their count, is off by far less than 1/2.

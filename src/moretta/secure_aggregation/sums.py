@@ -86,7 +86,7 @@ def gather(
     ask: Asks,
     upload: type[Message],
     check: Callable[[str, Any], None],
-    wanted: Wanted,
+    request: Wanted,
     expected: bytes | None,
 ) -> Exchange[tuple[Replies, bytes] | Aborted]:
     """Ask for uploads of one kind; return them, and the digest of what was asked that all of them have.
@@ -100,7 +100,7 @@ def gather(
     if not asks or not set(asks) <= set(cohort):
         raise MisuseError(f"expected messages for silos of {sorted(cohort)!r:.200}, got {sorted(asks)!r:.200}")
     for message in asks.values():
-        if getattr(message, "encoding", None) != wanted.fraction_bits:
+        if getattr(message, "encoding", None) != request.fraction_bits:
             raise MisuseError(f"`{message.TAG}` does not carry the encoding of the sum it asks for")
 
     def check_all(silo: str, reply: Any) -> None:
@@ -112,8 +112,8 @@ def gather(
     if spent := spent_of(replies):
         return Aborted(spent)
     missing = {silo: _EARLIER for silo in cohort if silo not in asks} | dict(replies.missing)
-    said = Counter(reply.asked for reply in replies.answers.values())
-    most = max(said, key=lambda digest: (said[digest], digest), default=b"")
+    digests = Counter(reply.asked for reply in replies.answers.values())
+    most = max(digests, key=lambda digest: (digests[digest], digest), default=b"")
     digest = most if expected is None else expected
     others = {silo: _OTHERWISE for silo, reply in replies.answers.items() if reply.asked != digest}
     answers = {silo: reply for silo, reply in replies.answers.items() if silo not in others}
@@ -242,9 +242,9 @@ def query_of(
     return Query(digest, once, whole, lasting, beside)
 
 
-def same(one: Message, other: Message) -> bool:
+def same(first: Message, other: Message) -> bool:
     """Return whether a message is another one again, word for word."""
-    return one.stamp == other.stamp and message_digest(one) == message_digest(other)
+    return first.stamp == other.stamp and message_digest(first) == message_digest(other)
 
 
 def message_digest(message: Message) -> bytes:
@@ -252,15 +252,15 @@ def message_digest(message: Message) -> bytes:
 
     It is computed once for a message that goes to all silos of a process.
     """
-    found: bytes | None = getattr(message, "_digest", None)
-    if found is None:
+    known: bytes | None = getattr(message, "_digest", None)
+    if known is None:
         digest = hashlib.sha256(encode_purpose("message", message.TAG))
         for name in sorted(set(message.KINDS) - message.OWN):
             digest.update(encode_parts(name))
             _add(digest, getattr(message, name))
-        found = digest.digest()
-        object.__setattr__(message, "_digest", found)  # the message is frozen, so its digest never changes
-    return found
+        known = digest.digest()
+        object.__setattr__(message, "_digest", known)  # the message is frozen, so its digest never changes
+    return known
 
 
 def _add(digest: hashlib._Hash, value: Any) -> None:

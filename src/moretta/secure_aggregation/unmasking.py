@@ -288,27 +288,27 @@ class OpenSum:
         """Answer either message. Raises as `confirm` and `unmask`."""
         return self.confirm(message) if isinstance(message, Survivors) else self.unmask(message)
 
-    def confirm(self, told: Survivors) -> Confirmed:
+    def confirm(self, message: Survivors) -> Confirmed:
         """Return the keys of masks shared with lost silos. Raises `moretta.errors.PeerError` to refuse.
 
         It refuses survivors that were not among the last ones (a silo once given up stays so), with a roster any other
         set than that, a sum without this silo, and sums of too few.
         """
-        self._check_time(told.stamp)
+        self._check_time(message.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
-        self._check_survivors(told.survivors)
-        if self._credentials is not None and self._confirmed and told.survivors != self._survivors:
+        self._check_survivors(message.survivors)
+        if self._credentials is not None and self._confirmed and message.survivors != self._survivors:
             raise PeerError("expected the survivors that were signed before; a silo signs one set of them in a sum")
         if self._credentials is not None:
-            self._helped.bind(self._stamp, self._asked, told.survivors, gives=False)
-        self._survivors, self._confirmed = told.survivors, True
-        lost = cohort.neighbours[agreement.me] - set(told.survivors)
+            self._helped.bind(self._stamp, self._asked, message.survivors, gives=False)
+        self._survivors, self._confirmed = message.survivors, True
+        lost = cohort.neighbours[agreement.me] - set(message.survivors)
         keys = {name: pair_key(agreement.extracted[name], self._label, agreement.me, name) for name in sorted(lost)}
         signature = b""
         if self._credentials is not None:
-            statement = _statement(self._credentials.roster, self._label, told.survivors)
+            statement = _statement(self._credentials.roster, self._label, message.survivors)
             signature = self._credentials.identity.sign(*statement)
-        return Confirmed(stamp=told.stamp, signature=signature, keys=keys)
+        return Confirmed(stamp=message.stamp, signature=signature, keys=keys)
 
     def unmask(self, asked: Unmask) -> SelfMaskShares:
         """Return the shares of the survivors' secrets; a repeated question gets the same answer.
@@ -340,7 +340,7 @@ class OpenSum:
         first = 0 if noise is None else noise.levels.first_removed(len(cohort.names) - len(asked.survivors))
         self._helped.bind(self._stamp, self._asked, asked.survivors, gives=True)
         parts = zip(sorted(left), sealed, pieces(asked.digests, DIGEST_BYTES * (levels + 1)), strict=True)
-        opened = {maker: self._opened(maker, one, digest) for maker, one, digest in parts}
+        opened = {maker: self._opened(maker, share, digest) for maker, share, digest in parts}
         opened[agreement.me] = self._own.own_share
         makers = tuple(maker for maker in sorted(opened) if opened[maker])
         each = [pieces(opened[maker], shamir.SHARE_BYTES) for maker in makers]

@@ -24,7 +24,7 @@ from moretta.deployment.flower.messages import ARRAY, CODEC, METRICS, SLOTS, Ask
 from moretta.deployment.flower.records import RECORD, packed, question_digest, unpacked
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines.folder_lock import held
-from moretta.errors import MorettaError, ParameterError, PeerError, PolicyError, RowsError, SumSpent, told
+from moretta.errors import MorettaError, ParameterError, PeerError, PolicyError, RowsError, SumSpent, disclosed
 from moretta.secure_aggregation.agreement import AdvertiseKey
 from moretta.secure_aggregation.cohort import Credentials, Origin, Participation, Rules
 from moretta.secure_aggregation.encoding import MOST_WEIGHT, Ring, shapes_of
@@ -63,7 +63,7 @@ def _mod(message: FlowerMessage, context: Context, call_next: ClientAppCallable)
             answers = site.answer(message, context, call_next)
         return FlowerMessage(RecordDict({RECORD: packed(*answers)}), reply_to=message)
     except MorettaError as error:
-        return FlowerMessage(Error(ErrorCode.MOD_FAILED_PRECONDITION, told(error, log)), reply_to=message)
+        return FlowerMessage(Error(ErrorCode.MOD_FAILED_PRECONDITION, disclosed(error, log)), reply_to=message)
 
 
 @dataclass(repr=False)

@@ -27,7 +27,7 @@ from moretta.deployment.server_key import SILO
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines import views
 from moretta.engines.folder_lock import take_turn
-from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeError, RowsError, told
+from moretta.errors import PRIVATE, MorettaError, PeerError, PolicyError, RangeError, RowsError, disclosed
 from moretta.secure_aggregation.cohort import Participation
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.secure_sum import CODEC, AskSum, SumClient
@@ -159,7 +159,7 @@ class KeepResult(RecordViews):
                 self._result = TaskResult.of(from_shareable(shareable), self._model)
                 meta = {KIND: self._result.kind, METRICS: sorted(self._result.metrics)}
             except MorettaError as error:
-                meta = {SAID: told(error, log)}
+                meta = {SAID: disclosed(error, log)}
             except Exception:  # whatever a script returns
                 log.exception("a result cannot be read")
                 meta = {SAID: PRIVATE}
@@ -175,7 +175,7 @@ class KeepResult(RecordViews):
                 if self.folder:
                     self.note(silo, CODEC.decode(request[DATA]), CODEC.decode(reply[DATA]))
         except MorettaError as error:
-            reply[SAID] = told(error, log)
+            reply[SAID] = disclosed(error, log)
         return reply
 
     def _summed(self, request: Shareable, name: str) -> bytes:

@@ -230,8 +230,8 @@ def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, found: 
     """Return in what two holders of the same rows differ; nothing if they do not."""
     if found.rows != expected.rows:
         return (
-            f"row `{row}`: `{name}` has {found.rows} rows and `{head}` {expected.rows}; expected the same rows in the "
-            "same order"
+            f"row `{row}`: `{name}` has {found.rows} rows and `{head}` {expected.rows}; expected the same rows in "
+            "the same order"
         )
     if bool(found.digest) != bool(expected.digest):
         without = name if not found.digest else head

@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from moretta.contract.messages import Array
 from moretta.contract.settings import Spelled
-from moretta.data.references import is_reference, resolve, said
+from moretta.data.references import cause, is_reference, resolve
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import encode
 
@@ -119,7 +119,7 @@ def check(
     except Exception as error:
         raise ParameterError(
             f"{said_first} failed on {ROWS} made-up rows, outputs {list(x.shape)} and targets {list(y.shape)} of "
-            f"{str(y.dtype).removeprefix('torch.')}, with {said(error)}; mend it"
+            f"{str(y.dtype).removeprefix('torch.')}, with {cause(error)}; mend it"
         ) from error
     if not (torch.isfinite(losses).all() and torch.isfinite(slopes).all()):
         raise ParameterError(f"{said_first}: expected finite numbers on made-up rows, got NaN or infinity; mend it")

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from moretta.contract.messages import Array
-from moretta.data.references import said
+from moretta.data.references import cause
 from moretta.data.silo import Silo
 from moretta.errors import RangeError, RowsError
 from moretta.models.by_keyword import arrays_of
@@ -69,7 +69,7 @@ def fitted(
     try:
         returned = fit(copied, arrays_of(model, x), y, number)
     except Exception as error:
-        raise RowsError(f"{where} failed in round {number} with {said(error)}; mend it") from error
+        raise RowsError(f"{where} failed in round {number} with {cause(error)}; mend it") from error
     if pulls and not any(one.added for one in pulls):
         raise RowsError(
             f"{where} computed no gradient of the model that it was given, so mu of fedprox pulled nothing; train that "
@@ -122,7 +122,7 @@ def _tensor(weights: Mapping[str, Any], name: str, like: Tensor, where: str) -> 
         given = torch.as_tensor(weights[name], device=like.device).detach()
         found = given.to(like.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RowsError(f"{where}: `{name}` is no array of numbers: {said(error)}") from error
+        raise RowsError(f"{where}: `{name}` is no array of numbers: {cause(error)}") from error
     if found.shape != like.shape:
         raise RowsError(f"{where}: expected `{name}` of shape {list(like.shape)}, got {list(found.shape)}")
     if given.is_floating_point() != like.is_floating_point():

@@ -89,8 +89,8 @@ def _print_check(found: Mapping[str, Any]) -> None:
         print(
             "  with continuous scales this model is as exact as its own float32 rounding "
             f"({found['relative_error_float32_continuous']:.1e}, the plain model's own "
-            f'{found["plain_error_float32"]:.1e}); to reach the bar set dtype = "float64" (exact, and hides more), or '
-            f'scales = "{found["scales"]}" at the price of most of what scales hide, see docs/models.md'
+            f'{found["plain_error_float32"]:.1e}); to reach the bar set dtype = "float64" (exact, and hides more), '
+            f'or scales = "{found["scales"]}" at the price of most of what scales hide, see docs/models.md'
         )
     for forced in found["forced_to_one"]:
         print(f"  unperturbed: {forced['tensor']}: {forced['because']}")
