@@ -84,10 +84,10 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointI
 
     Raises `moretta.errors.ParameterError` for one that is damaged.
     """
-    found = [path for path in _found(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
-    if not found:
+    folders = [path for path in _found(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
+    if not folders:
         return None
-    path = found[-1]
+    path = folders[-1]
     try:
         place = _read_id(path)
         states = {file.stem: _unpack(_content(file)) for file in sorted(path.glob("*.safetensors"))}
@@ -104,8 +104,8 @@ def rounds_kept(folder: Path) -> frozenset[int]:
 
 
 def _found(folder: Path) -> list[Path]:
-    found = (path for path in folder.glob("round-*") if path.name.removeprefix("round-").isdecimal() and path.is_dir())
-    return sorted(found, key=lambda path: (len(path.name), path))
+    rounds = (path for path in folder.glob("round-*") if path.name.removeprefix("round-").isdecimal() and path.is_dir())
+    return sorted(rounds, key=lambda path: (len(path.name), path))
 
 
 def _write_id(path: Path, place: CheckpointId) -> None:
@@ -138,7 +138,7 @@ def _file_parts(arrays: Mapping[str, Array], metadata: str) -> Sequence[bytes | 
     """
     entries: dict[str, Any] = {"__metadata__": {"moretta": metadata}}
     pieces, offset = list[bytes | memoryview](), 0
-    for name, array in sorted(arrays.items(), key=lambda one: (_LAID_OUT.index(one[1].dtype.str[1:]), one[0])):
+    for name, array in sorted(arrays.items(), key=lambda item: (_LAID_OUT.index(item[1].dtype.str[1:]), item[0])):
         little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         place = [offset, offset + array.nbytes]
         entries[name] = {"dtype": _CODES[array.dtype.str[1:]], "shape": array.shape, "data_offsets": place}
@@ -187,9 +187,9 @@ class HalfDone:
             return {}
         self._of, self._last = hashlib.sha256(encode_parts(*of)).digest(), time.monotonic()
         try:
-            found = dict(_unpack(read_file(self._path.parent, self._path.name)))
-            if found.pop("of") == self._of:
-                return found
+            state = dict(_unpack(read_file(self._path.parent, self._path.name)))
+            if state.pop("of") == self._of:
+                return state
         except FileNotFoundError:
             return {}
         except (ParameterError, OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:

@@ -122,7 +122,7 @@ class ChildClient:
         messages: Sequence[type[Message]],
         command: Sequence[str],
         insecure: bytes = b"",
-        here: Callable[[Message], Message | None] = lambda message: None,
+        answer_locally: Callable[[Message], Message | None] = lambda message: None,
     ) -> None:
         self.phase: Phase = no_phase  # the process has its own clock
         self.charge: Callable[[str, float], None] = lambda phase, seconds: None
@@ -131,7 +131,7 @@ class ChildClient:
         self.deadline = LONGEST
         self._name, self._settings, self._state = name, settings, dict(state)
         self._rows = dict(zip("xy", rows, strict=True))
-        self._insecure, self._command, self._here = insecure, tuple(command), here
+        self._insecure, self._command, self._here = insecure, tuple(command), answer_locally
         self._codec = Codec((*messages, *MESSAGES))
         self._process: Process | None = None
 
@@ -229,10 +229,10 @@ class ChildClient:
         return self._codec.decode(data)
 
     def _gone(self, what: str) -> Disconnected:
-        said = self._process.close() if self._process is not None else ""
+        ending = self._process.close() if self._process is not None else ""
         self._process = None
         self.ends += 1
-        return Disconnected(f"the process of silo `{self._name}` {what}" + (f" ({said})" if said else ""))
+        return Disconnected(f"the process of silo `{self._name}` {what}" + (f" ({ending})" if ending else ""))
 
     def __repr__(self) -> str:
         return f"ChildClient({self._name!r})"
@@ -266,7 +266,7 @@ class Waiting:
 
 def own_environment() -> dict[str, str]:
     """Return this process's environment for a silo's, which is small and starts in another folder."""
-    found = {**os.environ, **SMALL}
-    if "PYTHONPATH" in found:
-        found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, found["PYTHONPATH"].split(os.pathsep)))
-    return found
+    environment = {**os.environ, **SMALL}
+    if "PYTHONPATH" in environment:
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))
+    return environment

@@ -117,24 +117,24 @@ def watch(folders: Sequence[Path]) -> None:
 
     def real(path: str) -> str:
         """Do as `os.path.realpath` on POSIX of an absolute path."""
-        found, links = "", 0
+        resolved, links = "", 0
         parts = path.split("/")[::-1]
         while parts:
             part = parts.pop()
             if part == "..":
-                found = found.rpartition("/")[0]
+                resolved = resolved.rpartition("/")[0]
             elif part not in ("", "."):
                 try:
-                    target = readlink(f"{found}/{part}")
+                    target = readlink(f"{resolved}/{part}")
                 except OSError:  # no link, or nothing there
-                    found = f"{found}/{part}"
+                    resolved = f"{resolved}/{part}"
                     continue
                 links += 1
                 if links > 40:  # as Linux does
                     raise PermissionError(f"{says} a loop of links")
-                found = "" if target.startswith("/") else found
+                resolved = "" if target.startswith("/") else resolved
                 parts += target.split("/")[::-1]
-        return found or "/"
+        return resolved or "/"
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "ctypes.dlopen" and kind(arguments[0]) is text and real(arguments[0]).startswith(allowed):
@@ -183,8 +183,8 @@ def kernel(folders: Sequence[Path], written: Sequence[Path] = ()) -> bool:
     write_file, read_file, read_folder, every = 1 << 1, 1 << 2, 1 << 3, (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     tcp, scopes = 3, 3  # both of each
     parts = (every, tcp, scopes)[: 3 if version >= 6 else 2 if version >= 4 else 1]
-    wanted = struct.pack(f"={len(parts)}Q", *parts)
-    rules = call(_CREATE, wanted, ctypes.c_size_t(len(wanted)), 0)
+    ruleset = struct.pack(f"={len(parts)}Q", *parts)
+    rules = call(_CREATE, ruleset, ctypes.c_size_t(len(ruleset)), 0)
     write_file |= 1 << 14 if version >= 3 else 0  # truncating, which was nobody's to refuse before
     writable = set(map(str, written))
     for path in (*map(str, folders), *writable, *filter(os.path.exists, _SYSTEM)):

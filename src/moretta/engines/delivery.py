@@ -83,12 +83,12 @@ def replies_of(ask: Ask, answer: Callable[[str, Message], Message | Missing]) ->
     answers: dict[str, Message] = {}
     missing: dict[str, Missing] = {}
     for silo, message in ask.messages.items():
-        given = answer(silo, message)
-        if isinstance(given, Missing):
-            log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, given.reason, given.detail)
-            missing[silo] = given
+        reply = answer(silo, message)
+        if isinstance(reply, Missing):
+            log.warning("%s: silo `%s` is missing, %s: %s", message.stamp, silo, reply.reason, reply.detail)
+            missing[silo] = reply
         else:
-            answers[silo] = given
+            answers[silo] = reply
     return Replies(answers, missing, mapped.empty)
 
 

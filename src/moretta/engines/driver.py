@@ -290,7 +290,7 @@ class Driver:
                 _note(gone, replies.missing)
                 opened |= dict.fromkeys(opened_by(ask, replies))
         finally:
-            self._sums += [OpenedSum.of(*one, set_up=set_up, used=used) for one in opened]
+            self._sums += [OpenedSum.of(*opening, set_up=set_up, used=used) for opening in opened]
 
     def _believed(self, replies: Replies) -> Replies:
         """Return the replies, with what silos may be believed of spent takes.
@@ -304,13 +304,13 @@ class Driver:
             if can_play(why.spent, silo, self._wanted, self._least):
                 heard[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
-            said = (
+            detail = (
                 "it says that only some silos may play this round again; expected silos of the round, itself among "
                 f"them and at least {self._least}, got {list(why.spent.survivors)!r:.200}; if others of them took part "
                 "before, bring them back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
-            log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, said)
-            heard[silo] = Missing(Reason.MALFORMED, said)
+            log.warning("%s: silo `%s` is missing, %s: %s", why.spent.stamp, silo, Reason.MALFORMED, detail)
+            heard[silo] = Missing(Reason.MALFORMED, detail)
         return replace(replies, missing={**replies.missing, **heard}) if heard else replies
 
 

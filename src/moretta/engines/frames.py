@@ -30,7 +30,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 def send_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
     """Write named arrays. Raises OSError where the reader is gone, and CodecError for arrays of no numbers."""
-    framing.write(stream, *pack_arrays({name: np.asarray(one) for name, one in arrays.items()}))
+    framing.write(stream, *pack_arrays({name: np.asarray(array) for name, array in arrays.items()}))
 
 
 def receive_arrays(stream: BinaryIO, largest: int = framing.LIMIT) -> dict[str, Array] | None:
@@ -125,11 +125,11 @@ def _read(of: socket.socket, length: int) -> Array:
     return data
 
 
-def _value(told: Any, arrays: Mapping[str, Array]) -> Any:
+def _value(packed_value: Any, arrays: Mapping[str, Array]) -> Any:
     """Undo `_told`. Arrays are parts of the frame that came."""
-    match told:
+    match packed_value:
         case list():
-            return [item if type(item) in PLAIN else _value(item, arrays) for item in told]
+            return [item if type(item) in PLAIN else _value(item, arrays) for item in packed_value]
         case {"names": names, "values": values}:
             return dict(zip(names, _value(values, arrays), strict=True))
         case {"names": names, "lengths": lengths, "bytes": name}:
@@ -144,4 +144,4 @@ def _value(told: Any, arrays: Mapping[str, Array]) -> Any:
             return arrays[name].tobytes()
         case {"tuple": values}:
             return tuple(_value(values, arrays))
-    return told
+    return packed_value

@@ -120,11 +120,11 @@ class InProcess:
     def keep(self, place: CheckpointId) -> None:
         """Do nothing: the silos' states are kept with the server's."""
 
-    def _arrived(self, silo: str, message: Message, given: Answered, mishap: Mishap) -> Message | Missing:
+    def _arrived(self, silo: str, message: Message, answered: Answered, mishap: Mishap) -> Message | Missing:
         """Return what comes of a silo's answer on its way, or why nothing does."""
         if silo in self._clients:
             self._record(silo, "received", "server", message)
-        answer, took = given.answer, given.seconds + mishap.seconds
+        answer, took = answered.answer, answered.seconds + mishap.seconds
         if isinstance(answer, Missing):
             return answer
         self._record(silo, "sent", "server", answer)

@@ -218,8 +218,8 @@ class GrowingFile:
 
     def __init__(self, path: Path, mark: str = "") -> None:
         self._path = path
-        found = _MARK.fullmatch(mark)
-        self._offset, self._digest = (int(found[1]), found[2]) if found else (0, _digest(b""))
+        match = _MARK.fullmatch(mark)
+        self._offset, self._digest = (int(match[1]), match[2]) if match else (0, _digest(b""))
 
     @property
     def mark(self) -> str:

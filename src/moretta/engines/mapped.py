@@ -48,8 +48,8 @@ def room(length: int) -> memoryview:
 
 def empty(shape: Sequence[int] | int, dtype: DTypeLike) -> Array:
     """Return an array to be written to, as `numpy.empty` does, where it is large in a file."""
-    found, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
-    return np.ndarray(shape, found, buffer=room(math.prod(shape) * found.itemsize))
+    kind, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else tuple(shape)
+    return np.ndarray(shape, kind, buffer=room(math.prod(shape) * kind.itemsize))
 
 
 def written(pieces: Sequence[bytes | memoryview]) -> memoryview:
@@ -79,7 +79,7 @@ def laid_down(message: Message) -> Message:
         return place
 
     there: dict[str, Any] = {
-        name: moved(value) if isinstance(value, np.ndarray) else {key: moved(one) for key, one in value.items()}
+        name: moved(value) if isinstance(value, np.ndarray) else {key: moved(array) for key, array in value.items()}
         for name, value in fields.items()
     }
     return dataclasses.replace(message, **there)

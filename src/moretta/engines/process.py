@@ -224,11 +224,11 @@ class ConfinedProcess:
                 self._process.leave()
             self._process, self._lock, self._owner = None, threading.Lock(), os.getpid()
         with self._lock:
-            found = self._asked(arrays, seconds)
-        if ERROR in found:
-            text = found[ERROR].tobytes()[: 4 * SENTENCE].decode(errors="replace")
-            raise ParameterError("".join(one if one.isprintable() else " " for one in text))
-        return found
+            answer = self._asked(arrays, seconds)
+        if ERROR in answer:
+            text = answer[ERROR].tobytes()[: 4 * SENTENCE].decode(errors="replace")
+            raise ParameterError("".join(character if character.isprintable() else " " for character in text))
+        return answer
 
     def _asked(self, arrays: Mapping[str, Array], seconds: float) -> dict[str, Array]:
         if self._process is None:
@@ -238,9 +238,9 @@ class ConfinedProcess:
         try:
             with process.within(seconds, self._gone):
                 send_arrays(process.input, arrays)
-                if (found := receive_arrays(process.output)) is None:
+                if (answer := receive_arrays(process.output)) is None:
                     raise BrokenPipeError
-                return found
+                return answer
         except BaseException:  # such as ctrl-c: its answer must not be the next request's
             if self._process is not None:
                 process.kill()
@@ -253,7 +253,7 @@ class ConfinedProcess:
         return "" if process is None else process.close()
 
     def _gone(self, what: str) -> ParameterError:
-        how = "".join(one if one.isprintable() else " " for one in self.close())
+        how = "".join(character if character.isprintable() else " " for character in self.close())
         return ParameterError(f"the process of the model's graph {what} ({how})")
 
 
@@ -271,8 +271,8 @@ def _answered(
     answer: Callable[[dict[str, Array]], Mapping[str, Array]], arrays: dict[str, Array]
 ) -> Sequence[bytes | memoryview]:
     try:
-        return pack_arrays({name: np.asarray(one) for name, one in answer(arrays).items()})
+        return pack_arrays({name: np.asarray(array) for name, array in answer(arrays).items()})
     except Exception as error:  # noqa: BLE001  # whatever a graph does; the process lives on
-        said = str(error) if isinstance(error, MorettaError) else f"{type(error).__name__}: {error}"
-        line = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+        text = str(error) if isinstance(error, MorettaError) else f"{type(error).__name__}: {error}"
+        line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
         return pack_arrays({ERROR: np.frombuffer(line[:SENTENCE].encode(errors="replace"), np.uint8)})

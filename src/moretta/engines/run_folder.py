@@ -90,7 +90,7 @@ class RunFolder:
             write_atomically(self.path / "run.toml", run_file.encode())
 
     def _refuse_another(self) -> None:
-        there = self.path.is_dir() and any(one.name != LOCK for one in self.path.iterdir())
+        there = self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
         if there or (self.path.exists() and not self.path.is_dir()):
             raise ParameterError(
                 f"{self.path} exists and is not empty; go on with that run by --resume, or name another folder by --out"
@@ -124,7 +124,7 @@ class RunFolder:
         level, before = logger.level, logger.getEffectiveLevel()
         others = [*logger.handlers, *logging.getLogger().handlers]
 
-        def wanted(record: logging.LogRecord) -> bool:
+        def for_terminal(record: logging.LogRecord) -> bool:
             """Whether other handlers had this record without the file, for which the level is lowered."""
             return record.name != logger.name or record.levelno >= before
 
@@ -134,7 +134,7 @@ class RunFolder:
         logger.addHandler(handler)
         logger.setLevel(min(before, logging.INFO))
         for other in others:
-            other.addFilter(wanted)
+            other.addFilter(for_terminal)
         try:
             yield
         except BaseException as error:
@@ -146,7 +146,7 @@ class RunFolder:
         finally:
             logger.removeHandler(handler)
             for other in others:
-                other.removeFilter(wanted)
+                other.removeFilter(for_terminal)
             logger.setLevel(level)
             handler.close()
 
@@ -208,8 +208,8 @@ def why(error: BaseException) -> str:
     """Return why a run ended before its time, in one line: an error of Moretta's by its sentence, others by kind."""
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted; --resume goes on from its last checkpoint"
-    said = str(error) if isinstance(error, MorettaError) else getattr(error, "strerror", None)
-    return " ".join((said or type(error).__name__).split())
+    sentence = str(error) if isinstance(error, MorettaError) else getattr(error, "strerror", None)
+    return " ".join((sentence or type(error).__name__).split())
 
 
 class _Log(logging.FileHandler):

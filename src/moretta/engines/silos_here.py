@@ -93,22 +93,22 @@ class SilosHere:
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order."""
-        slots, found = self._slots if self._codec is None else [], dict[str, Answered]()
+        slots, answers = self._slots if self._codec is None else [], dict[str, Answered]()
         with self.clock.phase("preparation"):  # what silos do outside their own phases: load what came, draw rows
             for slot in slots:
-                found |= self._of_slot({silo: messages[silo] for silo in slot if silo in messages})
+                answers |= self._of_slot({silo: messages[silo] for silo in slot if silo in messages})
             for silo, message in messages.items():
-                if silo not in found:
-                    found |= self._of_slot({silo: message})
-        return {silo: found[silo] for silo in messages}
+                if silo not in answers:
+                    answers |= self._of_slot({silo: message})
+        return {silo: answers[silo] for silo in messages}
 
     @property
     def parts(self) -> Sequence[Sequence[str]]:
         """The silos that play in one process, so that those computing together do not depend on how many there are."""
         parts: list[Sequence[str]] = []
         for slot in self._slots:
-            here = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]
-            several = sum(isinstance(client.answer, InSteps) for client in here)
+            local = [self._clients[silo] for silo in slot if self._clients[silo] not in self._children]
+            several = sum(isinstance(client.answer, InSteps) for client in local)
             parts += [slot] if self._stacks and several >= roles.LEAST else [[silo] for silo in slot]
         return parts
 
@@ -158,8 +158,8 @@ class SilosHere:
             turn.go_on(next)
         while waiting := [turn for turn in turns if turn.work is not None]:
             groups = defaultdict[Hashable, list[_Turn]](list)
-            here = [turn for turn in waiting if not isinstance(turn.work, Waiting)]
-            for turn in here or waiting:  # processes of their own work meanwhile
+            ready = [turn for turn in waiting if not isinstance(turn.work, Waiting)]
+            for turn in ready or waiting:  # processes of their own work meanwhile
                 groups[turn.key].append(turn)
             for group in groups.values():
                 _do(group)

@@ -79,10 +79,10 @@ class RoundTakes:
     wanted: the silos that are to play it. only: the silos that alone may play it; none for all.
     """
 
-    def __init__(self, wanted: Sequence[str]) -> None:
+    def __init__(self, cohort: Sequence[str]) -> None:
         self.take = 0
         self.only: Sequence[str] = ()
-        self._wanted = wanted
+        self._wanted = cohort
         self._bound = list[str]()  # who says that only some may
         self._named_by = list[str]()  # who of them names those
         self._alone = dict[str, Spent]()  # who sits the round out, as most of the others do not say the same
@@ -114,20 +114,20 @@ class RoundTakes:
         """
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
         # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
-        self._said.update({silo for silo, one in spent.items() if one.whole and self.only} or spent.keys())
+        self._said.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())
         often = [silo for silo in spent if self._said[silo] > SAYS]
-        heard = {silo: one for silo, one in spent.items() if silo not in often}
-        whole = {silo: one for silo, one in heard.items() if one.whole}
+        heard = {silo: claim for silo, claim in spent.items() if silo not in often}
+        whole = {silo: claim for silo, claim in heard.items() if claim.whole}
         claims = self._alone | whole
         believed = self._believed(claims, {*lost, *often})
         self._bound = list(whole)
         if believed is None:
             self.only, self._alone = (), claims
-            others = [one.next_take for one in heard.values() if not one.whole]
+            others = [claim.next_take for claim in heard.values() if not claim.whole]
             self.take = max([self.take + bool(ended.opened), *others])
         else:
             self.only, self.take = believed.survivors, believed.next_take
-            self._alone, self._named_by = {}, [name for name, one in claims.items() if one.survivors == self.only]
+            self._alone, self._named_by = {}, [name for name, claim in claims.items() if claim.survivors == self.only]
         return dict.fromkeys(often, _OFTEN)
 
     def without_them(self) -> dict[str, Missing]:
@@ -141,11 +141,11 @@ class RoundTakes:
 
         Silos that no longer know their set cannot play it again, and do not count.
         """
-        named = {silo: (one.survivors, one.next_take) for silo, one in claims.items() if one.survivors}
+        named = {silo: (claim.survivors, claim.next_take) for silo, claim in claims.items() if claim.survivors}
         if not named:
             return None
         counts = Counter(named.values())
-        most = max(counts, key=lambda one: (counts[one], len(one[0]), one))
+        most = max(counts, key=lambda claim: (counts[claim], len(claim[0]), claim))
         there = [silo for silo in self._wanted if silo not in lost and (silo in named or silo not in claims)]
         waits_for_the_lost = set(most[0]) == set(self._wanted) != set(there)
         if not waits_for_the_lost and 2 * counts[most] <= len(there):
@@ -153,11 +153,11 @@ class RoundTakes:
         return next(claims[silo] for silo in named if named[silo] == most)
 
 
-def can_play(spent: Spent, silo: str, wanted: Sequence[str], least: int) -> bool:
+def can_play(spent: Spent, silo: str, cohort: Sequence[str], least: int) -> bool:
     """Return whether a silo names a set that may play the round again; it names none where it no longer knows it."""
     named = set(spent.survivors)
     least = 1 if "/" in spent.stamp.run else least  # a group of CGD's has its own
-    return not (spent.whole and named) or (silo in named and named <= set(wanted) and len(named) >= least)
+    return not (spent.whole and named) or (silo in named and named <= set(cohort) and len(named) >= least)
 
 
 @dataclass(frozen=True)

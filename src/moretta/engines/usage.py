@@ -21,9 +21,9 @@ _earlier = 0.0  # the highest peak before the system counts anew
 
 def peak_mib() -> float:
     """Return the most memory that this process has had resident since it began; it never falls."""
-    found = status("VmHWM")
-    if found is not None:
-        return max(found, _earlier)  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
+    peak = status("VmHWM")
+    if peak is not None:
+        return max(peak, _earlier)  # on Linux ru_maxrss begins with the parent's peak, so it is the last resort
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
@@ -36,8 +36,8 @@ def peak_of(work: Callable[[], object]) -> float:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
         _earlier = earlier
     work()
-    found = status("VmHWM")
-    return peak_mib() if found is None else found
+    peak = status("VmHWM")
+    return peak_mib() if peak is None else peak
 
 
 def cap(limit_mib: float) -> None:

@@ -88,7 +88,7 @@ def note(folder: Path, role: str, number: int, messages: Sequence[Seen]) -> None
     path = folder / _file(role, number, 0)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-        records = [_record(one.direction, one.peer, one.data) for one in messages]
+        records = [_record(seen.direction, seen.peer, seen.data) for seen in messages]
         file.write((b"" if file.tell() else MAGIC) + b"".join(records))
 
 
@@ -124,8 +124,8 @@ class Views:
     digests: Mapping[str, str]
 
     @classmethod
-    def open(cls, folder: Path, run: str, wanted: str) -> Views:
-        """Open a run's ``views``. run: its id; wanted: the digest of its index, both from ``result.json``.
+    def open(cls, folder: Path, run: str, expected: str) -> Views:
+        """Open a run's ``views``. run: its id; expected: the digest of its index, both from ``result.json``.
 
         Raises `moretta.errors.ParameterError` where there are none, or they are another run's or version's, or were
         changed.
@@ -141,9 +141,9 @@ class Views:
                 f"{folder.parent} has no recorded views; run it again with record-views in [run], true for all rounds "
                 "or a list of rounds (from Python: Federation record_views)"
             )
-        if not wanted:
+        if not expected:
             raise ParameterError(f"{folder.parent}: result.json says nothing of views; was it written by this version?")
-        if digest(folder) != wanted:
+        if digest(folder) != expected:
             raise ParameterError(
                 f"{index} is not the index that this run ended with; restore the views as they were recorded"
             )
@@ -158,10 +158,10 @@ class Views:
             name, hashed = line.get("file"), line.get("sha256")
             if not isinstance(name, str) or not isinstance(hashed, str):
                 raise ParameterError(f"{index} is damaged (a line without a file and its SHA-256)")
-            found = _NAME.fullmatch(name)
-            if found is None:
+            match = _NAME.fullmatch(name)
+            if match is None:
                 raise ParameterError(f"{index}: expected names of views, got {name!r:.80}")
-            files[found["role"]][int(found["round"])] = name
+            files[match["role"]][int(match["round"])] = name
             digests[name] = hashed
         return cls(folder, files, digests)
 
@@ -218,12 +218,12 @@ def parse(data: bytes, where: str) -> Iterator[Seen]:
     stream.seek(len(MAGIC))
     try:
         while (line := framing.read(stream, len(data))) is not None:
-            said, message = json.loads(line), framing.read(stream, len(data))
+            header, message = json.loads(line), framing.read(stream, len(data))
             if message is None:
                 raise CodecError("expected a message behind its line")
-            if said["direction"] not in ("sent", "received") or not isinstance(said["peer"], str):
+            if header["direction"] not in ("sent", "received") or not isinstance(header["peer"], str):
                 raise ValueError("a message neither sent nor received")
-            yield Seen(said["direction"], said["peer"], message)
+            yield Seen(header["direction"], header["peer"], message)
     except CodecError:
         raise ParameterError(
             f"{where}: the recorded view ends in the middle of a message; the file is damaged"

@@ -67,9 +67,9 @@ class Workers:
     """
 
     def __init__(
-        self, clients: Mapping[str, Client], codec: Codec, here: SilosHere, count: int, prepare: Callable[[], None]
+        self, clients: Mapping[str, Client], codec: Codec, local: SilosHere, count: int, prepare: Callable[[], None]
     ) -> None:
-        self._clients, self._kinds, self.clock = clients, codec.kinds, here.clock
+        self._clients, self._kinds, self.clock = clients, codec.kinds, local.clock
         self._workers: list[_Worker] = []
         self.close = weakref.finalize(self, _end, self._workers, os.getpid())  # also where the interpreter ends
         self._failure: RunFailed | None = None
@@ -78,8 +78,8 @@ class Workers:
         self._ends: dict[int, int] = {}
         self._peaks: dict[int, float | None] = {}
         try:
-            for silos in shared_out(here.parts, count):
-                self._workers.append(self._forked(silos, here, prepare))
+            for silos in shared_out(local.parts, count):
+                self._workers.append(self._forked(silos, local, prepare))
             self._exchange({number: {"do": "begin"} for number in range(len(self._workers))})
         except (OSError, RunFailed) as error:
             self.close()
@@ -90,8 +90,8 @@ class Workers:
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
         """Return what each silo answers to its message, in their order. Raises RunFailed where a worker has ended."""
         self._asked, asked = True, dict[int, Any]()
-        for number, one in enumerate(self._workers):
-            if mine := {silo: messages[silo] for silo in one.silos if silo in messages}:
+        for number, worker in enumerate(self._workers):
+            if mine := {silo: messages[silo] for silo in worker.silos if silo in messages}:
                 sent = {id(message): message for message in mine.values()}
                 order = {key: place for place, key in enumerate(sent)}
                 asked[number] = {
@@ -99,10 +99,14 @@ class Workers:
                     "messages": [frames.fields_of(message) for message in sent.values()],
                     "to": {silo: order[id(message)] for silo, message in mine.items()},
                 }
-        told = self._exchange(asked)
-        found = {silo: self._answered(silo, one["answers"][silo]) for one in told.values() for silo in one["answers"]}
-        self._charge(told.values())
-        return {silo: found[silo] if silo in found else absent(silo) for silo in messages}
+        replies = self._exchange(asked)
+        answers = {
+            silo: self._answered(silo, reply["answers"][silo])
+            for reply in replies.values()
+            for silo in reply["answers"]
+        }
+        self._charge(replies.values())
+        return {silo: answers[silo] if silo in answers else absent(silo) for silo in messages}
 
     @property
     def peak_mib(self) -> float | None:
@@ -122,37 +126,37 @@ class Workers:
         """Bring the roles of this process to where those in the workers stand."""
         if not self._asked:
             return
-        for told in self._exchange({number: {"do": "states"} for number in range(len(self._workers))}).values():
-            for silo, state in told["states"].items():
+        for reply in self._exchange({number: {"do": "states"} for number in range(len(self._workers))}).values():
+            for silo, state in reply["states"].items():
                 self._clients[silo].restore(state)
-            self._scores = self._scores or told["scores"]
+            self._scores = self._scores or reply["scores"]
         self._asked = False
 
     def spread(self, states: Mapping[str, State]) -> None:
         """Give the silos in the workers their states."""
         self._exchange(
             {
-                number: {"do": "restore", "states": {silo: states[silo] for silo in one.silos if silo in states}}
-                for number, one in enumerate(self._workers)
+                number: {"do": "restore", "states": {silo: states[silo] for silo in worker.silos if silo in states}}
+                for number, worker in enumerate(self._workers)
             }
         )
 
-    def _answered(self, silo: str, told: Mapping[str, Any]) -> Answered:
-        if told["reason"]:
-            return Answered(Missing(Reason(told["reason"]), told["detail"]), told["seconds"])
+    def _answered(self, silo: str, fields: Mapping[str, Any]) -> Answered:
+        if fields["reason"]:
+            return Answered(Missing(Reason(fields["reason"]), fields["detail"]), fields["seconds"])
         try:
-            return Answered(frames.message_of(told["answer"], self._kinds), told["seconds"], told["lengths"])
+            return Answered(frames.message_of(fields["answer"], self._kinds), fields["seconds"], fields["lengths"])
         except (PeerError, KeyError) as error:  # what a silo's own code has made need not be what its type says
-            return Answered(Missing(Reason.MALFORMED, str(error)), told["seconds"])
+            return Answered(Missing(Reason.MALFORMED, str(error)), fields["seconds"])
 
-    def _charge(self, told: Collection[Mapping[str, Any]]) -> None:
+    def _charge(self, replies: Collection[Mapping[str, Any]]) -> None:
         """Charge the workers' phases: together as long as the busiest worker took, each by its part of all the work.
 
         The rest of the seconds, in which messages passed between processes, stays with the delivery.
         """
-        busy = [one["busy"] for one in told]
-        for one in told:
-            for phase, spent in one["phases"].items():
+        busy = [reply["busy"] for reply in replies]
+        for reply in replies:
+            for phase, spent in reply["phases"].items():
                 self.clock.charge(phase, spent * max(busy) / sum(busy))
 
     def _exchange(self, asked: Mapping[int, Any]) -> dict[int, Any]:
@@ -163,19 +167,19 @@ class Workers:
         try:
             for number, value in asked.items():
                 frames.send(self._workers[number].socket, frames.packed(value))
-            told = dict[int, Any]()
+            replies = dict[int, Any]()
             for number in self._readable(list(asked)):
-                told[number] = frames.receive(self._workers[number].socket)
+                replies[number] = frames.receive(self._workers[number].socket)
         except (EOFError, OSError):
             how = _how(self._workers[number].process, time.monotonic() + PATIENCE)
             self._fail(number, f"has ended{how}")
-        for number, one in sorted(told.items()):
-            self._ends[number], self._peaks[number] = one["ends"], one["peak_mib"]
-            for level, text in one["log"]:
+        for number, reply in sorted(replies.items()):
+            self._ends[number], self._peaks[number] = reply["ends"], reply["peak_mib"]
+            for level, text in reply["log"]:
                 log.log(level, "%s", text)
-            if one["failed"]:
-                self._fail(number, f"failed: {one['failed']}")
-        return {number: told[number] for number in asked}
+            if reply["failed"]:
+                self._fail(number, f"failed: {reply['failed']}")
+        return {number: replies[number] for number in asked}
 
     def _readable(self, numbers: list[int]) -> Iterator[int]:
         """Yield workers as their answers come, so that one that has ended is noticed at once."""
@@ -188,15 +192,15 @@ class Workers:
                     yield key.data
 
     def _fail(self, number: int, what: str) -> NoReturn:
-        one = self._workers[number]
+        worker = self._workers[number]
         self.close()
         self._failure = RunFailed(
-            f"a process that silos play in {what}, and with it {', '.join(one.silos):.200}; where memory "
+            f"a process that silos play in {what}, and with it {', '.join(worker.silos):.200}; where memory "
             "was short, fewer [engine] workers need less"
         )
         raise self._failure from None
 
-    def _forked(self, silos: Sequence[str], here: SilosHere, prepare: Callable[[], None]) -> _Worker:
+    def _forked(self, silos: Sequence[str], local: SilosHere, prepare: Callable[[], None]) -> _Worker:
         ours, theirs = socket.socketpair()
         # Until a worker has said that it does not heed it, an interrupt waits.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -210,7 +214,7 @@ class Workers:
                     ours.close()
                     for other in self._workers:  # else a worker would not see that the first process has ended
                         other.socket.close()
-                    play(theirs, here.only(silos), self._kinds, prepare)
+                    play(theirs, local.only(silos), self._kinds, prepare)
                 except Exception:  # noqa: BLE001  # nobody above may handle it
                     traceback.print_exc()
                 finally:
@@ -222,7 +226,7 @@ class Workers:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         theirs.close()
-        return _Worker(silos, process, ours, sum(isinstance(self._clients[one], child.ChildClient) for one in silos))
+        return _Worker(silos, process, ours, sum(isinstance(self._clients[silo], child.ChildClient) for silo in silos))
 
 
 def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
@@ -236,25 +240,25 @@ def _end(workers: Sequence[_Worker], owner: int) -> None:
     """End workers, at the latest after `PATIENCE`, and what they need to end the processes of their silos."""
     if os.getpid() != owner:  # a copy in a worker
         return
-    for one in workers:
-        one.socket.close()
+    for worker in workers:
+        worker.socket.close()
     began = time.monotonic()
-    for one in workers:  # one that is killed cannot end a silo's process that hangs
-        _how(one.process, began + PATIENCE + one.children * of_silo.PATIENCE)
+    for worker in workers:  # one that is killed cannot end a silo's process that hangs
+        _how(worker.process, began + PATIENCE + worker.children * of_silo.PATIENCE)
 
 
 def _how(process: int, until: float) -> str:
     """Wait for a process to end, and end it after a moment of `time.monotonic`; return how it ended."""
     try:
-        while not (found := os.waitpid(process, os.WNOHANG))[0]:
+        while not (waited := os.waitpid(process, os.WNOHANG))[0]:
             if time.monotonic() > until:
                 os.kill(process, signal.SIGKILL)
-                found = os.waitpid(process, 0)
+                waited = os.waitpid(process, 0)
                 break
             time.sleep(0.001)
     except ChildProcessError:  # it was waited for before
         return ""
-    code = os.waitstatus_to_exitcode(found[1])
+    code = os.waitstatus_to_exitcode(waited[1])
     return f" (killed by signal {-code})" if code < 0 else ""
 
 
@@ -297,11 +301,11 @@ class _Answering:
 
     def _frame(self, asked: Mapping[str, Any]) -> frames.Frame:
         began = time.perf_counter()
-        told = self._told(asked)
+        reply = self._told(asked)
         about = {"phases": self._silos.clock.take(), "ends": self._silos.ends, "peak_mib": self._silos.peak_mib}
         about |= {"log": self._log.taken(), "busy": time.perf_counter() - began}
         try:
-            return frames.packed({**told, **about})
+            return frames.packed({**reply, **about})
         except TypeError as error:  # a state holds what no frame can
             return frames.packed({"failed": f"{type(error).__name__}: {error}", **about})
 
@@ -317,9 +321,9 @@ class _Answering:
     def _done(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         match asked["do"]:
             case "answer":
-                messages = [frames.message_of(one, self._kinds) for one in asked["messages"]]
-                found = self._silos.answers({silo: messages[place] for silo, place in asked["to"].items()})
-                return {"answers": {silo: _fields_of(one) for silo, one in found.items()}}
+                messages = [frames.message_of(framed, self._kinds) for framed in asked["messages"]]
+                answers = self._silos.answers({silo: messages[place] for silo, place in asked["to"].items()})
+                return {"answers": {silo: _fields_of(answered) for silo, answered in answers.items()}}
             case "states":
                 return {"states": self._silos.states(), "scores": self._silos.scores()}
             case "restore":
@@ -336,11 +340,11 @@ class _Answering:
             raise EOFError
 
 
-def _fields_of(found: Answered) -> dict[str, Any]:
-    if isinstance(found.answer, Missing):
-        return {"reason": str(found.answer.reason), "detail": found.answer.detail, "seconds": found.seconds}
-    lengths = lengths_of(found.answer)
-    return {"reason": "", "answer": frames.fields_of(found.answer), "seconds": found.seconds, "lengths": lengths}
+def _fields_of(answered: Answered) -> dict[str, Any]:
+    if isinstance(answered.answer, Missing):
+        return {"reason": str(answered.answer.reason), "detail": answered.answer.detail, "seconds": answered.seconds}
+    lengths = lengths_of(answered.answer)
+    return {"reason": "", "answer": frames.fields_of(answered.answer), "seconds": answered.seconds, "lengths": lengths}
 
 
 class _Kept(logging.Handler):

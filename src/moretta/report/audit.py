@@ -87,9 +87,9 @@ def leak(audit: AuditRecord | None, roles: Sequence[str]) -> Leak:
     """Return what attacks of these roles came to."""
     if audit is None:
         return Leak(False)
-    tried = [one for one in audit.attacks if one.role in roles]
-    succeeded = [one for one in tried if one.succeeded]
-    return Leak(True, len(tried), len(succeeded), max(succeeded, key=lambda one: one.advantage, default=None))
+    tried = [attack for attack in audit.attacks if attack.role in roles]
+    succeeded = [attack for attack in tried if attack.succeeded]
+    return Leak(True, len(tried), len(succeeded), max(succeeded, key=lambda attack: attack.advantage, default=None))
 
 
 def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacked]]]:
@@ -98,38 +98,39 @@ def by_severity(audit: AuditRecord) -> Iterable[tuple[str, str, Sequence[Attacke
     Of a kind, those that succeeded stand first, the one that got furthest before the others.
     """
     for severity in (*SEVERITIES, None):
-        some = [one for one in audit.attacks if one.severity == severity]
+        some = [attack for attack in audit.attacks if attack.severity == severity]
         name, meaning = (SAID[severity], MEANING[severity]) if severity else UNGRADED
         if some:
             yield (
                 f"{name[0].upper()}{name[1:]}",
                 meaning,
-                sorted(some, key=lambda one: (not one.succeeded, -one.advantage)),
+                sorted(some, key=lambda attack: (not attack.succeeded, -attack.advantage)),
             )
 
 
-def who_does(one: Attacked | NotRun) -> str:
+def who_does(attack: Attacked | NotRun) -> str:
     """Return who does what in an attack, for people; of audits without titles, who tries the attack of what name."""
-    who = "A group of silos" if one.role == "silos together" else ROLES.get(one.role, one.role)
-    return f"{who} {one.title}" if one.title else f"{who} tries {one.attack}"
+    who = "A group of silos" if attack.role == "silos together" else ROLES.get(attack.role, attack.role)
+    return f"{who} {attack.title}" if attack.title else f"{who} tries {attack.attack}"
 
 
-def interval(one: Attacked) -> str:
+def interval(attack: Attacked) -> str:
     """The 95 % interval of a score, and where it holds every score that this is no evidence."""
-    return f"{figure(one.interval[0])} to {figure(one.interval[1])}{', no evidence' * (one.ended == 'no evidence')}"
+    low, high = map(figure, attack.interval)
+    return f"{low} to {high}{', no evidence' * (attack.ended == 'no evidence')}"
 
 
-def switched_off(found: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a sentence for each setting that takes attacks from an audit. found: their names, by key."""
+def switched_off(attacks_by_key: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a sentence for each setting that takes attacks from an audit. attacks_by_key: their names, by key."""
     return [
         f"{key} takes {len(names)} {'attack' if len(names) == 1 else 'attacks'} from an audit: {enumerated(names)}."
-        for key, names in found.items()
+        for key, names in attacks_by_key.items()
     ]
 
 
-def used(one: Attacked) -> str:
+def used(attack: Attacked) -> str:
     """What an attack was given, in words."""
-    return f"{one.view}; {'knows nothing else' if one.knowledge == 'nothing' else f'knows {one.knowledge}'}"
+    return f"{attack.view}; {'knows nothing else' if attack.knowledge == 'nothing' else f'knows {attack.knowledge}'}"
 
 
 def side_by_side(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -173,13 +174,13 @@ def leaks_table(records: Sequence[RunRecord]) -> Table:
         table.add_row(Text(label, style="bold"))
         table.add_row("", "", Text(f"{score_name([record])} {score}, {seconds}, {sent} a round", style="dim"))
         for header, roles in zip(HEADERS, GROUPS.values(), strict=True):
-            found = leak(record.audit, roles)
-            name, worst = Text(f"  {header.removeprefix('Leak ')}"), found.worst
+            outcome = leak(record.audit, roles)
+            name, worst = Text(f"  {header.removeprefix('Leak ')}"), outcome.worst
             if worst is None:
-                table.add_row(name, "", Text(found.said, style="dim"))
+                table.add_row(name, "", Text(outcome.said, style="dim"))
             else:
-                said = Text.assemble((who_does(worst), "bold"), (f" ({worst.attack}; {ends(worst)})", "dim"))
-                table.add_row(name, Text(figure(worst.score)), said)
+                row = Text.assemble((who_does(worst), "bold"), (f" ({worst.attack}; {ends(worst)})", "dim"))
+                table.add_row(name, Text(figure(worst.score)), row)
     return table
 
 
@@ -188,17 +189,19 @@ def audit_lines(audit: AuditRecord) -> Group:
     lines: list[RenderableType] = []
     for name, _, some in by_severity(audit):
         lines.append(Text(name, style="bold underline"))
-        for one in some:
-            mark = Text(f" {one.ended} ", style="bold reverse" if one.succeeded else "dim")
-            told = Text.assemble((who_does(one), "bold"), " ", (f"({one.attack})", "dim"), " ", mark)
-            numbers = f"Score {figure(one.score)} (95 %: {interval(one)}): {ends(one)}. {one.seconds:.1f} s."
-            lines += [Padding(told, (0, 0, 0, 2)), Padding(Text(one.sentence), (0, 0, 0, 4))]
+        for attack in some:
+            mark = Text(f" {attack.ended} ", style="bold reverse" if attack.succeeded else "dim")
+            heading = Text.assemble((who_does(attack), "bold"), " ", (f"({attack.attack})", "dim"), " ", mark)
+            numbers = (
+                f"Score {figure(attack.score)} (95 %: {interval(attack)}): {ends(attack)}. {attack.seconds:.1f} s."
+            )
+            lines += [Padding(heading, (0, 0, 0, 2)), Padding(Text(attack.sentence), (0, 0, 0, 4))]
             lines.append(Padding(Text(numbers), (0, 0, 0, 4)))
-            lines.append(Padding(Text(f"Score: {one.measure}. Used: {used(one)}.", style="dim"), (0, 0, 0, 4)))
+            lines.append(Padding(Text(f"Score: {attack.measure}. Used: {used(attack)}.", style="dim"), (0, 0, 0, 4)))
     if not lines:
         lines.append(Text("no attack came to a score on this run"))
     lines += map(Text, switched_off(audit.switched_off))
-    lines += [Text(f"{who_does(one)} ({one.attack}): not run, as {one.because}") for one in audit.not_run]
+    lines += [Text(f"{who_does(attack)} ({attack.attack}): not run, as {attack.because}") for attack in audit.not_run]
     if audit.confined_by != "kernel":
         lines.append(Text(CONFINED, style="dim"))
     return Group(*lines)
@@ -210,15 +213,15 @@ def pictures(record: RunRecord) -> Iterable[tuple[str, str, Sequence[str]]]:
     There are no images where their file is gone.
     Raises `moretta.errors.ParameterError` for a file that holds no pictures.
     """
-    for one in () if record.audit is None else record.audit.attacks:
-        for picture in one.pictures:
+    for attack in () if record.audit is None else record.audit.attacks:
+        for picture in attack.pictures:
             file = record.folder / picture.file
             if not file.exists():
-                yield who_does(one), picture.caption, ()
+                yield who_does(attack), picture.caption, ()
                 continue
-            true, found = _images(record.folder, picture.file)
+            true, recovered = _images(record.folder, picture.file)
             scale = float(true.min(initial=0.0)), float(true.max(initial=0.0))
-            yield who_does(one), picture.caption, [_sheet(images, scale) for images in (true, found)]
+            yield who_does(attack), picture.caption, [_sheet(images, scale) for images in (true, recovered)]
 
 
 def rounds_recorded(record: RunRecord) -> int:
@@ -235,12 +238,12 @@ def _images(folder: Path, name: str) -> tuple[NDArray[np.float64], NDArray[np.fl
     file = folder / name
     try:
         held = load(read_file(folder, name))
-        true, found = (np.asarray(held[name], dtype=np.float64) for name in ("true", "found"))
+        true, recovered = (np.asarray(held[name], dtype=np.float64) for name in ("true", "found"))
     except (OSError, SafetensorError, KeyError) as error:
         raise ParameterError(f"{file} holds no pictures ({error}); audit the run again") from None
-    if true.ndim != 4 or true.shape != found.shape or not true.size:
+    if true.ndim != 4 or true.shape != recovered.shape or not true.size:
         raise ParameterError(f"{file}: expected as many found images as true ones; audit the run again")
-    return true, found
+    return true, recovered
 
 
 def _sheet(images: NDArray[np.float64], scale: tuple[float, float]) -> str:

@@ -129,7 +129,7 @@ class TestScores(PlainScores):
     @property
     def shares(self) -> tuple[float, ...]:
         """Each class's part of the rows; empty where no table counts them."""
-        counts = [one.rows for one in self.classes.by_class] if self.classes else []
+        counts = [row.rows for row in self.classes.by_class] if self.classes else []
         return tuple(count / sum(counts) for count in counts) if any(counts) else ()
 
     @property
@@ -323,10 +323,10 @@ class RunRecord(_Part):
         """
         took_part = {
             (silo, number)
-            for one in self.sums or ()
-            if one.used and one.of != "set-up"
-            for number in one.rounds
-            for silo in one.silos
+            for opened in self.sums or ()
+            if opened.used and opened.of != "set-up"
+            for number in opened.rounds
+            for silo in opened.silos
         }
         return tuple(gone for gone in self.dropped if (gone.silo, gone.round) not in took_part)
 
@@ -369,10 +369,10 @@ def read_run(folder: Path) -> RunRecord:
         for number, line in enumerate(_read(lines, "the folder is not whole").splitlines(), start=1)
         if line.strip()
     )
-    audit, told = _audit(folder / "audit.json", record)
+    audit, notes = _audit(folder / "audit.json", record)
     last = history[-1].round if history else 0
     cut = f"history.jsonl ends with round {last} of {record.rounds}, so curves and counts of rounds are not whole"
-    warnings = (*record.warnings, *told, *((cut,) if last != record.rounds else ()))
+    warnings = (*record.warnings, *notes, *((cut,) if last != record.rounds else ()))
     return record.model_copy(update={"folder": folder, "history": history, "audit": audit, "warnings": warnings})
 
 
@@ -380,18 +380,18 @@ def _audit(file: Path, record: RunRecord) -> tuple[AuditRecord | None, tuple[str
     """Return the audit of this run, if there is one, and a warning where there is another run's."""
     if not file.exists():
         return None, ()
-    found = _formatted(AuditRecord, _read(file, "the folder is not whole"), file)
-    if found.index and found.index != record.views:
+    audit = _formatted(AuditRecord, _read(file, "the folder is not whole"), file)
+    if audit.index and audit.index != record.views:
         return None, ("audit.json is of an earlier end of this run, so nothing of it is shown; audit it again",)
-    if found.run != record.run:
+    if audit.run != record.run:
         return None, ("audit.json is of another run, so nothing of it is shown; audit this one by `moretta audit`",)
-    return found, ()
+    return audit, ()
 
 
 def _formatted(model: type[_P], raw: bytes, file: Path) -> _P:
-    found = _parse(_Format, raw, str(file)).format
-    if found != FORMAT:
-        raise ParameterError(f"{file} is of format {found}, and this version of Moretta reads format {FORMAT} only.")
+    form = _parse(_Format, raw, str(file)).format
+    if form != FORMAT:
+        raise ParameterError(f"{file} is of format {form}, and this version of Moretta reads format {FORMAT} only.")
     return _parse(model, raw, str(file))
 
 
@@ -413,6 +413,6 @@ def _parse(model: type[_P], raw: bytes, where: str) -> _P:
             raise ParameterError(f"{where} is not JSON: {first['ctx']['error']}.") from None
         if first["type"] == "missing":
             raise ParameterError(f"{where} lacks the key {key}.") from None
-        said = first["msg"].removeprefix("Value error, ")
-        said = said[0].lower() + said[1:]
-        raise ParameterError(f"{where} is broken{f' at {key}' if key else ''}: {said}.") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        reason = reason[0].lower() + reason[1:]
+        raise ParameterError(f"{where} is broken{f' at {key}' if key else ''}: {reason}.") from None

@@ -67,9 +67,9 @@ def check_run_folder(folder: Path) -> None:
     for name in FOLLOWED:
         with suppress(FileNotFoundError):
             open_file(folder, name).close()  # a link or a pipe is refused by its name
-    found = _json(folder / "result.json").get("format", FORMAT)
-    if found != FORMAT:
-        raise ParameterError(f"{folder / 'result.json'} is of format {found!s:.20}, and this version reads {FORMAT}")
+    form = _json(folder / "result.json").get("format", FORMAT)
+    if form != FORMAT:
+        raise ParameterError(f"{folder / 'result.json'} is of format {form!s:.20}, and this version reads {FORMAT}")
 
 
 class Follower:
@@ -87,13 +87,13 @@ class Follower:
         self._told = dict[str, Any]()
         self._seen: Any = None
 
-    def news(self, said: Said) -> Iterator[News]:
-        """Yield what is new, oldest first. said: by the command that plays the run.
+    def news(self, status: Said) -> Iterator[News]:
+        """Yield what is new, oldest first. status: by the command that plays the run.
 
         `begin` says that all rounds and lines of the log that were told before are to be forgotten; then come `plan`,
         `rounds`, `log`, `result`, and `state` last.
         """
-        seen = said, *(_signature(self._folder / name) for name in FOLLOWED)
+        seen = status, *(_signature(self._folder / name) for name in FOLLOWED)
         if seen == self._seen:
             return
         try:
@@ -102,13 +102,13 @@ class Follower:
                 for file in (self._history, self._log):
                     file.restart()
                 yield News("begin", {}, self._place)
-            yield from self._new(said)
+            yield from self._new(status)
         except Rewritten:
             self._begun = False  # the next call begins anew
             return
         self._seen = seen
 
-    def _new(self, said: Said) -> Iterator[News]:
+    def _new(self, status: Said) -> Iterator[News]:
         yield from self._changed("plan", plan_of(self._folder))
         for lines in self._history.read():
             yield News("rounds", rounds_of(lines), self._place)
@@ -116,7 +116,7 @@ class Follower:
             if (logged := logged_of(lines))["lines"]:
                 yield News("log", logged, self._place)
         yield from self._changed("result", result_of(self._folder))
-        for event in self._changed("state", state_of(self._folder, said)):
+        for event in self._changed("state", state_of(self._folder, status)):
             yield News("state", {**event.data, "age": _age(self._folder)}, event.id)
 
     @property
@@ -131,8 +131,8 @@ class Follower:
 
 def rounds_of(lines: list[bytes]) -> dict[str, Any]:
     """Return rounds of lines of a history, and how many lines are none."""
-    found = [round_of(line) for line in lines if line.strip()]
-    return {"rounds": [one for one in found if one is not None], "malformed": found.count(None)}
+    rounds = [round_of(line) for line in lines if line.strip()]
+    return {"rounds": [entry for entry in rounds if entry is not None], "malformed": rounds.count(None)}
 
 
 def round_of(text: bytes) -> dict[str, Any] | None:
@@ -156,9 +156,9 @@ def round_of(text: bytes) -> dict[str, Any] | None:
 
 def logged_of(lines: list[bytes]) -> dict[str, Any]:
     """Return warnings and failures of lines of a log, the last ones, and how many more there were."""
-    found = [_LOGGED.fullmatch(line.decode("utf-8", "replace")) for line in lines]
-    told = [{"at": one[1], "level": one[2], "text": one[3][:LONGEST]} for one in found if one]
-    return {"lines": told[-MOST_LINES:], "more": max(0, len(told) - MOST_LINES)}
+    matches = [_LOGGED.fullmatch(line.decode("utf-8", "replace")) for line in lines]
+    entries = [{"at": match[1], "level": match[2], "text": match[3][:LONGEST]} for match in matches if match]
+    return {"lines": entries[-MOST_LINES:], "more": max(0, len(entries) - MOST_LINES)}
 
 
 def plan_of(folder: Path) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
     tables: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, RecursionError, ParameterError):
         tables = tomllib.loads(read_text(folder, "run.toml"))
-    run, protocol = (found if isinstance(found := tables.get(name), dict) else {} for name in ("run", "protocol"))
+    run, protocol = (table if isinstance(table := tables.get(name), dict) else {} for name in ("run", "protocol"))
     rounds = run.get("rounds")
     return {
         "name": _sentence(run.get("name", folder.absolute().name)),
@@ -187,28 +187,28 @@ def result_of(folder: Path) -> dict[str, Any]:
     warnings = record.get("warnings")
     return {
         "test": {**_numbers(test), **_numbers(metrics)},
-        "facts": {key: one for key, one in _numbers(record.get("facts")).items() if _PRIVACY.match(key)},
+        "facts": {key: value for key, value in _numbers(record.get("facts")).items() if _PRIVACY.match(key)},
         "unbounded": isinstance(facts := record.get("facts"), dict) and facts.get("epsilon", 0.0) is None,
         "best_round": _numbers(facts).get("best_round"),
         "rounds": _numbers(record).get("rounds"),
-        "warnings": [_sentence(one) for one in warnings] if isinstance(warnings, list) else [],
-        "missing": [one for one in _missing(record.get("dropped")) if one["round"] > record.get("rounds", 0)],
+        "warnings": [_sentence(warning) for warning in warnings] if isinstance(warnings, list) else [],
+        "missing": [gone for gone in _missing(record.get("dropped")) if gone["round"] > record.get("rounds", 0)],
     }
 
 
-def state_of(folder: Path, said: Said) -> dict[str, Any]:
+def state_of(folder: Path, status: Said) -> dict[str, Any]:
     """Return the state, waiting, running, ended or failed, and a sentence on it, which may be empty."""
     last = last_lines(folder / "log.txt")[-1:]
     failed = _FAILED.fullmatch(last[0].decode("utf-8", "replace")) if last else None
     rounds = map(round_of, reversed(last_lines(folder / "history.jsonl")))
-    number = next((one["round"] for one in rounds if one is not None), 0)
+    number = next((entry["round"] for entry in rounds if entry is not None), 0)
     record = _json(folder / "result.json")
-    state, sentence = "running" if number else "waiting", said.note
-    if said.failed or failed:
-        state, sentence = "failed", said.failed or (failed[1] if failed else "")
+    state, sentence = "running" if number else "waiting", status.note
+    if status.failed or failed:
+        state, sentence = "failed", status.failed or (failed[1] if failed else "")
     elif record and number >= _numbers(record).get("rounds", math.inf):  # else it was resumed
         state, sentence = "ended", ""
-    return {"state": state, "sentence": sentence[:LONGEST], "here": said.here}
+    return {"state": state, "sentence": sentence[:LONGEST], "here": status.here}
 
 
 def _age(folder: Path) -> float:
@@ -217,33 +217,37 @@ def _age(folder: Path) -> float:
     return max(0.0, time.time() - max(times) / 1e9) if any(times) else 0.0
 
 
-def _missing(found: object) -> list[dict[str, Any]]:
+def _missing(entries: object) -> list[dict[str, Any]]:
     """Return who missed a round, and why."""
     return [
-        {"round": one["round"], "silo": _sentence(one.get("silo", "")), "reason": _sentence(one.get("reason", ""))}
-        for one in (found if isinstance(found, list) else [])
-        if isinstance(one, dict) and isinstance(one.get("round"), int)
+        {
+            "round": entry["round"],
+            "silo": _sentence(entry.get("silo", "")),
+            "reason": _sentence(entry.get("reason", "")),
+        }
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict) and isinstance(entry.get("round"), int)
     ]
 
 
-def _numbers(found: object) -> dict[str, float]:
+def _numbers(values: object) -> dict[str, float]:
     """Return the numbers of a mapping that are finite; none of anything else."""
     return {
         key: value
-        for key, value in (found.items() if isinstance(found, dict) else ())
+        for key, value in (values.items() if isinstance(values, dict) else ())
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
-def _sentence(found: object) -> str:
-    return str(found)[:LONGEST]
+def _sentence(value: object) -> str:
+    return str(value)[:LONGEST]
 
 
 def _object(text: bytes) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):  # of bytes that are no UTF-8, too
-        found = json.loads(text)
-        if isinstance(found, dict):
-            return found
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return value
     return {}
 
 
@@ -255,6 +259,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _signature(path: Path) -> tuple[int, int, int]:
     with suppress(OSError):
-        found = path.lstat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        status = path.lstat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
     return 0, 0, 0

@@ -99,8 +99,8 @@ def write_files(files: Mapping[Path, bytes], page: Path, what: str, mode: int = 
         for file, data in files.items():
             write_atomically(file, data, mode)
     except OSError as error:
-        said = f"the {what} cannot be written to {page}: {error.strerror}; name another file by --out"
-        raise ParameterError(said) from error
+        sentence = f"the {what} cannot be written to {page}: {error.strerror}; name another file by --out"
+        raise ParameterError(sentence) from error
 
 
 def page(
@@ -126,9 +126,9 @@ def page(
         remarks=remarks(records) if len(records) > 1 else (),
         epsilons=[(name, note) for name, record in zip(names, records, strict=True) if (note := epsilon_note(record))],
         classified=[
-            (label, found, classes(found), calibration(found))
+            (label, tables, classes(tables), calibration(tables))
             for label, record, _ in runs
-            if (found := record.test.classes) is not None
+            if (tables := record.test.classes) is not None
         ],
         warnings=[w if len(runs) == 1 else f"{name}: {w}" for name, record, _ in runs for w in record.warnings],
         dropped=sum(len(record.dropped) for record in records),
@@ -169,18 +169,18 @@ def template(name: str) -> Template:
 
 def _power(value: str) -> tuple[str, str]:
     """A number's digits and its power of ten, with true minus signs: 3.2e-07 is 3.2 and −7. Other text is as it was."""
-    found = re.fullmatch(r"(-?[\d.]+)(?:e([+-]\d+))?", value)
-    if found is None:
+    match = re.fullmatch(r"(-?[\d.]+)(?:e([+-]\d+))?", value)
+    if match is None:
         return value, ""
-    power = str(int(found[2])) if found[2] else ""
-    return found[1].replace("-", "−"), power.replace("-", "−")
+    power = str(int(match[2])) if match[2] else ""
+    return match[1].replace("-", "−"), power.replace("-", "−")
 
 
 def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | None) -> dict[str, Any]:
     """What runs reach and cost: a comparison in groups of rows, silos, and side by side where any was audited."""
     table, costs = apart(comparison(records, differences), COSTS, len(records))
     audited = [(record.audit, audit.costs(record)) for record in records]
-    side_by_side = len(records) > 1 and any(found is not None for found, _ in audited)
+    side_by_side = len(records) > 1 and any(leaks is not None for leaks, _ in audited)
     return {
         "comparison": table,
         "costs": costs,
@@ -188,8 +188,8 @@ def _results(records: Sequence[RunRecord], differences: Mapping[str, float] | No
         "missing": MISSING if any(MISSING in row.cells for row in (*table.rows, *costs.rows)) else "",
         "silos": by_silo(records),
         "defences": [
-            (label, costs, [audit.leak(found, roles) for roles in audit.GROUPS.values()])
-            for label, (found, costs) in zip(labels(records), audited, strict=True)
+            (label, costs, [audit.leak(leaks, roles) for roles in audit.GROUPS.values()])
+            for label, (leaks, costs) in zip(labels(records), audited, strict=True)
             if side_by_side
         ],
     }
@@ -199,7 +199,8 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         **plots.figures(records),
         "window": plots.smoothing(records),
-        "several_losses": len({(str(one.setting("protocol", "loss")), one.scales_targets) for one in records}) > 1,
+        "several_losses": len({(str(record.setting("protocol", "loss")), record.scales_targets) for record in records})
+        > 1,
         "score_title": plots.score_of(records)[1],
     }
 
@@ -211,7 +212,10 @@ def _privacy(records: Sequence[RunRecord]) -> dict[str, Any]:
         shared.setdefault((privacy_statements(record), reading_notes(record)), []).append(label)
     return {
         "privacy": [
-            (enumerated(names), [(role, list(some)) for role, some in groupby(statements, key=lambda one: one.role)])
+            (
+                enumerated(names),
+                [(role, list(some)) for role, some in groupby(statements, key=lambda statement: statement.role)],
+            )
             for (statements, _), names in shared.items()
         ],
         "notes": dict.fromkeys(note for _, some in shared for note in some),
@@ -242,29 +246,29 @@ _BAR, _EDGE = 0.21, 0.75  # inches of a bar and of what is around them
 _LABEL = 28  # characters of a cell's name
 
 
-def write_look(told: Mapping[str, Any], name: str, out: Path) -> Path:
-    """Write the page to `out`, whole or not at all, and return `out`. told: of `moretta.data.look.Look.told`.
+def write_look(look: Mapping[str, Any], name: str, out: Path) -> Path:
+    """Write the page to `out`, whole or not at all, and return `out`. look: of `moretta.data.look.Look.told`.
 
     Raises ParameterError for a file that cannot be written or a name that ends in neither .html nor .htm, and
     MissingExtra without matplotlib or Jinja2.
     """
     check_page(out)
-    write_page(out, look_page(told, name))
+    write_page(out, look_page(look, name))
     return out
 
 
-def look_page(told: Mapping[str, Any], name: str) -> str:
+def look_page(look: Mapping[str, Any], name: str) -> str:
     """The page as text; the same counts give the same text."""
-    columns: list[Mapping[str, Any]] = list(told["columns"])
-    pictured = [one for one in (told["target"], *columns) if len(one["cells"]) > 1][:MOST_PICTURES]
+    columns: list[Mapping[str, Any]] = list(look["columns"])
+    pictured = [spread for spread in (look["target"], *columns) if len(spread["cells"]) > 1][:MOST_PICTURES]
     return template("look.html.j2").render(
         title=f"{name}: a look before training",
-        told=told,
+        told=look,
         columns=columns,
-        by_silo=told["rows"].get("by_silo"),
-        few=few(told["withhold"]),
+        by_silo=look["rows"].get("by_silo"),
+        few=few(look["withhold"]),
         withheld=WITHHELD,
-        figures=[(one, _figure(one, f"look-{place}")) for place, one in enumerate(pictured)],
+        figures=[(spread, _figure(spread, f"look-{place}")) for place, spread in enumerate(pictured)],
         more=max(0, len(columns) + 1 - MOST_PICTURES),
         cells_of=cells_of,
     )
@@ -272,15 +276,15 @@ def look_page(told: Mapping[str, Any], name: str) -> str:
 
 def cells_of(spread: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The cells of a column or of the targets with their names, that of absent values last."""
-    found = [(str(cell["label"]), cell) for cell in spread["cells"]]
-    return found if spread["absent"] is None else [*found, ("absent", spread["absent"])]
+    cells = [(str(cell["label"]), cell) for cell in spread["cells"]]
+    return cells if spread["absent"] is None else [*cells, ("absent", spread["absent"])]
 
 
 def _figure(spread: Mapping[str, Any], key: str) -> Markup:
     cells = [(label, cell["rows"]) for label, cell in cells_of(spread)]
     name = _cut(str(spread["name"]), 60) + (f" ({spread['unit']})" if spread.get("unit") else "")
-    said = f"{name}. {', '.join(f'{label}: {rows}' for label, rows in cells)}."
-    return plots.drawn(key, name, said, lambda figure: _draw(figure, name, cells), _EDGE + _BAR * len(cells))
+    caption = f"{name}. {', '.join(f'{label}: {rows}' for label, rows in cells)}."
+    return plots.drawn(key, name, caption, lambda figure: _draw(figure, name, cells), _EDGE + _BAR * len(cells))
 
 
 def _draw(figure: Figure, name: str, cells: Sequence[tuple[str, int | str]]) -> None:

@@ -68,23 +68,23 @@ def listening(port: int) -> socket.socket:
 
     Raises `moretta.errors.ParameterError` for a port that cannot be had.
     """
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((HOST, port))
-        found.listen(MOST)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(MOST)
     except OSError as error:
-        found.close()
+        listener.close()
         raise ParameterError(
             f"the page cannot be served at port {port} of {HOST}: {error.strerror}; name another port, or 0 for any "
             "that is free"
         ) from None
-    return found
+    return listener
 
 
-def address_of(found: socket.socket, token: str) -> str:
+def address_of(listener: socket.socket, token: str) -> str:
     """Return the page's address."""
-    return f"http://{HOST}:{found.getsockname()[1]}/{token}/"
+    return f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
 
 
 class PageServer(ThreadingHTTPServer):
@@ -93,12 +93,12 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, found: socket.socket, token: str, folder: Path, said: Said) -> None:
-        super().__init__(found.getsockname(), _Request, bind_and_activate=False)
+    def __init__(self, listener: socket.socket, token: str, folder: Path, status: Said) -> None:
+        super().__init__(listener.getsockname(), _Request, bind_and_activate=False)
         self.socket.close()
-        self.socket = found
-        self.token, self.folder, self.said = token, folder, said
-        self.hosts = {f"{name}:{found.getsockname()[1]}" for name in (HOST, "localhost")}
+        self.socket = listener
+        self.token, self.folder, self.said = token, folder, status
+        self.hosts = {f"{name}:{listener.getsockname()[1]}" for name in (HOST, "localhost")}
         self.ended = threading.Event()
         self.streams = set[int]()  # threads that send news
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class PageServer(ThreadingHTTPServer):
         """Close connections whose request is not whole in time, however steadily it comes."""
         with self._lock:
             now = time.monotonic()
-            self._close([one for one, deadline in self._strangers.items() if deadline < now])
+            self._close([stranger for stranger, deadline in self._strangers.items() if deadline < now])
 
     def admits(self, request: Any) -> bool:
         """Return whether there is a slot for a connection that has just shown the token; it then has it."""
@@ -259,10 +259,10 @@ def page_beside(folder: Path, port: int, say: Say) -> Iterator[Say]:
     cannot be had.
     """
     token = secrets.token_urlsafe(32)
-    with listening(port) as found:
-        process = _started(folder, found.fileno(), token)
+    with listening(port) as listener:
+        process = _started(folder, listener.fileno(), token)
         if process is not None:
-            say(f"the run's page is at {address_of(found, token)}")
+            say(f"the run's page is at {address_of(listener, token)}")
     if process is None:
         say("the run's page cannot be served, because no process could be started for it; the run goes on without")
         yield lambda sentence: None
@@ -293,8 +293,8 @@ def _started(folder: Path, descriptor: int, token: str) -> subprocess.Popen[byte
     return process
 
 
-def _tell(process: subprocess.Popen[bytes], **said: str) -> None:
-    _write(process, json.dumps(said) + "\n")
+def _tell(process: subprocess.Popen[bytes], **status: str) -> None:
+    _write(process, json.dumps(status) + "\n")
 
 
 def _write(process: subprocess.Popen[bytes], line: str) -> None:

@@ -95,7 +95,7 @@ def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | N
     last: the end of the SVGs' ids, where a page has several.
     """
     losses, window = f"losses{last}", smoothing(records)
-    scaled = ", of scaled targets" * any(one.scales_targets for one in records)
+    scaled = ", of scaled targets" * any(record.scales_targets for record in records)
     return {
         "losses": _curves(records, losses, "loss", f"Training loss{scaled}", least=1, window=window),
         "scores": _curves(records, f"scores{last}", *score_of(records), least=2),
@@ -113,19 +113,19 @@ RANKED = {
 
 def _ranked(records: Sequence[RunRecord]) -> list[tuple[Markup, str]]:
     """Return the curves that any of the runs has, with their sentences; three stand beside each other."""
-    found = []
-    for key, (title, across, up, said) in RANKED.items():
+    figures = []
+    for key, (title, across, up, caption) in RANKED.items():
         points = [_points(record, key) for record in records]
         draw = partial(_draw_points, records=records, points=points, titles=(title, across, up))
         if any(points):
-            found.append((drawn(key, title, f"{title}: {', '.join(labels(records))}.", draw, 3.1, 3.4), said))
-    return found
+            figures.append((drawn(key, title, f"{title}: {', '.join(labels(records))}.", draw, 3.1, 3.4), caption))
+    return figures
 
 
 def _points(record: RunRecord, key: str) -> Curve:
     if key == "calibration":
         table = record.test.classes.reliability if record.test.classes else ()
-        return [(one.probability, one.accuracy) for one in table]
+        return [(bin_of_table.probability, bin_of_table.accuracy) for bin_of_table in table]
     values = record.test.curves.get(key, ())
     return [(place / max(1, len(values) - 1), value) for place, value in enumerate(values)]
 
@@ -156,11 +156,11 @@ def score_of(records: Sequence[RunRecord]) -> tuple[str, str]:
 
 def _last_attempts(record: RunRecord, measure: str) -> Curve:
     """(round, value) where there is a value; of a round that was tried again, only the last attempt counts."""
-    found = {}
+    values = {}
     for line in sorted(record.history, key=lambda line: (line.round, line.attempt)):
         if (value := getattr(line, measure)) is not None:
-            found[line.round] = value
-    return list(found.items())
+            values[line.round] = value
+    return list(values.items())
 
 
 def _curves(

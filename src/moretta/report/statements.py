@@ -94,13 +94,13 @@ def verdicts(
 def remarks(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return what would stand in the verdict of each run, a sentence each: scales, and what holds of all."""
     scales = dict.fromkeys(_scale(record) for record in _counted(records) if record.test.given)
-    whole = [one for one in scales if not any(other != one and other.startswith(one) for other in scales)]
-    found = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
+    whole = [scale for scale in scales if not any(other != scale and other.startswith(scale) for other in scales)]
+    notes = [f"{scale[0].upper()}{scale[1:]}." for scale in whole]
     if opening := _opening_of_all(records):
-        found.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
-    if any(record.audit and not all(one.succeeded for one in record.audit.attacks) for record in records):
-        found.append(f"{FAILED[0].upper()}{FAILED[1:]}.")
-    return tuple(found)
+        notes.append(f"{opening[0].upper()}{opening[1:]}; what was hidden is said of the roles.")
+    if any(record.audit and not all(attack.succeeded for attack in record.audit.attacks) for record in records):
+        notes.append(f"{FAILED[0].upper()}{FAILED[1:]}.")
+    return tuple(notes)
 
 
 def _opening_of_all(records: Sequence[RunRecord]) -> str:
@@ -123,8 +123,8 @@ def verdict_text(verdict: Verdict) -> Text:
 def _good(record: RunRecord, records: Sequence[RunRecord], brief: bool) -> str:
     if not record.test.given:
         return "There were no test rows, so nothing says how good the model is."
-    said = f"{reached(record)}{_beside(record, records)}"
-    return f"{said}." if brief else f"{said} ({_scale(record)})."
+    sentence = f"{reached(record)}{_beside(record, records)}"
+    return f"{sentence}." if brief else f"{sentence} ({_scale(record)})."
 
 
 def reached(record: RunRecord) -> str:
@@ -152,9 +152,9 @@ WORDS = {
 
 def _sure(test: TestScores, key: str) -> str:
     """Return a figure, behind it its interval in square brackets."""
-    said = _written(key, test.figure(key))
+    written = _written(key, test.figure(key))
     low, high = test.intervals.get(key, (None, None))
-    return said if low is None or high is None else f"{said} [{_written(key, low)} to {_written(key, high)}]"
+    return written if low is None or high is None else f"{written} [{_written(key, low)} to {_written(key, high)}]"
 
 
 def _written(key: str, value: float | None) -> str:
@@ -163,8 +163,8 @@ def _written(key: str, value: float | None) -> str:
 
 def _averaged(record: RunRecord, over: OverSeeds) -> RunRecord:
     """Return a run with the means of its figures over seeds, each within its least and its most of these."""
-    found = {key: [one.test.figure(key) for one in over.records] for key in record.test.headline}
-    whole = {key: [value for value in values if value is not None] for key, values in found.items()}
+    figures = {key: [run.test.figure(key) for run in over.records] for key in record.test.headline}
+    whole = {key: [value for value in values if value is not None] for key, values in figures.items()}
     means = {key: fmean(values) for key, values in whole.items()}
     sure = {key: (min(values), max(values)) for key, values in whole.items()}
     changed = {"metrics": {**record.test.metrics, **means}, "intervals": sure, "seeds": len(over.seeds)}
@@ -184,33 +184,40 @@ def _beside(record: RunRecord, records: Sequence[RunRecord]) -> str:
     """Return what the run's baselines reach, and what its silos' models do on average, as far as is known."""
     key = record.test.headline[0]
     mean, what = record.test.mean, "an accuracy of " * (len(record.test.headline) > 1)
-    found = [] if mean is None else [f"{what}{_short(mean)} as the mean of the silos’ models"]
+    neighbours = [] if mean is None else [f"{what}{_short(mean)} as the mean of the silos’ models"]
     for way_of, words in (("alone", "where silos train alone"), ("pooled", "where all rows are in one place")):
-        others = [one for one in records if _trains(one) == way_of and one is not record and _alike(one, record)]
-        known = [value for one in others if (value := one.test.figure(key)) is not None]
-        found += [f"{_written(key, value)} {words}" for value in known[:1]]
-    return f", beside {enumerated(found)}" if found else ""
+        others = [
+            other for other in records if _trains(other) == way_of and other is not record and _alike(other, record)
+        ]
+        known = [value for other in others if (value := other.test.figure(key)) is not None]
+        neighbours += [f"{_written(key, value)} {words}" for value in known[:1]]
+    return f", beside {enumerated(neighbours)}" if neighbours else ""
 
 
 def _short(scores: PlainScores) -> str:
     return plain(scores.mse) if scores.accuracy is None else f"{100 * scores.accuracy:.1f} %"
 
 
-def _alike(one: RunRecord, record: RunRecord) -> bool:
+def _alike(other: RunRecord, record: RunRecord) -> bool:
     """Whether both were trained on the same rows and scored on the same, as far as their records say."""
-    same = (one.name, one.task, one.silos, one.test.by) == (record.name, record.task, record.silos, record.test.by)
-    return same and one.test.given and one.setting("run", "seed") == record.setting("run", "seed")
+    same = (other.name, other.task, other.silos, other.test.by) == (
+        record.name,
+        record.task,
+        record.silos,
+        record.test.by,
+    )
+    return same and other.test.given and other.setting("run", "seed") == record.setting("run", "seed")
 
 
 def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs, those without tables of classes with another's on the same rows, which count the classes."""
-    found = []
+    completed = []
     for record in records:
         tables = next(
-            (one.test.classes for one in (record, *records) if one.test.classes and _alike(one, record)), None
+            (other.test.classes for other in (record, *records) if other.test.classes and _alike(other, record)), None
         )
-        found.append(record.model_copy(update={"test": record.test.model_copy(update={"classes": tables})}))
-    return found
+        completed.append(record.model_copy(update={"test": record.test.model_copy(update={"classes": tables})}))
+    return completed
 
 
 def _scale(record: RunRecord) -> str:
@@ -222,10 +229,10 @@ def _scale(record: RunRecord) -> str:
     if record.test.accuracy is None:
         variance = f", {plain(record.test.baseline)}" if record.test.baseline is not None else ""
         return f"0 is perfect; to guess the mean of the targets always gets their variance{variance}{sure}"
-    guesses = [_written(key, one) for key in record.test.headline if (one := record.test.guessed(key)) is not None]
+    guesses = [_written(key, guess) for key in record.test.headline if (guess := record.test.guessed(key)) is not None]
     perfect = "1 is perfect" if len(record.test.headline) > 1 else "100 % is perfect"
-    said = f"{enumerated(guesses)}{', in this order' * (len(guesses) > 1)}" if guesses else ""
-    return f"{perfect}; to name the commonest class always gets {said or 'that class’s part of the rows'}{sure}"
+    guessed = f"{enumerated(guesses)}{', in this order' * (len(guesses) > 1)}" if guesses else ""
+    return f"{perfect}; to name the commonest class always gets {guessed or 'that class’s part of the rows'}{sure}"
 
 
 # -- what was hidden from whom -----------------------------------------------------------------------------------------
@@ -245,7 +252,7 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
         )
     held = [claim for claim in claims_of(record.protocol) if claim.holds(run)]
     first = _opening(record) if opening is None else opening
-    roles = [f"{who} {enumerated(said)}" for role, who in NAMES.items() if (said := _of(role, held, run))]
+    roles = [f"{who} {enumerated(heads)}" for role, who in NAMES.items() if (heads := _of(role, held, run))]
     if not roles:
         return f"This version of the report has no sentence on what {label_of(record)} hides from whom."
     whole = f"{first}; as roles, {'; '.join(roles)}" if first else "; ".join(roles)
@@ -255,13 +262,13 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
 def _opening(record: RunRecord) -> str:
     """Return what is said before the roles: that one process played all of them."""
     run = record.content
-    notes = (one for one in claims_of(record.protocol) if one.role == "reader" and one.holds(run))
-    return next(filter(None, (one.headline(run) for one in notes)), "")
+    notes = (claim for claim in claims_of(record.protocol) if claim.role == "reader" and claim.holds(run))
+    return next(filter(None, (claim.headline(run) for claim in notes)), "")
 
 
 def _of(role: str, held: Sequence[Claim], run: dict[str, object]) -> list[str]:
     some = [claim for claim in held if claim.role == role]
-    heads = dict.fromkeys(claim.headline(run) for claim in [one for one in some if one.alone] or some)
+    heads = dict.fromkeys(claim.headline(run) for claim in [claim for claim in some if claim.alone] or some)
     return list(filter(None, heads))
 
 
@@ -274,12 +281,12 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
         return (Phrase(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
     if not audit.attacks:
         return (Phrase("An audit ran and no attack of it came to a score, so what attacks would get is not known."),)
-    graded = [(TRIES[name], [one for one in audit.attacks if one.severity == name]) for name in SEVERITIES]
-    graded.append(("that this audit does not grade", [one for one in audit.attacks if one.severity is None]))
+    graded = [(TRIES[name], [attack for attack in audit.attacks if attack.severity == name]) for name in SEVERITIES]
+    graded.append(("that this audit does not grade", [attack for attack in audit.attacks if attack.severity is None]))
     kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
     rounds = rounds_recorded(record)
     opening = f"With the messages of {rounds:,} of {record.rounds:,} rounds, " if rounds else "In the audit, "
-    failed = not brief and not all(one.succeeded for one in audit.attacks)
+    failed = not brief and not all(attack.succeeded for attack in audit.attacks)
     closing = f"; {FAILED}." if failed else "."
     return (Phrase(opening), *kinds[1:], Phrase(closing))
 
@@ -293,7 +300,7 @@ def how_to_audit(record: RunRecord) -> str:
 
 def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
     """Yield how many attacks of one severity succeeded, and which got furthest."""
-    won = sorted((one for one in some if one.succeeded), key=lambda one: -one.advantage)
+    won = sorted((attack for attack in some if attack.succeeded), key=lambda attack: -attack.advantage)
     if not won:
         yield Phrase(came_to(aim, some))
         return
@@ -305,13 +312,13 @@ def _kind(aim: str, some: Sequence[Attacked]) -> Iterator[Phrase]:
 
 def came_to(aim: str, some: Sequence[Attacked]) -> str:
     """Return how many attacks of one severity succeeded, without a full stop. aim: what they tried."""
-    won, silent = (sum(one.ended == ended for one in some) for ended in ("succeeded", "no evidence"))
+    won, silent = (sum(attack.ended == ended for attack in some) for ended in ("succeeded", "no evidence"))
     if not some:
         return f"no attack tried {aim}"
     if len(some) == 1:
         return f"the one attempt {aim} {'gave no evidence' if silent else some[0].ended}"
-    said = f" and {silent} gave no evidence" if silent else ""
-    return f"{won or 'none'} of {len(some)} attempts {aim} succeeded{said}"
+    silence = f" and {silent} gave no evidence" if silent else ""
+    return f"{won or 'none'} of {len(some)} attempts {aim} succeeded{silence}"
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -333,7 +340,10 @@ def insecure_runs(records: Sequence[RunRecord]) -> str:
 
 def summary(records: Sequence[RunRecord]) -> str:
     """What was trained, what was sent, and who missed a round."""
-    first, told = records[0], [f"With {label_of(one)}, {said}." if (said := missed(one)) else "" for one in records]
+    first, absences = (
+        records[0],
+        [f"With {label_of(record)}, {absence}." if (absence := missed(record)) else "" for record in records],
+    )
     silos = _count(first.silos, "silo")
     cohort = f"{silos[0].upper()}{silos[1:]} trained a model of {_count(first.parameters, 'parameter')} "
     cohort += f"for {_count(first.rounds, 'round')}"
@@ -342,12 +352,12 @@ def summary(records: Sequence[RunRecord]) -> str:
         traffic = "The silos sent and received nothing during training."
         if sent or received:
             traffic = f"In each round a silo sent {human_bytes(sent)} and received {human_bytes(received)}."
-        return f"{cohort} with {label_of(first)}. {traffic} {told[0]}"
+        return f"{cohort} with {label_of(first)}. {traffic} {absences[0]}"
     names, how_many = enumerated(labels(records)), _number_word(len(records))
     opening = f"{how_many.capitalize()} runs: {names}. They differ in name, model size, silos or rounds."
     if len({(record.name, record.parameters, record.silos, record.rounds) for record in records}) == 1:
         opening = f"{cohort}, in {how_many} ways: {names}."
-    return f"{opening} {' '.join(dict.fromkeys(told))}".strip()
+    return f"{opening} {' '.join(dict.fromkeys(absences))}".strip()
 
 
 def _count(number: int, thing: str) -> str:
@@ -360,7 +370,7 @@ def _number_word(number: int) -> str:
 
 def missed(record: RunRecord) -> str:
     """Return how many silos missed how many rounds, without a full stop; empty where none did."""
-    silos, rounds = (len({getattr(one, key) for one in record.missed}) for key in ("silo", "round"))
+    silos, rounds = (len({getattr(round_missed, key) for round_missed in record.missed}) for key in ("silo", "round"))
     answers = "answers in " if record.sums is None else ""
     return f"{_count(silos, 'silo')} missed {answers}{_count(rounds, 'round')}" if silos else ""
 
@@ -399,20 +409,20 @@ class Statement:
         """How well the sentence is supported, in words."""
         if not self.tested:
             return UNTESTED
-        return f"tested on this run: {'; '.join(f'{one.who} ({one.attack}): {one.came_to}' for one in self.tested)}"
+        return f"tested on this run: {'; '.join(f'{test.who} ({test.attack}): {test.came_to}' for test in self.tested)}"
 
 
 def privacy_statements(record: RunRecord) -> tuple[Statement, ...]:
     """Return the sentences that hold of this run, the server's first."""
-    run, attacked, found = record.content, () if record.audit is None else record.audit.attacks, list[Statement]()
+    run, attacked, statements = record.content, () if record.audit is None else record.audit.attacks, list[Statement]()
     if is_summed(run) and scheme(run) not in MASKED:
-        said = f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
-        found.append(Statement("Server", said))
+        sentence = f"This version of the report has no sentence about the aggregation scheme {scheme(run)}."
+        statements.append(Statement("Server", sentence))
     for role in ROLES:
         for claim in _said(run, role):
-            tested = tuple(_tested(one) for one in attacked if one.attack in claim.attacks)
-            found.append(Statement(role, claim.sentence(run), tested))
-    return tuple(found)
+            tested = tuple(_tested(attack) for attack in attacked if attack.attack in claim.attacks)
+            statements.append(Statement(role, claim.sentence(run), tested))
+    return tuple(statements)
 
 
 def reading_notes(record: RunRecord) -> tuple[str, ...]:
@@ -450,11 +460,11 @@ def _claims(run: Record) -> Sequence[Claim]:
 
 def _said(run: Record, role: Role) -> list[Claim]:
     """Return a role's claims with a sentence about this run; if one of them stands alone, that one only."""
-    found = [one for one in _claims(run) if one.role in ROLES[role] and not one.silent and one.holds(run)]
-    return [claim for claim in found if claim.alone] or found
+    claims = [claim for claim in _claims(run) if claim.role in ROLES[role] and not claim.silent and claim.holds(run)]
+    return [claim for claim in claims if claim.alone] or claims
 
 
-def _tested(one: Attacked) -> Tested:
-    failed = "this attack failed" if one.ended == "failed" else "this attack gave no evidence"
-    ended = f"it succeeded, {way(one)}" if one.succeeded else failed
-    return Tested(who_does(one), one.attack, ended)
+def _tested(attack: Attacked) -> Tested:
+    failed = "this attack failed" if attack.ended == "failed" else "this attack gave no evidence"
+    ended = f"it succeeded, {way(attack)}" if attack.succeeded else failed
+    return Tested(who_does(attack), attack.attack, ended)

@@ -40,7 +40,7 @@ class Sweep:
     @cached_property
     def key(self) -> str:
         """By which score runs are judged: the loss on validation rows, or where runs minimise several, another."""
-        records = [record for one in self.runs.values() for record in one.records]
+        records = [record for runs in self.runs.values() for record in runs.records]
         several = len({str(record.setting("protocol", "loss")) for record in records}) > 1
         return ("accuracy" if records[0].task == "classification" else "mse") if several else "loss"
 
@@ -76,12 +76,12 @@ class Sweep:
         rows = []
         for name, run in self.runs.items():
             mean, half = self.difference(name)
-            apart = MISSING
+            difference = MISSING
             if name != self.chosen and mean is not None:
                 sides = [] if half is None else [to_digits(mean + side, half, "+") for side in (-half, half)]
-                apart = to_digits(mean, half, "+") + (f" [{', '.join(sides)}]" if sides else "")
+                difference = to_digits(mean, half, "+") + (f" [{', '.join(sides)}]" if sides else "")
             further = [_mean(self.scores(name, "accuracy")).partition(" ")[0]] if accuracy else []
-            cells = (_mean(self.scores(name, self.key)), apart, *further)
+            cells = (_mean(self.scores(name, self.key)), difference, *further)
             rows.append(Row("", f"{'* ' * (name == self.chosen)}{run.label}", "", cells))
         heads = ("Run", f"Validation {NAMES[self.key]}", "From the chosen [95 %]")
         return Table((*heads, "Accuracy") if accuracy else heads, tuple(rows))
@@ -89,26 +89,28 @@ class Sweep:
     def sentences(self) -> list[str]:
         """Return what a reader of the table should know."""
         best, seeds = "highest" if self.key == "accuracy" else "lowest", self.runs[self.chosen].seeds
-        apart = {name: self.difference(name) for name in self.runs if name != self.chosen}
-        known = [(name, mean, half) for name, (mean, half) in apart.items() if mean is not None and half is not None]
+        differences = {name: self.difference(name) for name in self.runs if name != self.chosen}
+        known = [
+            (name, mean, half) for name, (mean, half) in differences.items() if mean is not None and half is not None
+        ]
         near = [self.runs[name].label for name, mean, half in known if abs(mean) <= half]
-        found = [f"* is chosen: the {best} mean {NAMES[self.key]} on validation rows; test rows had no part in it."]
+        notes = [f"* is chosen: the {best} mean {NAMES[self.key]} on validation rows; test rows had no part in it."]
         if len(seeds) == 1:
-            found.append("One seed does not say whether a difference is more than chance; give --seeds 5.")
-        return [*found, f"Not told apart from it by these seeds: {enumerated(near)}."] if near else found
+            notes.append("One seed does not say whether a difference is more than chance; give --seeds 5.")
+        return [*notes, f"Not told apart from it by these seeds: {enumerated(near)}."] if near else notes
 
     def told(self) -> dict[str, Any]:
         """Return the choice and each variant's figures, as JSON has them; of the chosen one those on test rows too."""
-        found = dict[str, Any]()
+        figures = dict[str, Any]()
         for name, run in self.runs.items():
             hidden = set() if name == self.chosen else scored_keys(run.records)
-            found[name] = {key: one for key, one in run.told().items() if key not in hidden}
+            figures[name] = {key: value for key, value in run.told().items() if key not in hidden}
             for key in NAMES:
                 values = self.scores(name, key)
                 if any(value is not None for value in values):
-                    found[name][f"validation_{key}"] = summary_of(values)
-            found[name]["from_chosen"] = dict(zip(("mean", "half_interval"), self.difference(name), strict=True))
-        return {"chosen": self.chosen, "judged_by": f"validation_{self.key}", "spread": found}
+                    figures[name][f"validation_{key}"] = summary_of(values)
+            figures[name]["from_chosen"] = dict(zip(("mean", "half_interval"), self.difference(name), strict=True))
+        return {"chosen": self.chosen, "judged_by": f"validation_{self.key}", "spread": figures}
 
 
 def _released(record: RunRecord, key: str) -> float | None:

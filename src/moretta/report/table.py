@@ -170,10 +170,10 @@ def _at(*path: str) -> Callable[[RunRecord], Any]:
     """Return what finds a value in a run; None where something on the way to it is missing."""
 
     def value(run: RunRecord) -> Any:
-        found: Any = run
+        value: Any = run
         for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
-        return found
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        return value
 
     return value
 
@@ -185,8 +185,8 @@ def _epsilon_of(unit: str) -> Callable[[RunRecord], Any]:
 
 def _measures(records: Sequence[RunRecord]) -> Iterator[_Measure]:
     """Yield the measures of runs, in the order of tables."""
-    leading = next((one.test.headline for one in records if len(one.test.headline) > 1), ())
-    yield from sorted(_scores(records), key=lambda one: [*leading, one.key].index(one.key))
+    leading = next((record.test.headline for record in records if len(record.test.headline) > 1), ())
+    yield from sorted(_scores(records), key=lambda measure: [*leading, measure.key].index(measure.key))
     privacy, up, down = "Differential privacy", "up_per_silo_per_round", "down_per_silo_per_round"
     yield _Measure("Early stopping", "Best round", "", _at("facts", "best_round"), digits=9)
     yield _Measure(privacy, "Epsilon, of one example at one silo", "epsilon", _epsilon_of("row"), digits=3)
@@ -274,18 +274,18 @@ class OverSeeds:
 
     def values(self, measure: _Measure) -> tuple[float | None, ...]:
         """Return a measure's values, one a seed; None for what is no finite number."""
-        found = (measure.of(record) for record in self.records)
-        numbers = (float(value) if isinstance(value, int | float) else math.nan for value in found)
+        values = (measure.of(record) for record in self.records)
+        numbers = (float(value) if isinstance(value, int | float) else math.nan for value in values)
         return tuple(value if math.isfinite(value) else None for value in numbers)
 
     def told(self) -> dict[str, Any]:
         """Return mean, deviation and values of each measure, as JSON has them."""
-        found = {}
+        summaries = {}
         for measure in (*_measures(self.records), ROUNDS):
             values = self.values(measure) if measure.key else ()
             if any(value is not None for value in values):
-                found[measure.key] = summary_of(values)
-        return found
+                summaries[measure.key] = summary_of(values)
+        return summaries
 
 
 ROUNDS = _Measure("", "Rounds", "rounds", _at("rounds"))
@@ -302,25 +302,28 @@ def spread_of(values: Sequence[float | None]) -> tuple[float | None, float | Non
 
     Both are None where a run has no such number.
     """
-    found = [value for value in values if value is not None]
-    if not found or len(found) < len(values):
+    finite = [value for value in values if value is not None]
+    if not finite or len(finite) < len(values):
         return None, None
-    return statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
+    return statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None
 
 
 def spread(spreads: Sequence[OverSeeds]) -> Table:
     """Return a row a measure, each cell the mean and the deviation of the runs of a protocol or variant."""
-    every = [record for one in spreads for record in one.records]
+    every = [record for runs in spreads for record in runs.records]
     rows = list[Row]()
     for measure in (*_measures(every), ROUNDS):
-        values = [one.values(measure) for one in spreads if measure.key]
+        values = [runs.values(measure) for runs in spreads if measure.key]
         if any(value is not None for some in values for value in some):
-            found = [spread_of(some) for some in values]
-            unit, size = measure.scale(mean for mean, _ in found)
-            sides = [(mean if mean is None else mean / size, apart and apart / size) for mean, apart in found]
-            cells = (MISSING if mean is None else mean_to_digits(mean, apart) for mean, apart in sides)
+            spreads_of = [spread_of(some) for some in values]
+            unit, size = measure.scale(mean for mean, _ in spreads_of)
+            sides = [
+                (mean if mean is None else mean / size, deviation and deviation / size)
+                for mean, deviation in spreads_of
+            ]
+            cells = (MISSING if mean is None else mean_to_digits(mean, deviation) for mean, deviation in sides)
             rows.append(Row("", measure.name, unit, tuple(cells)))
-    return Table(("Measure", *(one.label for one in spreads)), tuple(rows))
+    return Table(("Measure", *(runs.label for runs in spreads)), tuple(rows))
 
 
 SHOWN = 20  # classes in a terminal; the page has all
@@ -330,20 +333,25 @@ COUNTED_UP_TO = 8  # classes whose confusion fits beside them in a terminal
 def classes(tables: ClassTables, *, narrow: bool = False) -> Table:
     """Return the classes of one model: rows, precision, recall, F1, and the confusion; narrow: that of few alone."""
     confusion = () if narrow and len(tables.by_class) > COUNTED_UP_TO else tables.confusion
-    named = [f"as {one.name}" for one in tables.by_class] if confusion else []
+    named = [f"as {row.name}" for row in tables.by_class] if confusion else []
     rows = []
-    for place, one in enumerate(tables.by_class):
-        cells = [f"{one.rows:,}", plain(one.precision), plain(one.recall), plain(one.f1)]
+    for place, row in enumerate(tables.by_class):
+        cells = [f"{row.rows:,}", plain(row.precision), plain(row.recall), plain(row.f1)]
         counts = confusion[place] if confusion else ()
-        rows.append(Row("", one.name, "", (*cells, *(f"{count:,}" for count in counts))))
+        rows.append(Row("", row.name, "", (*cells, *(f"{count:,}" for count in counts))))
     return Table(("Class", "Rows", "Precision", "Recall", "F1", *named), tuple(rows))
 
 
 def calibration(tables: ClassTables) -> Table:
     """Return rows by the probability of the class that is predicted for them."""
     rows = (
-        Row("", f"{one.low} to {one.high}", "", (f"{one.rows:,}", plain(one.probability), plain(one.accuracy)))
-        for one in tables.reliability
+        Row(
+            "",
+            f"{bin_of_table.low} to {bin_of_table.high}",
+            "",
+            (f"{bin_of_table.rows:,}", plain(bin_of_table.probability), plain(bin_of_table.accuracy)),
+        )
+        for bin_of_table in tables.reliability
     )
     return Table(("Probability", "Rows", "Mean probability", "Accuracy"), tuple(rows))
 
@@ -352,15 +360,15 @@ def by_silo(records: Sequence[RunRecord]) -> Table:
     """Return of each silo its rows and, for each run, its scores."""
     regression = all(record.task == "regression" for record in records)
     silos = dict.fromkeys(silo for record in records for silo in record.test.per_silo)
-    found = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
-    ones = [one for scores in found.values() for one in scores]
-    further = [key for key in ("f1_macro", "calibration_error") if any(key in one.metrics for one in ones)]
+    scores_of = {silo: [record.test.per_silo.get(silo, SiloScore()) for record in records] for silo in silos}
+    ones = [score for scores in scores_of.values() for score in scores]
+    further = [key for key in ("f1_macro", "calibration_error") if any(key in score.metrics for score in ones)]
     rows = []
-    for silo, scores in found.items():
-        counts = dict.fromkeys(f"{one.rows:,}" for one in scores if one.rows is not None)
+    for silo, scores in scores_of.items():
+        counts = dict.fromkeys(f"{score.rows:,}" for score in scores if score.rows is not None)
         values = [
-            (one.mse if regression else one.accuracy, one.loss, *(one.metrics.get(key) for key in further))
-            for one in scores
+            (score.mse if regression else score.accuracy, score.loss, *(score.metrics.get(key) for key in further))
+            for score in scores
         ]
         cells = (" / ".join(counts) or MISSING, *(plain(value) for some in values for value in some))
         rows.append(Row("", silo, "", cells))
@@ -501,18 +509,18 @@ def figure(value: float | None) -> str:
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 0.9995 or abs(value) >= 1.0 else f"{value:.6g}"
 
 
-def ends(one: Attacked) -> str:
+def ends(attack: Attacked) -> str:
     """Return what guessing, always the most frequent value, the best and 0 are on the scale of an attack's score."""
-    guessing = "guessing is not known" if one.chance is None else f"{figure(one.chance)} is guessing"
-    if one.constant is not None:
-        share = "" if one.constant == one.chance else f", {figure(one.constant)}"
+    guessing = "guessing is not known" if attack.chance is None else f"{figure(attack.chance)} is guessing"
+    if attack.constant is not None:
+        share = "" if attack.constant == attack.chance else f", {figure(attack.constant)}"
         guessing += f"{share or ' or'} always naming the most frequent value"
-    zero = next((words for start, words in ZEROS.items() if one.measure.startswith(start)), "")
-    worst = f", 0 {zero}" if zero and one.chance != 0 else ""
+    zero = next((words for start, words in ZEROS.items() if attack.measure.startswith(start)), "")
+    worst = f", 0 {zero}" if zero and attack.chance != 0 else ""
     return f"{guessing}, 1 perfect{worst}"
 
 
-def way(one: Attacked) -> str:
+def way(attack: Attacked) -> str:
     """Return how far an attack that succeeded got, of the way from guessing to the most to be learnt."""
-    reached = min(100.0, 100 * one.advantage)
+    reached = min(100.0, 100 * attack.advantage)
     return f"{reached:{'.3g' if reached < 99.95 else '.6g'}} % of the way from guessing to perfect"

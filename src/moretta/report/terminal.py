@@ -24,7 +24,10 @@ def printable(text: str, mark: str = "\ufffd") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" or category(one) == "Zs" else mark for one in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" or category(character) == "Zs" else mark
+        for character in text
+    )
 
 
 def one_line(text: str) -> str:

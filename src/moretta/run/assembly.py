@@ -20,30 +20,30 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
 
     Raises `moretta.errors.ParameterError` for data, a model or settings that cannot work, before anything is written.
     """
-    found = load(run_file)
+    loaded = load(run_file)
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"  # else each silo of a row needs its labels
     silos = [
-        replace(silo, y=silo.y if silo.labelled or not joint else silo.y[:0], layout=found.layout, labelled=True)
-        for silo in found.silos
+        replace(silo, y=silo.y if silo.labelled or not joint else silo.y[:0], layout=loaded.layout, labelled=True)
+        for silo in loaded.silos
     ]
-    test, validation = (None if one is None else (one.x, one.y) for one in (found.test, found.validation))
+    test, validation = (None if part is None else (part.x, part.y) for part in (loaded.test, loaded.validation))
     # Two classes need one output under the squared error (the papers' own form), a class each under cross-entropy.
-    single = run_file.protocol.loss == "mse" and found.classes == 2 and silos[0].y.ndim == 1
+    single = run_file.protocol.loss == "mse" and loaded.classes == 2 and silos[0].y.ndim == 1
     model = catalogue.build(
         run_file.model.source,
         inputs=row_shape(silos),
-        outputs=1 if single else found.outputs,
+        outputs=1 if single else loaded.outputs,
         base=run_file.base,
         seed=run_file.run.seed,
-        layout=found.layout,
+        layout=loaded.layout,
         agreed=run_file.agreed,
         **run_file.model.arguments,
     )
-    task = "regression" if found.classes is None else "classification"
+    task = "regression" if loaded.classes is None else "classification"
     spec = specification.of_run_file(
-        run_file, run_file.run, task=task, standardise=found.standardise, table=found.table
+        run_file, run_file.run, task=task, standardise=loaded.standardise, table=loaded.table
     )
-    groups = None if found.test is None else Subjects(found.test.ids, found.test.groups).whom
-    names, rules = (found.feature_names, found.class_names), found.column_rules
+    groups = None if loaded.test is None else Subjects(loaded.test.ids, loaded.test.groups).whom
+    names, rules = (loaded.feature_names, loaded.class_names), loaded.column_rules
     rows = RunRows(silos, test, validation, *names, rules, test_groups=groups)
     return Federation.of(spec, model, rows, out)

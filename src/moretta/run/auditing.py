@@ -50,14 +50,14 @@ def audit_folder(
         played, rounds, seed = _recorded_elsewhere(folder, federation)
     else:
         played, rounds, seed = _played(folder, allow_code, federation)
-    given = None if background is None else read_background(background, played.layout)
+    rows = None if background is None else read_background(background, played.layout)
     return audit(
         folder,
         played,
         rounds,
         seed,
         thorough=thorough,
-        background=given,
+        background=rows,
         background_name="" if background is None else background.name,
         progress=progress,
         needed=needed,
@@ -93,8 +93,8 @@ def _from_python(folder: Path, federation: str | None) -> tuple[Federation, int,
             "module:function"
         )
     made = _made_by(federation)
-    told = read_json(folder / MADE)
-    return made, int(told["rounds"]), int(told["seed"])
+    settings = read_json(folder / MADE)
+    return made, int(settings["rounds"]), int(settings["seed"])
 
 
 def _recorded_elsewhere(folder: Path, federation: str | None) -> tuple[Federation, int, int]:
@@ -155,7 +155,7 @@ def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
         if not sign or not name or np.isnan(limits[name]):
             raise ParameterError(f"--fail-above {text}: expected NAME=SCORE, for example gamma-least-squares=0.5")
         if name not in known:
-            close = " or ".join(one for one in known if one.startswith(name)) or nearest(name, known)
+            close = " or ".join(attack for attack in known if attack.startswith(name)) or nearest(name, known)
             hint = f"did you mean {close}?" if close else f"the attacks are {', '.join(known)}"
             raise ParameterError(f"--fail-above {text}: there is no attack {name}; {hint}")
     return limits

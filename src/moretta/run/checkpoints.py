@@ -84,8 +84,8 @@ class Checkpoints:
 
     def best(self) -> BestRound | None:
         """Return the best round up to where the session began; None in a run that was not resumed."""
-        found = last_checkpoint(self.folder / "best", up_to=self.place.round) if self.place.session else None
-        return None if found is None else BestRound(found[0].round, found[1])
+        checkpoint = last_checkpoint(self.folder / "best", up_to=self.place.round) if self.place.session else None
+        return None if checkpoint is None else BestRound(checkpoint[0].round, checkpoint[1])
 
     def asked_takes(self) -> AskedTakes:
         """Return the takes that all sessions of the run have asked for; a further one is on disk before it is asked."""
@@ -136,7 +136,7 @@ def digest_of(
     """Return what a resumed run must agree on: the run file, or without one what was given from Python."""
     if spec.digest:
         return spec.digest
-    given = [
+    settings = [
         {name: section for name, section in spec.settings.items() if name != "engine"},
         {silo.name: len(silo.x) for silo in silos},
         modules.schema(model),
@@ -146,7 +146,7 @@ def digest_of(
         *([layout.dump()] if layout else []),
         *([sorted(set(spec.engine.edge)), spec.engine.edge_precision] if spec.engine.edge else []),
     ]
-    return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _printed(model: nn.Module) -> str:
@@ -166,10 +166,10 @@ def last_session(
     """
     if folder is None:
         raise ParameterError("resuming needs the run's folder; name it by out")
-    found = last_checkpoint(folder / "checkpoint")
-    if found is None:
+    checkpoint = last_checkpoint(folder / "checkpoint")
+    if checkpoint is None:
         raise ParameterError(f"{folder} holds no checkpoint to resume from; start without --resume, in an empty folder")
-    place, states = found
+    place, states = checkpoint
     if place.digest != digest:
         file = f" ({folder / 'run.toml'})" if (folder / "run.toml").exists() else ""  # a run from Python has none
         raise ParameterError(

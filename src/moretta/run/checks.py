@@ -119,17 +119,19 @@ def check_class_names(names: Sequence[str], outputs: int) -> None:
     """Check that names of classes, where there are any, are one for each, and different."""
     classes = max(outputs, 2)  # of one output, the sides of a threshold
     if names and (len(names) != classes or len(set(names)) < classes):
-        told = enumerated(map(repr, names))
-        raise ParameterError(f"class_names: expected {classes} different names, one for each class; got {told:.200}")
+        listing = enumerated(map(repr, names))
+        raise ParameterError(f"class_names: expected {classes} different names, one for each class; got {listing:.200}")
 
 
 def check_masks(spec: Specification, targets: Sequence[NDArray[np.generic]]) -> None:
     """Check that all targets are masks of as many positions or none is, and what does not go with masks."""
-    here = [y for y in targets if len(y)]
-    positions = {y.shape[1] if y.ndim == 3 else 0 for y in here}
+    local = [y for y in targets if len(y)]
+    positions = {y.shape[1] if y.ndim == 3 else 0 for y in local}
     if len(positions) > 1:
-        told = enumerated(str(one) for one in sorted(positions))
-        raise RowsError(f"masks have {told} positions at different silos or test rows (0: no masks); expected the same")
+        counts = enumerated(str(count) for count in sorted(positions))
+        raise RowsError(
+            f"masks have {counts} positions at different silos or test rows (0: no masks); expected the same"
+        )
     if not positions or not positions.pop():
         return
     for key, value in (("augment", spec.data.varied), ("standardise-targets", spec.data.standardise_targets)):
@@ -145,7 +147,7 @@ def check_training(
     metrics.check(spec.metrics, outputs, spec.task, dtype)
     if (own := spec.protocol.own_loss) is not None:
         gradients = not entry_of(spec.protocol).forward_only
-        targets = next((one.y for one in silos if not one.remote and len(one.y)), None)
+        targets = next((silo.y for silo in silos if not silo.remote and len(silo.y)), None)
         check_loss(own, outputs, spec.protocol.loss, spec.task, dtype, differentiable=gradients, targets=targets)
     if spec.run.early_stopping is not None and not validated:
         raise ParameterError("early_stopping needs rows to judge by; give validation=(x, y), or validation_fraction")

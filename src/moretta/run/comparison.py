@@ -45,22 +45,22 @@ def variants(
     Raises `moretta.errors.ParameterError` for a protocol that is not known or named twice, and for settings that the
     run file could not have either.
     """
-    found: dict[str, RunFile] = {}
+    run_files_by_name: dict[str, RunFile] = {}
     for name in protocols:
         if name not in PROTOCOLS:
             raise ParameterError(f"--protocols {name}: expected some of {', '.join(PROTOCOLS)}")
-        if name in found:
+        if name in run_files_by_name:
             raise ParameterError(f"--protocols names {name} twice")
-        found[name] = _changed(path, overrides, [f"protocol.name={name}"])
+        run_files_by_name[name] = _changed(path, overrides, [f"protocol.name={name}"])
     for text in further:
         try:
             label, changed = _variant(path, overrides, text)
         except ParameterError as error:
             raise ParameterError(f'--variant "{text}": {error}') from None
-        if label in found:
+        if label in run_files_by_name:
             raise ParameterError(f'--variant "{text}": another run is called {label} already')
-        found[label] = changed
-    return found
+        run_files_by_name[label] = changed
+    return run_files_by_name
 
 
 def recording(run_file: RunFile) -> RunFile:
@@ -68,8 +68,8 @@ def recording(run_file: RunFile) -> RunFile:
     if run_file.run.record_views:
         return run_file
     rounds = run_file.run.rounds
-    wanted = tuple(sorted({*range(1, min(RECORDED, rounds) + 1), rounds}))
-    return run_file.model_copy(update={"run": run_file.run.model_copy(update={"record_views": wanted})})
+    recorded = tuple(sorted({*range(1, min(RECORDED, rounds) + 1), rounds}))
+    return run_file.model_copy(update={"run": run_file.run.model_copy(update={"record_views": recorded})})
 
 
 OF_THE_SWEEP = {"run.seed": "--seeds", "run.out": "--out", "run.base": "the run file"}
@@ -88,7 +88,7 @@ def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunF
     name = [] if "=" in words[0] else [words[0]]
     if name and name[0] not in PROTOCOLS:
         raise ParameterError(wrong_choice("protocol", "name", name[0], PROTOCOLS))
-    sets = [f"protocol.name={one}" for one in name]
+    sets = [f"protocol.name={protocol}" for protocol in name]
     for word in words[len(name) :]:
         key, equals, value = word.partition("=")
         if not key or not equals or not value:
@@ -97,8 +97,8 @@ def _variant(path: Path, overrides: Sequence[str], text: str) -> tuple[str, RunF
             raise ParameterError(f"{key} is what {OF_THE_SWEEP[key]} says; remove it here")
         sets.append(word if "." in key else f"protocol.{word}")
     if "protocol.partitions=all" in sets:  # of one key the last counts
-        one = _changed(path, overrides, [*sets, "protocol.partitions=1"])
-        sets.append(f"protocol.partitions={federation_of(one, None).outputs}")
+        trial = _changed(path, overrides, [*sets, "protocol.partitions=1"])
+        sets.append(f"protocol.partitions={federation_of(trial, None).outputs}")
     short = (re.sub(r"^[^=]*\.(?=[^=.]*=)", "", word) for word in words)
     label = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in short)
     return label, _changed(path, overrides, sets)
@@ -230,18 +230,20 @@ def cells(runs: Mapping[str, RunFile], seeds: Sequence[int] | None, home: Path) 
     """Return each run from each seed, seed by seed. seeds: None for the run file's own alone, which no folder names."""
     if seeds is None:
         return [Cell(name, run_file, home / name) for name, run_file in runs.items()]
-    found = []
+    listing = []
     for seed in seeds:
         for name, run_file in runs.items():
-            given = run_file.run.model_dump(mode="json", by_alias=True, exclude_none=True)
-            run = run_files.section("run", type(run_file.run), given | {"seed": seed})  # validated: a seed has a range
-            found.append(Cell(name, run_file.model_copy(update={"run": run}), home / name / f"seed-{seed}"))
-    return found
+            settings = run_file.run.model_dump(mode="json", by_alias=True, exclude_none=True)
+            run = run_files.section(
+                "run", type(run_file.run), settings | {"seed": seed}
+            )  # validated: a seed has a range
+            listing.append(Cell(name, run_file.model_copy(update={"run": run}), home / name / f"seed-{seed}"))
+    return listing
 
 
 def check_validated(runs: Mapping[str, RunFile]) -> None:
     """Raise `moretta.errors.ParameterError` for a choice among runs of which one has no validation rows."""
-    if len(runs) > 1 and not all(rules.has_validation(one.data) for one in runs.values()):
+    if len(runs) > 1 and not all(rules.has_validation(run_file.data) for run_file in runs.values()):
         raise ParameterError(
             "[data] validation-fraction is missing, by which a sweep chooses among runs, as test rows are for the "
             "chosen one; give --set data.validation-fraction=0.2, or name one run alone"

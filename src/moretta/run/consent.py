@@ -40,11 +40,11 @@ log = logging.getLogger("moretta")
 
 def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
     """Return the "module:function" names of a run file: its model's, and with `data` those of rows and training."""
-    wanted = [run_file.model.source]
+    names = [run_file.model.source]
     if data:
-        wanted += [run_file.data.source, str(run_file.data.test or "")]
-        wanted += [*map(named, run_file.protocol.own_code.values()), *run_file.run.metrics]
-    return tuple(dict.fromkeys(one for one in wanted if one not in catalogue.BUILT_IN and is_reference(one)))
+        names += [run_file.data.source, str(run_file.data.test or "")]
+        names += [*map(named, run_file.protocol.own_code.values()), *run_file.run.metrics]
+    return tuple(dict.fromkeys(name for name in names if name not in catalogue.BUILT_IN and is_reference(name)))
 
 
 def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
@@ -68,8 +68,8 @@ def check_model(folder: Path, source: str, base: Path, allowed: bool) -> None:
 def _described(source: str, base: Path) -> str:
     """Say which function of which file it is, without importing anything."""
     module, _, function = source.partition(":")
-    found = PathFinder.find_spec(module.partition(".")[0], [str(base)])
-    where = "an installed package" if found is None else str(found.origin or base / module.partition(".")[0])
+    spec = PathFinder.find_spec(module.partition(".")[0], [str(base)])
+    where = "an installed package" if spec is None else str(spec.origin or base / module.partition(".")[0])
     return f"{function} of {module} ({where})"
 
 
@@ -78,9 +78,9 @@ def _described(source: str, base: Path) -> str:
 
 def state_folder() -> Path:
     """Return where this user's Moretta keeps what outlives a command: XDG_STATE_HOME, or the platform's place."""
-    given = os.environ.get("XDG_STATE_HOME", "")
+    folder = os.environ.get("XDG_STATE_HOME", "")
     usual = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
-    return (Path(given) if os.path.isabs(given) else Path.home() / usual) / "moretta"
+    return (Path(folder) if os.path.isabs(folder) else Path.home() / usual) / "moretta"
 
 
 def code_digest(folder: Path) -> str:
@@ -116,8 +116,8 @@ def is_own(folder: Path) -> bool:
     try:
         code = code_digest(folder)
         with open_file(state_folder(), NOTES) as file:
-            found = os.fstat(file.fileno())
-            others = found.st_uid != os.geteuid() or found.st_mode & 0o077  # could have written or read it
+            status = os.fstat(file.fileno())
+            others = status.st_uid != os.geteuid() or status.st_mode & 0o077  # could have written or read it
             own = bool(code) and not others and _note_of(folder, code) in file.read().decode().splitlines()
     except _UNKNOWN as error:  # then the user is asked, or told what is wrong with the folder
         log.debug("not taken for a run of one's own: %s", error)
@@ -130,7 +130,7 @@ def is_own(folder: Path) -> bool:
 
 def _note_of(folder: Path, code: str) -> str:
     kept = [read_file(folder, "run.toml" if (folder / "run.toml").exists() else MADE), read_file(folder, "result.json")]
-    return _digest([str(folder.resolve()), *(hashlib.sha256(one).hexdigest() for one in kept), code])
+    return _digest([str(folder.resolve()), *(hashlib.sha256(file).hexdigest() for file in kept), code])
 
 
 def _roots(folder: Path) -> Iterator[Path]:
@@ -145,10 +145,10 @@ def _roots(folder: Path) -> Iterator[Path]:
     if sources:
         yield base
     for top in dict.fromkeys(source.partition(":")[0].partition(".")[0] for source in sources):
-        found = PathFinder.find_spec(top, [str(base), *sys.path])
-        if found is None:
+        spec = PathFinder.find_spec(top, [str(base), *sys.path])
+        if spec is None:
             raise ParameterError(f"{top} is not where Python looks")
-        places = map(Path, found.submodule_search_locations or [str(found.origin)])
+        places = map(Path, spec.submodule_search_locations or [str(spec.origin)])
         yield from (place for place in places if not place.is_relative_to(base))
 
 

@@ -60,15 +60,15 @@ def workers_of(of: Trainable, silos: int, rounds: int) -> int:
 
     Raises `moretta.errors.ParameterError` where more than one is asked for and this machine or device has no fork.
     """
-    wanted, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
-    if not can and (wanted or 1) > 1:
+    setting, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
+    if not can and (setting or 1) > 1:
         raise ParameterError(
-            f"[engine] workers = {wanted}: silos play in other processes on the CPU of Linux and macOS alone; use 1"
+            f"[engine] workers = {setting}: silos play in other processes on the CPU of Linux and macOS alone; use 1"
         )
-    if wanted is None:
+    if setting is None:
         work = rounds * (silos * BESIDE + sum(len(silo.y) for silo in of.silos) * modules.size(of.model))
-        wanted = cores() if can and work >= GAINS and computes_on_one_thread(of) else 1
-    return min(wanted, silos)
+        setting = cores() if can and work >= GAINS and computes_on_one_thread(of) else 1
+    return min(setting, silos)
 
 
 def cores() -> int:
@@ -79,8 +79,10 @@ def cores() -> int:
 def _prepare() -> None:
     """Compute on one thread, in a process that was forked: others of PyTorch's were not. Raises where that fails."""
     torch.set_num_threads(1)
-    one = torch.ones(1, requires_grad=True)
-    torch.autograd.grad(one.sum(), one)  # which fails if there is a GPU whose threads were started before the fork
+    tensor = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(
+        tensor.sum(), tensor
+    )  # which fails if there is a GPU whose threads were started before the fork
 
 
 def _injector(spec: Specification) -> Injector | None:

@@ -81,7 +81,7 @@ class Evaluator:
         summary, shown = mean_of(list(scores.values())), tables[name] if len(scores) == 1 else None
         if self._judged_by == "worst":
             # By accuracy if there is one, else by loss.
-            name = max(scores, key=lambda one: (-scores[one].get("accuracy", 0.0), scores[one]["loss"]))
+            name = max(scores, key=lambda key: (-scores[key].get("accuracy", 0.0), scores[key]["loss"]))
             summary = {**scores[name], "worst": {"silo": name, **scores[name]}, "mean": summary}
             summary, shown = summary | ({"slices": mean_of(parts)} if parts else {}), tables[name]
         return summary | ({"classes": shown} if shown else {}) | ({"per_silo": scores} if len(scores) > 1 else {})
@@ -90,18 +90,18 @@ class Evaluator:
         self, models: Mapping[str, Tensors], test: LabelledRows | None, validation: LabelledRows | None
     ) -> dict[str, float]:
         """Return the current models' scores for a round's line, on the rows that there are."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         sample = sample_of(models)
         for part, rows in (("test", test), ("validation", validation)):
             if rows is not None and sample:
                 scores = self.of_models(sample, rows)
-                found |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
+                figures |= {f"{part}_{key}": scores[key] for key in SCORES if key in scores}
                 own = map(name_of, self._own)
-                found |= {f"{part}_{key}": scores["metrics"][key] for key in own if key in scores["metrics"]}
+                figures |= {f"{part}_{key}": scores["metrics"][key] for key in own if key in scores["metrics"]}
                 for what in ("mean", "slices"):
                     of = scores.get(what, {})
-                    found |= {f"{part}_{what}_{key}": of[key] for key in SCORES if key in of}
-        return found
+                    figures |= {f"{part}_{what}_{key}": of[key] for key in SCORES if key in of}
+        return figures
 
     def at_the_end(
         self,
@@ -152,13 +152,17 @@ class Evaluator:
             return {}
         outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
-        found = judged(outputs, y, self._task, self._loss, None, whom, "test")
-        sure = {n: [one["low"], one["high"]] for n, one in found["figures"].items() if n in figures and "low" in one}
-        said = {"units": found["units"], "baseline": found["baseline"], "intervals": sure}
-        return said | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
+        judgement = judged(outputs, y, self._task, self._loss, None, whom, "test")
+        sure = {
+            n: [figure["low"], figure["high"]]
+            for n, figure in judgement["figures"].items()
+            if n in figures and "low" in figure
+        }
+        scores = {"units": judgement["units"], "baseline": judgement["baseline"], "intervals": sure}
+        return scores | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
 
-    def _evaluated(self, inputs: Inputs, y: NDArray[np.generic], **wanted: Any) -> dict[str, Any]:
-        return evaluate(self._module, inputs, y, self._loss, self._task, self._preparation(), **wanted)
+    def _evaluated(self, inputs: Inputs, y: NDArray[np.generic], **options: Any) -> dict[str, Any]:
+        return evaluate(self._module, inputs, y, self._loss, self._task, self._preparation(), **options)
 
     def _prepared(self, x: NDArray[np.generic]) -> Inputs:
         return inputs_of(x, self._preparation(), dtype_of(self._module))
@@ -168,12 +172,12 @@ class Evaluator:
     ) -> dict[str, Any]:
         modules.load(self._module, tensors)
         chosen = self._own if own else ()
-        found = self._evaluated(inputs, y, metrics=metrics, own=chosen, names=self._names)
+        scores = self._evaluated(inputs, y, metrics=metrics, own=chosen, names=self._names)
         for name in map(name_of, chosen if metrics else ()):
-            if math.isnan(found["metrics"][name]) and name not in self._undefined:
+            if math.isnan(scores["metrics"][name]) and name not in self._undefined:
                 self._undefined.add(name)
                 log.warning("metric `%s` was no finite number on %d rows; its figure is left empty there", name, len(y))
-        return found
+        return scores
 
 
 def slices(rows: int, models: int) -> list[slice]:
@@ -225,23 +229,23 @@ def evaluate(
     outputs = outputs_of(model, inputs).cpu()
     if preparation is not None:
         outputs = torch.from_numpy(preparation.unscaled(outputs.numpy()))
-    wanted = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
-    figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, wanted))}
+    targets = encode_targets(y, outputs.shape[1], loss, "test", outputs.dtype)
+    figures: dict[str, Any] = {"rows": len(outputs), "loss": float(Loss(loss)(outputs, targets))}
     classes = None
     if loss == "mse":
-        of_masks = wanted.ndim == 3
+        of_masks = targets.ndim == 3
         figures["mse"] = (
-            figures["loss"] * 2 / outputs.shape[1] if of_masks else float((outputs - wanted).square().mean())
+            figures["loss"] * 2 / outputs.shape[1] if of_masks else float((outputs - targets).square().mean())
         )
     if task == "classification":
         classes = classes_of(y)
         figures |= figures_of_classes(outputs.double().numpy(), classes, loss if metrics else None, names)
-    found = dict(figures.get("metrics", {}))
-    if metrics and wanted.ndim == 3:
-        found |= figures_at_positions(outputs.double().numpy(), wanted.numpy())
+    metrics_of_model = dict(figures.get("metrics", {}))
+    if metrics and targets.ndim == 3:
+        metrics_of_model |= figures_at_positions(outputs.double().numpy(), targets.numpy())
     if metrics:
-        found |= scores(own, outputs, wanted if classes is None else torch.from_numpy(classes))
-    return figures | {"metrics": found}
+        metrics_of_model |= scores(own, outputs, targets if classes is None else torch.from_numpy(classes))
+    return figures | {"metrics": metrics_of_model}
 
 
 def largest_relative_difference(

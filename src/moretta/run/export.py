@@ -53,14 +53,14 @@ def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None
         tensors = trained_model.weights(folder, choice)
         write_atomically(out, save(dict(tensors), metadata={"inputs": json.dumps(read_inputs(folder))}))
         return
-    found = trained_model.read(folder, choice)
+    model = trained_model.read(folder, choice)
     inputs = json.dumps(read_inputs(folder))
-    if isinstance(found.network, ForeignGraph):
+    if isinstance(model.network, ForeignGraph):
         _check_extras()
-        request = {**found.network.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
+        request = {**model.network.request(), INPUTS: np.frombuffer(inputs.encode(), np.uint8)}
         made = ConfinedProcess(HERE).ask(request).get(ONNX, np.empty(0, np.uint8)).tobytes()
     else:
-        made = _onnx(found, inputs)
+        made = _onnx(model, inputs)
     write_atomically(out, made)
 
 
@@ -114,19 +114,19 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
     rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
     dimension = {0: torch.export.Dim("rows")}
-    given: dict[str, Tensor] = {"x": rows}
+    inputs_by_name: dict[str, Tensor] = {"x": rows}
     dimensions: tuple[Any, ...] = (dimension,)
     if model.layout is not None:
-        module, given = Packing(module), Unpack(model.layout).arrays(rows.float())
-        dimensions = (tuple(dimension for _ in given),)
+        module, inputs_by_name = Packing(module), Unpack(model.layout).arrays(rows.float())
+        dimensions = (tuple(dimension for _ in inputs_by_name),)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own deprecations
         try:
             program = torch.onnx.export(
                 module,
-                tuple(given.values()),
-                input_names=list(given),
+                tuple(inputs_by_name.values()),
+                input_names=list(inputs_by_name),
                 output_names=["outputs"],
                 dynamic_shapes=dimensions,
                 dynamo=True,
@@ -136,8 +136,8 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
             cause: BaseException = error
             while cause.__cause__ is not None:  # the first cause says what of the model it is
                 cause = cause.__cause__
-            said = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-            raise ParameterError(f"this model cannot be expressed in ONNX: {said:.300}") from error
+            reason = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+            raise ParameterError(f"this model cannot be expressed in ONNX: {reason:.300}") from error
     if program is None:
         raise ParameterError("this model cannot be expressed in ONNX: torch.onnx gave no program")
     proto = program.model_proto
@@ -151,8 +151,8 @@ def main() -> None:
 
     def answer(request: dict[str, Array]) -> Mapping[str, Array]:
         inputs = request[INPUTS].tobytes().decode()
-        found = TrainedModel(model_of(request), json.loads(inputs))
-        return {ONNX: np.frombuffer(_onnx(found, inputs), np.uint8)}
+        model = TrainedModel(model_of(request), json.loads(inputs))
+        return {ONNX: np.frombuffer(_onnx(model, inputs), np.uint8)}
 
     serve(answer)
 

@@ -266,7 +266,7 @@ class Federation:
         dtype = modules.DTYPES[spec.run.dtype]
         inputs.refuse_scaled_twice(model, data.standardise or False, targets=bool(data.standardise_targets))
         self.model = takes_packed(copied(model).to(dtype), self.layout)
-        targets = [*(silo.y for silo in silos), *(one[1] for one in (self.test, self.validation) if one is not None)]
+        targets = [*(silo.y for silo in silos), *(part[1] for part in (self.test, self.validation) if part is not None)]
         checks.check_masks(spec, targets)
         self.model = inputs.with_one_tensor(self.model, silos, dtype, targets)
         gradients = not entry_of(spec.protocol).forward_only
@@ -402,9 +402,9 @@ class Federation:
             folder.hold_rows(digests_by_silo(self.silos))
         code = "" if folder is None else consent.code_digest(folder.path)
         session, shown = None, Display(self.spec.protocol.name, rounds) if progress is True else None
-        told = shown or (progress if callable(progress) else None)
+        display = shown or (progress if callable(progress) else None)
         try:
-            session = Session(self, players, silos, place, folder, rounds, seed, told, transport, on_round, trackers)
+            session = Session(self, players, silos, place, folder, rounds, seed, display, transport, on_round, trackers)
             if begin is not None:
                 begin()
             with folder.logging() if folder else nullcontext(), shown or nullcontext(), self._speaking():
@@ -452,8 +452,8 @@ class Federation:
         self._check_playing(rounds, seed)
         self.players(rounds, seed)
 
-    def _packed(self, part: str, given: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
-        return None if given is None else (packed_as(given[0], self.layout, part), given[1])
+    def _packed(self, part: str, rows: tuple[Samples, NDArray[np.generic]] | None) -> LabelledRows | None:
+        return None if rows is None else (packed_as(rows[0], self.layout, part), rows[1])
 
     def digest(self, seed: int, rounds: int) -> str:
         """Return what a resumed run must agree on (`moretta.run.checkpoints.digest_of`)."""

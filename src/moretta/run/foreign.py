@@ -27,17 +27,19 @@ WEIGHT = "weight "  # begins the name of a tensor of the model, before its own
 class ForeignGraph(Graph):
     """A graph whose forward runs in a confined process, without gradients; what it returns is checked."""
 
-    def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
-        super().__init__(told, tensors, constants)
+    def __init__(
+        self, description: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__(description, tensors, constants)
         self._process = ConfinedProcess(HERE, torch.get_num_threads())
         self._file: bytes = b""
 
     @classmethod
     def read(cls, file: bytes, tensors: Tensors) -> Self:
         """Return the model as `Graph.read` does."""
-        found = super().read(file, tensors)
-        found._file = file
-        return found
+        graph = super().read(file, tensors)
+        graph._file = file
+        return graph
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
@@ -53,10 +55,10 @@ class ForeignGraph(Graph):
         parts = []
         for rows in chunks(inputs, max(CHUNK, at_a_time)):
             x = rows.detach().cpu().numpy()
-            found = self._process.ask({**weights, ROWS: x, AT_ONCE: np.array(at_a_time)}).get(OUTPUTS)
-            if found is None or found.ndim != 2 or len(found) != len(x) or found.dtype.kind != "f":
+            outputs = self._process.ask({**weights, ROWS: x, AT_ONCE: np.array(at_a_time)}).get(OUTPUTS)
+            if outputs is None or outputs.ndim != 2 or len(outputs) != len(x) or outputs.dtype.kind != "f":
                 raise ParameterError("the model's graph gives no outputs, one row for each of these; save it again")
-            parts.append(torch.tensor(found, device=rows.device))
+            parts.append(torch.tensor(outputs, device=rows.device))
             weights = {}  # it keeps them
         return torch.cat(parts)
 
@@ -64,13 +66,13 @@ class ForeignGraph(Graph):
         """Return what a process needs to have this model: its file, and its tensors as they are now."""
         return {
             GRAPH: np.frombuffer(self._file, np.uint8),
-            **{WEIGHT + name: one for name, one in arrays(self).items()},
+            **{WEIGHT + name: array for name, array in arrays(self).items()},
         }
 
 
 def model_of(request: Mapping[str, Array]) -> Graph:
     """Return the model of `ForeignGraph.request`, in the process that was sent it."""
-    tensors = {name.removeprefix(WEIGHT): one for name, one in request.items() if name.startswith(WEIGHT)}
+    tensors = {name.removeprefix(WEIGHT): array for name, array in request.items() if name.startswith(WEIGHT)}
     return Graph.read(request[GRAPH].tobytes(), tensors)
 
 

@@ -70,11 +70,11 @@ def line_of(
 
 def sums_of(end: RoundEnd) -> list[dict[str, Any]]:
     """Return the sums that were opened in a round; where no result is made of one, the silos that took part instead."""
-    found, used = list[dict[str, Any]](), False
-    for one in end.sums:
-        found.append(sum_line(one, "round"))
-        used |= one.used and not one.set_up
-    return found if used or end.lost else [*found, {"of": "no sum", "round": end.number, "silos": list(end.cohort)}]
+    lines, used = list[dict[str, Any]](), False
+    for opened in end.sums:
+        lines.append(sum_line(opened, "round"))
+        used |= opened.used and not opened.set_up
+    return lines if used or end.lost else [*lines, {"of": "no sum", "round": end.number, "silos": list(end.cohort)}]
 
 
 def sum_line(opened: OpenedSum, of: str) -> dict[str, Any]:
@@ -97,12 +97,12 @@ def all_sums(history: Sequence[Mapping[str, Any]], release: Sequence[Mapping[str
     if not all("sums" in line for line in history):
         return None  # an earlier version played these rounds
     rounds = dict[tuple[Any, ...], list[int]]()
-    for one in [*(one for line in history for one in line["sums"]), *release]:
-        key = one["of"], one.get("take", 0), one.get("group", ""), one.get("used", True), tuple(one["silos"])
-        rounds.setdefault(key, []).append(one["round"])
+    for entry in [*(entry for line in history for entry in line["sums"]), *release]:
+        key = entry["of"], entry.get("take", 0), entry.get("group", ""), entry.get("used", True), tuple(entry["silos"])
+        rounds.setdefault(key, []).append(entry["round"])
     return [
-        {"of": of, "take": take, "group": group, "used": used, "silos": list(silos), "rounds": found}
-        for (of, take, group, used, silos), found in rounds.items()
+        {"of": of, "take": take, "group": group, "used": used, "silos": list(silos), "rounds": numbers}
+        for (of, take, group, used, silos), numbers in rounds.items()
     ]
 
 

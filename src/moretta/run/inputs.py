@@ -76,7 +76,7 @@ class RowChecks:
         columns: which x has, where they are split; empty for all. Raises `moretta.errors.ParameterError`.
         """
         held = list(columns or range(x.shape[-1]))
-        names = [self.names[one] if one < len(self.names) else str(one) for one in held]
+        names = [self.names[place] if place < len(self.names) else str(place) for place in held]
         may_lack = self.rules.fills[held] > 0 if self.rules.may_lack else False
         check_finite(x, names if x.ndim == 2 else (), whose, may_lack=may_lack)
 
@@ -86,13 +86,16 @@ def refuse_scaled_twice(model: nn.Module, standardise: bool | Sequence[str], *, 
 
     targets: whether targets are to be scaled, of which the same holds.
     """
-    own = (one.unscale is not None if isinstance(one, Prepared) else is_unscaled(one) for one in model.modules())
+    own = (
+        module.unscale is not None if isinstance(module, Prepared) else is_unscaled(module)
+        for module in model.modules()
+    )
     if targets and any(own):
         raise ParameterError(
             "standardise_targets = True, and this model came out of a run and gives outputs in the targets' own units; "
             "to go on from it, give its network, result.raw_model().network, with the settings of that run"
         )
-    if standardise and any(isinstance(one, Prepared) or is_standardised(one) for one in model.modules()):
+    if standardise and any(isinstance(module, Prepared) or is_standardised(module) for module in model.modules()):
         raise ParameterError(
             "standardise = True, and this model came out of a run and scales its rows itself, so that they would be "
             "scaled twice; leave standardise out, and training goes on from where that run was"
@@ -117,8 +120,8 @@ def with_one_tensor(
             plain &= isinstance(output, torch.Tensor) and output.ndim == 2
             fits = one_tensor.that_fit(output, 2)
             if not hook.name and len(fits) > 1 and not set(one_tensor.USUAL) & set(fits):
-                wanted = _wanted_outputs(silos)
-                alike = [name for name, one in fits.items() if one[0].numel() == wanted]
+                outputs = _wanted_outputs(silos)
+                alike = [name for name, output in fits.items() if output[0].numel() == outputs]
                 hook = one_tensor.OneTensor(alike[0] if len(alike) == 1 else "", positions)
     return model if plain else one_tensor.gives_one_tensor(model, hook.name, positions)
 
@@ -154,13 +157,13 @@ def count_outputs(
     except ParameterError:  # what makes one array of inputs and outputs says it in a sentence
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if not sample.is_floating_point():
-            said += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
+            reason += "; whole numbers are token ids, so give numbers as floats: x.astype(numpy.float32)"
         if layout is not None:
-            said += layout.table_hint
+            reason += layout.table_hint
         raise ParameterError(
-            f"the model cannot take {layout or f'rows of shape {list(sample.shape[1:])}'}: {said}"
+            f"the model cannot take {layout or f'rows of shape {list(sample.shape[1:])}'}: {reason}"
         ) from error
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or len(outputs) != len(sample):
         shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -197,7 +200,7 @@ def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtyp
 
     Batch normalisation does not, where a row has one value a channel.
     """
-    alone = [one for one in silos if len(one.x) and Batches(len(one.x), batch_size, 0, one.name).fewest == 1]
+    alone = [silo for silo in silos if len(silo.x) and Batches(len(silo.x), batch_size, 0, silo.name).fewest == 1]
     if not alone:
         return
     clone = modules.out_of_place(copy.deepcopy(model)).train()
@@ -205,10 +208,10 @@ def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtyp
         with torch.enable_grad(), torch.random.fork_rng(devices=()):
             clone(_sample(silos, dtype)[:1])
     except Exception as error:
-        silo, said = alone[0], f"{type(error).__name__}: {error}".splitlines()[0]
+        silo, reason = alone[0], f"{type(error).__name__}: {error}".splitlines()[0]
         raise RowsError(
             f"silo `{silo.name}`: a batch of its {len(silo.x)} rows has one row, on which the model cannot train "
-            f"({said}); use batches of two rows or more, and silos of as many, or leave out batch normalisation"
+            f"({reason}); use batches of two rows or more, and silos of as many, or leave out batch normalisation"
         ) from error
 
 

@@ -60,7 +60,9 @@ def judged(
     y = y if classes else y.reshape(outputs.shape)
     scores = figures_of_classes(outputs, y, loss, names or ()) if classes else {"metrics": {}}
     measure = _of_classes(outputs, y, loss, threshold) if classes else _of_numbers(outputs, y)
-    figures = {name: float(one[0]) for name, one in measure(np.ones((1, len(y)))).items() if not np.isnan(one[0])}
+    figures = {
+        name: float(values[0]) for name, values in measure(np.ones((1, len(y)))).items() if not np.isnan(values[0])
+    }
     units, random = units_of(len(y), together, where), generator(0)
     count, drawn = len(units.sizes), {name: list[Array]() for name in figures}
     draws = int(np.clip(MOST_DRAWN // max(1, outputs.size), 100, RESAMPLES))
@@ -68,17 +70,17 @@ def judged(
     for start in range(0, draws, each):
         some = range(min(each, draws - start))
         times = [np.bincount(random.integers(0, count, count), minlength=count) for _ in some]
-        found = measure(np.array(times, np.float64)[:, units.of])
+        measured = measure(np.array(times, np.float64)[:, units.of])
         for name, values in drawn.items():
-            values.append(found[name][np.isfinite(found[name])])
-    told = dict[str, dict[str, float]]()
+            values.append(measured[name][np.isfinite(measured[name])])
+    figures_told = dict[str, dict[str, float]]()
     for name, value in figures.items():
         low, high = _interval(np.concatenate(drawn[name]))
-        told[name] = {"value": value, "low": low, "high": high}
+        figures_told[name] = {"value": value, "low": low, "high": high}
     if UNSURE in scores["metrics"]:
-        told[UNSURE] = {"value": scores["metrics"][UNSURE]}
+        figures_told[UNSURE] = {"value": scores["metrics"][UNSURE]}
     alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
-    result: dict[str, Any] = {"rows": len(y), "units": count, "figures": told, "baseline": alone}
+    result: dict[str, Any] = {"rows": len(y), "units": count, "figures": figures_told, "baseline": alone}
     result |= {} if threshold is None else {"threshold": threshold}
     return result | ({} if names is None or not classes else {"classes": scores["classes"]})
 
@@ -96,8 +98,11 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
     rows = int(counts.sum())
     drawn = generator(0).multinomial(rows, counts.ravel() / rows, RESAMPLES).reshape(-1, *counts.shape)
     right = np.diagonal(drawn, axis1=1, axis2=2)
-    found = {"accuracy": right.sum(axis=1) / rows, **by_counts(right, drawn.sum(axis=2), drawn.sum(axis=1), None)}
-    return {name: _interval(values[np.isfinite(values)]) for name, values in found.items()}
+    drawn_figures = {
+        "accuracy": right.sum(axis=1) / rows,
+        **by_counts(right, drawn.sum(axis=2), drawn.sum(axis=1), None),
+    }
+    return {name: _interval(values[np.isfinite(values)]) for name, values in drawn_figures.items()}
 
 
 def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
@@ -113,15 +118,15 @@ def best_threshold(outputs: Array, y: Array, loss: str) -> float | None:
 
 
 def _at_threshold(outputs: Array, y: Array, loss: str, threshold: float) -> Measure:
-    found = (probabilities(outputs, loss)[:, 1] >= threshold) == (y == 1)
+    hits = (probabilities(outputs, loss)[:, 1] >= threshold) == (y == 1)
 
     def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
-        right, rows = ([weights @ (one & (y == of)) for of in (1, 0)] for one in (found, np.ones_like(found)))
+        right, rows = ([weights @ (values & (y == of)) for of in (1, 0)] for values in (hits, np.ones_like(hits)))
         with np.errstate(invalid="ignore"):
             sensitivity, specificity = right[0] / rows[0], right[1] / rows[1]
         both = {"sensitivity": sensitivity, "specificity": specificity}
         both["balanced_accuracy"] = (sensitivity + specificity) / 2
-        return {f"{name}_at_threshold": one for name, one in both.items()}
+        return {f"{name}_at_threshold": values for name, values in both.items()}
 
     return measure
 
@@ -138,7 +143,7 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
 
     def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
         right, rows, taken = (
-            np.stack([np.bincount(place, one * some, most) for some in weights]) for place, one, most in counted
+            np.stack([np.bincount(place, values * some, most) for some in weights]) for place, values, most in counted
         )
         total = weights.sum(axis=1)
         brier = {} if distances is None else {"brier": weights @ distances / total}
@@ -150,13 +155,13 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
 
 
 def _of_numbers(outputs: Array, y: Array) -> Measure:
-    wrong, apart = outputs - y, y - y.mean(axis=0)
-    parts = [one.mean(axis=1) for one in (np.square(wrong), np.abs(wrong), np.square(apart))]
+    wrong, deviation = outputs - y, y - y.mean(axis=0)
+    parts = [errors.mean(axis=1) for errors in (np.square(wrong), np.abs(wrong), np.square(deviation))]
 
     def measure(weights: Array) -> Mapping[str, NDArray[np.float64]]:
         total = weights.sum(axis=1)
-        mse, mae, spread = (weights @ one / total for one in parts)
-        spread = spread - np.square(weights @ apart / total[:, None]).mean(axis=1)  # around the draw's own mean
+        mse, mae, spread = (weights @ part / total for part in parts)
+        spread = spread - np.square(weights @ deviation / total[:, None]).mean(axis=1)  # around the draw's own mean
         explained = 1 - mse / np.where(spread > 0, spread, np.nan)
         return {"mse": mse, "rmse": np.sqrt(mse), "mae": mae, "r2": explained}
 
@@ -168,12 +173,12 @@ def curves(outputs: Array, y: Array, loss: str) -> dict[str, list[float]]:
 
     Each has so many values, at equal steps from 0 to 1. Empty where nothing is ranked (`rankings`).
     """
-    at, found = np.linspace(0.0, 1.0, POINTS + 1), list[Any]()
-    for one in rankings(outputs.astype(np.float64), y, loss):
-        true, false = (side[0] for side in at_thresholds(one, np.ones((1, len(y)))))
+    at, drawn = np.linspace(0.0, 1.0, POINTS + 1), list[Any]()
+    for ranking in rankings(outputs.astype(np.float64), y, loss):
+        true, false = (side[0] for side in at_thresholds(ranking, np.ones((1, len(y)))))
         recall = true / true[-1]
         precision = (true / (true + false))[np.searchsorted(recall, at - 1e-12)]
-        found.append([np.interp(at, [0.0, *(false / false[-1])], [0.0, *recall]), precision])
+        drawn.append([np.interp(at, [0.0, *(false / false[-1])], [0.0, *recall]), precision])
     return (
-        dict(zip(("roc", "precision_recall"), np.mean(found, axis=0).round(4).tolist(), strict=True)) if found else {}
+        dict(zip(("roc", "precision_recall"), np.mean(drawn, axis=0).round(4).tolist(), strict=True)) if drawn else {}
     )

@@ -111,10 +111,10 @@ class Session:
         spec = federation.spec
         self._evaluates = spec.lasting(rounds, seed).run.evaluates
         settings = {
-            f"{of}.{key}": one for of in ("model", "protocol") for key, one in spec.settings.get(of, {}).items()
+            f"{of}.{key}": value for of in ("model", "protocol") for key, value in spec.settings.get(of, {}).items()
         }
-        told = {"run.seed": seed, **settings}, None if folder is None else folder.path
-        tracked = TrackedRun(spec.run.name, place.run, rounds, place.round, *told)
+        arguments = {"run.seed": seed, **settings}, None if folder is None else folder.path
+        tracked = TrackedRun(spec.run.name, place.run, rounds, place.round, *arguments)
         self._unplayed = list[str]()  # why rounds are left
         self._untracked = list[str]()  # trackers that failed, a sentence each
         self._tracking = following(trackers, tracked, self._untracked)
@@ -126,9 +126,9 @@ class Session:
             # Before anybody hears of it: a site accepts a session's number only once.
             begin_session(folder.path / "checkpoint", place)
         if transport is None:
-            here = in_process(federation, players, codec, recorder, rounds - place.round)
-            self._players = players = replace(players, gather=here.gather, spread=here.spread, scores=here.scores)
-        self._engine: Delivery = here if transport is None else transport(codec, place, recorder)
+            local = in_process(federation, players, codec, recorder, rounds - place.round)
+            self._players = players = replace(players, gather=local.gather, spread=local.spread, scores=local.scores)
+        self._engine: Delivery = local if transport is None else transport(codec, place, recorder)
         players.server.phase = self._engine.clock.phase
         self._evaluator = Evaluator(
             federation.model, spec.protocol, spec.task, players.preparation, spec.metrics, federation.class_names
@@ -212,7 +212,7 @@ class Session:
                 seconds = time.perf_counter() - began
                 line = line_of(end, traffic, {} if private else phases, self._engine.peak_mib, seconds)
                 spent = {} if noise is None else {"epsilon": noise.spent(released)}
-                yield {SCALED if scaled and key == "loss" else key: one for key, one in line.items()} | spent
+                yield {SCALED if scaled and key == "loss" else key: value for key, value in line.items()} | spent
                 began = time.perf_counter()
         except (RunFailed, ParameterError):
             if self._files is not None and self._history:
@@ -291,7 +291,7 @@ class Session:
     def _played(self, outcome: Outcome, dropped: Sequence[DroppedSilo], sums: Sequence[OpenedSum]) -> PlayedRun:
         # What silos score together, as the server learns it or the participants here do.
         by_silos = {**(outcome.scores or self._players.scores()), **self._tables(outcome)}
-        found, names = self._players.counted(), (self._of.feature_names, self._of.class_names)
+        counts, names = self._players.counted(), (self._of.feature_names, self._of.class_names)
         of = len(self._of.silos), *names, self._of.spec.table
         return PlayedRun(
             spec=self._of.spec,
@@ -311,7 +311,7 @@ class Session:
             best_round=None if self._stopping.best is None else self._stopping.best.number,
             views="" if self._files is None else views.digest(self._files.folder.path / "views"),
             warnings=[*self._players.warnings, *self._unplayed, *self._untracked],
-            data=None if found is None else told_of_sums(found, *of),
+            data=None if counts is None else told_of_sums(counts, *of),
             stopped=self._stopped,
             sums=sums,
         )
@@ -327,12 +327,12 @@ class Session:
     def _scores(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the outcome; by_silos: on the rows that silos hold back, where they are known here."""
         models = outcome.models or ({"": outcome.parameters} if outcome.parameters else self._players.models())
-        here = [silo for silo in self._of.silos if not silo.remote]
+        local = [silo for silo in self._of.silos if not silo.remote]
         noised = getattr(self._of.spec.protocol, "dp_noise", None)  # a score on training rows would be without noise
-        training = [] if noised or any(silo.columns for silo in here) else here
-        said = {**by_silos, **self._sure(outcome, by_silos), "by": "silos"} if by_silos else {}
+        training = [] if noised or any(silo.columns for silo in local) else local
+        scores = {**by_silos, **self._sure(outcome, by_silos), "by": "silos"} if by_silos else {}
         whom = self._of.test_groups
-        return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, said, training, whom)
+        return self._evaluator.at_the_end(models, self._of.test, self._players.displacement, scores, training, whom)
 
     def _sure(self, outcome: Outcome, by_silos: Mapping[str, Any]) -> dict[str, Any]:
         """Return intervals of what silos score together; none where rows may be of one person, as sums do not say."""

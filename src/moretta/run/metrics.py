@@ -107,8 +107,8 @@ def figures_of_classes(
 
 def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | None) -> dict[str, float]:
     """Return the metrics of `by_counts` that a confusion matrix and a reliability table have."""
-    found = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0), bins)
-    return {name: float(value) for name, value in found.items() if not np.isnan(value)}
+    metrics = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0), bins)
+    return {name: float(value) for name, value in metrics.items() if not np.isnan(value)}
 
 
 def by_counts(right: Array, rows: Array, chosen: Array, bins: Array | None) -> dict[str, NDArray[np.float64]]:
@@ -122,13 +122,13 @@ def by_counts(right: Array, rows: Array, chosen: Array, bins: Array | None) -> d
     has, there = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
     several = np.where(has.sum(axis=-1) > 1, 1.0, np.nan)
-    found = {"balanced_accuracy": several * _mean_where(has, recall), "f1_macro": several * _mean_where(there, f1)}
+    metrics = {"balanced_accuracy": several * _mean_where(has, recall), "f1_macro": several * _mean_where(there, f1)}
     if rows.shape[-1] == 2:
-        found["f1"] = several * f1[..., 1]
+        metrics["f1"] = several * f1[..., 1]
     if bins is not None:
-        apart = np.abs(bins[..., 1, :] - bins[..., 2, :]).sum(axis=-1)
-        found["calibration_error"] = apart / bins[..., 0, :].sum(axis=-1)
-    return found
+        gap = np.abs(bins[..., 1, :] - bins[..., 2, :]).sum(axis=-1)
+        metrics["calibration_error"] = gap / bins[..., 0, :].sum(axis=-1)
+    return metrics
 
 
 def _mean_where(those: NDArray[np.bool_], values: Array) -> NDArray[np.float64]:
@@ -220,11 +220,11 @@ def ranked(orders: Sequence[Ranking], weights: Array) -> dict[str, NDArray[np.fl
     The area is Mann and Whitney's U over pairs. Either is NaN in a draw that lacks a class.
     """
     areas, precisions = list[Array](), list[Array]()
-    for one in orders:
-        true, false = at_thresholds(one, weights)
-        found, passed = (np.diff(side, axis=1, prepend=0.0) for side in (true, false))
+    for order in orders:
+        true, false = at_thresholds(order, weights)
+        hits, passed = (np.diff(side, axis=1, prepend=0.0) for side in (true, false))
         below = false[:, -1:] - false + passed / 2  # a tie counts half
         with np.errstate(invalid="ignore"):
-            areas.append((found * below).sum(axis=1) / (true[:, -1] * false[:, -1]))
-            precisions.append((found * true / np.maximum(true + false, 1.0)).sum(axis=1) / true[:, -1])
+            areas.append((hits * below).sum(axis=1) / (true[:, -1] * false[:, -1]))
+            precisions.append((hits * true / np.maximum(true + false, 1.0)).sum(axis=1) / true[:, -1])
     return {"auc": np.mean(areas, axis=0), "average_precision": np.mean(precisions, axis=0)} if orders else {}

@@ -68,13 +68,13 @@ def predict(
     check_ending(out, ".csv", ".npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
-    found = trained_model.read(folder, choice)
-    tables = [rows, *found.tables]
+    model = trained_model.read(folder, choice)
+    tables = [rows, *model.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
-    source = Source(rows.name, replace(found.form, **(form or {})), base=rows.parent, mapping=mapping)
-    found_rows, named = rows_of(source, found)
-    outputs = found.outputs(found_rows.x, str(rows))
-    _write(out, outputs, found_rows, named, found)
+    source = Source(rows.name, replace(model.form, **(form or {})), base=rows.parent, mapping=mapping)
+    found_rows, named = rows_of(source, model)
+    outputs = model.outputs(found_rows.x, str(rows))
+    _write(out, outputs, found_rows, named, model)
     return Predicted(outputs.shape[0], outputs.shape[1], found_rows.left_out)
 
 
@@ -93,13 +93,13 @@ def evaluate(
     table, any, by whose values rows are judged apart too, by its own name or the mapping's. The rest: as `predict`.
     Raises `moretta.errors.ParameterError` where the run has no such model, and where rows or targets do not fit.
     """
-    found = trained_model.read(folder, choice)
-    source = Source(data.name, replace(found.form, **(form or {})), base=data.parent, mapping=mapping)
-    rows, _ = rows_of(source, found, labelled=True)
-    of = found.task, found.loss, found.classes
+    model = trained_model.read(folder, choice)
+    source = Source(data.name, replace(model.form, **(form or {})), base=data.parent, mapping=mapping)
+    rows, _ = rows_of(source, model, labelled=True)
+    of = model.task, model.loss, model.classes
     together = Subjects(rows.ids, rows.groups).whom
-    outputs = found.outputs(rows.x, str(data))
-    result = judged(outputs, rows.y, *of, together, str(data), found.threshold)
+    outputs = model.outputs(rows.x, str(data))
+    result = judged(outputs, rows.y, *of, together, str(data), model.threshold)
     if by is None:
         return result, rows.left_out
     if not is_table(data.name):
@@ -116,7 +116,7 @@ def evaluate(
         chosen = np.flatnonzero(which == number)
         if len(chosen) >= LEAST_SHOWN:
             some = None if together is None else together[chosen]
-            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data), found.threshold)
+            parts[str(value)] = judged(outputs[chosen], rows.y[chosen], *of, some, str(data), model.threshold)
     return result | {"by": by, "parts": parts, "parts_withheld": len(values) - len(parts)}, rows.left_out
 
 
@@ -153,8 +153,8 @@ def _images(source: Source, path: Path, model: TrainedModel, image: ImageForm, l
     if labelled:
         if path.is_dir() or model.table is None:
             raise ParameterError(f"{path}: expected the table that names images and their classes, beside them")
-        found = read_labelled(path.parent, path, image, model.table, written=source.form, mapping=source.mapping)
-        return Rows(found.x, found.y, found.ids, found.groups), FILE
+        images = read_labelled(path.parent, path, image, model.table, written=source.form, mapping=source.mapping)
+        return Rows(images.x, images.y, images.ids, images.groups), FILE
     column = (model.table.name_of("file") if model.table else None) or FILE
     if path.is_dir():
         x, names = read_unlabelled(path, image)

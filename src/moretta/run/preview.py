@@ -41,20 +41,20 @@ def look_of_run(run_file: RunFile, least: int = LEAST_SHOWN) -> Look:
     data = run_file.data
     if data.missing == "error" and run_file.table is None and (is_table(data.source) or data.source.endswith(".npz")):
         data = data.model_copy(update={"missing": "mean"})  # a look counts absent values, and training refuses them
-    found = load(run_file.model_copy(update={"data": data}))
-    if not _in_one_order(found.silos):
+    rows = load(run_file.model_copy(update={"data": data}))
+    if not _in_one_order(rows.silos):
         raise ParameterError(
             "the silos' rows are not in one order, so there are no whole rows to look at; look at each file by itself, "
             "as in: moretta look FILE --schema schema.toml"
         )
-    held = {"testing": found.test, "validation": found.validation}
+    held = {"testing": rows.test, "validation": rows.validation}
     return look_at(
-        _owners(found.silos),
-        found.feature_names,
-        table=found.table,
-        rules=found.column_rules,
-        classes=found.classes,
-        class_names=found.class_names,
+        _owners(rows.silos),
+        rows.feature_names,
+        table=rows.table,
+        rules=rows.column_rules,
+        classes=rows.classes,
+        class_names=rows.class_names,
         held={name: 0 if rows is None else len(rows) for name, rows in held.items()},
         least=least,
     )
@@ -64,7 +64,7 @@ def opening_of(federation: Trainable) -> list[str]:
     """Return what is said before round one: rows at each silo, absent values, classes, and columns by kind."""
     if _in_one_order(federation.silos):
         parts = {"testing": federation.test, "validation": federation.validation}
-        found = look_at(
+        look = look_at(
             _owners(federation.silos),
             federation.feature_names,
             table=federation.spec.table,
@@ -73,7 +73,7 @@ def opening_of(federation: Trainable) -> list[str]:
             class_names=federation.class_names,
             held={name: 0 if rows is None else len(rows[1]) for name, rows in parts.items()},
         )
-        lines = lines_of(found.told(by_silo=True))
+        lines = lines_of(look.told(by_silo=True))
     else:  # they are put in order in the set-up, and there are no whole rows until then
         lines = [f"{silo.name}: {len(silo.x)} rows, to be put in order" for silo in federation.silos]
     if federation.spec.table is not None:
@@ -130,7 +130,7 @@ def missing_in_audit(federation: Trained) -> list[str]:
     return audit.switched_off(switched_off(public_run(planned, federation, rounds)))
 
 
-def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, least: int = LEAST_SHOWN) -> Look:
+def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, least: int = LEAST_SHOWN) -> Look:
     """Return a look at one file: a table, by a schema or an inferred one, or an .npz file with x and y.
 
     Raises `moretta.errors.ParameterError` for what cannot be read.
@@ -142,7 +142,7 @@ def look_of_file(path: Path, schema: Path | None, form: Format, wanted: Hints, l
             )
         return _look_of_arrays(path, read_npz(path), least)
     columns = read_columns(path, form)
-    table = inference.infer(columns, wanted, path.name, form) if schema is None else schemas.load(schema)
+    table = inference.infer(columns, hints, path.name, form) if schema is None else schemas.load(schema)
     rows = encode(columns, table, path.name, form, labelled=table.target is not None)
     classes, rules = len(table.classes) or None, rules_of(table)
     owner = Silo(path.name, rows.x, rows.y)
@@ -177,7 +177,7 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
     rows: dict[str, list[Silo]] = {}
     for silo in silos:
         rows.setdefault(silo.row or silo.name, []).append(silo)
-    found = []
+    owners = []
     for name, partners in rows.items():
         first = partners[0]
         labelled = next((silo.y for silo in partners if len(silo.y)), first.y)
@@ -186,31 +186,31 @@ def _owners(silos: Iterable[Silo]) -> list[Silo]:
             for silo in partners:
                 whole[:, list(silo.columns)] = silo.x
             first = Silo(name, whole, labelled)
-        found.append(first)
-    return found
+        owners.append(first)
+    return owners
 
 
 def told_of_sums(
-    found: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
+    counted: Counted, silos: int, names: Sequence[str], class_names: Sequence[str], table: Schema | None
 ) -> dict[str, Any]:
     """Return what may be shown of it (`moretta.data.look.Look.told`). silos: how many. names: of the input columns."""
-    if not len(found.present):
+    if not len(counted.present):
         columns = []
     elif table is not None:
-        columns = _by_schema(found, table)
+        columns = _by_schema(counted, table)
     else:
-        given = names or [f"x{place}" for place in range(len(found.present))]
-        may_lack = bool((found.present < found.rows).any())
-        columns = [_number(name, found, place, may_lack=may_lack) for place, name in enumerate(given)]
-    target = _target(found, class_names, table)
-    look = Look(("all silos",), np.array([found.rows]), tuple(columns), target, {}, (len(found.present),))
+        labels = names or [f"x{place}" for place in range(len(counted.present))]
+        may_lack = bool((counted.present < counted.rows).any())
+        columns = [_number(name, counted, place, may_lack=may_lack) for place, name in enumerate(labels)]
+    target = _target(counted, class_names, table)
+    look = Look(("all silos",), np.array([counted.rows]), tuple(columns), target, {}, (len(counted.present),))
     return look.told() | {"silos": silos}
 
 
-def _by_schema(found: Counted, table: Schema) -> list[Spread]:
+def _by_schema(counted: Counted, table: Schema) -> list[Spread]:
     """Return each column of a schema: the mean of a category's zeros and ones tells how many rows have it."""
     expansion, spreads = expansion_of(table), list[Spread]()
-    rows = np.rint(found.mean * found.present).astype(np.int64)
+    rows = np.rint(counted.mean * counted.present).astype(np.int64)
     for place, (name, feature) in enumerate(table.features.items()):
         mine = expansion.source == place
         marks = rows[mine & (expansion.kinds == MARK)]
@@ -219,28 +219,30 @@ def _by_schema(found: Counted, table: Schema) -> list[Spread]:
             spreads.append(Spread(name, "category", feature.categories, counts, marks if len(marks) else None))
             continue
         (column,) = np.flatnonzero(mine & (expansion.kinds == PLAIN))
-        number = _number(name, found, int(column), may_lack=feature.blanks != "refuse")
+        number = _number(name, counted, int(column), may_lack=feature.blanks != "refuse")
         kind: Any = "ordered" if isinstance(feature, Ordered) else feature.kind
         limits = None if isinstance(feature, Ordered) else feature.range
         unit = feature.unit if isinstance(feature, Number) else ""
-        said = number.range if kind == "number" else ()
+        limits_shown = number.range if kind == "number" else ()
         if limits is not None:
-            said = str(limits[0]), str(limits[1])
-        spreads.append(Spread(name, kind, number.cells, number.counts, number.absent, unit, said, limits is not None))
+            limits_shown = str(limits[0]), str(limits[1])
+        spreads.append(
+            Spread(name, kind, number.cells, number.counts, number.absent, unit, limits_shown, limits is not None)
+        )
     return spreads
 
 
-def _number(name: str, found: Counted, place: int, *, may_lack: bool) -> Spread:
+def _number(name: str, counted: Counted, place: int, *, may_lack: bool) -> Spread:
     """Return a column of numbers: how many there are, and about where they lie, two deviations around their mean."""
-    there, mean, spread = int(found.present[place]), float(found.mean[place]), float(found.deviation[place])
-    absent = np.array([found.rows - there]) if may_lack else None
+    there, mean, spread = int(counted.present[place]), float(counted.mean[place]), float(counted.deviation[place])
+    absent = np.array([counted.rows - there]) if may_lack else None
     about = f"{mean - 2 * spread:.2g}", f"{mean + 2 * spread:.2g}"
     return Spread(name, "number", ("any value",), np.array([[there]]), absent, "", about)
 
 
-def _target(found: Counted, names: Sequence[str], table: Schema | None) -> Spread:
+def _target(counted: Counted, names: Sequence[str], table: Schema | None) -> Spread:
     named = (table and table.name_of("target")) or "target"
-    if len(found.classes) == 1:
-        return Spread(named, "number", ("any value",), found.classes[None, :])
-    words = tuple(names) or tuple(f"class {number}" for number in range(len(found.classes)))
-    return Spread(named, "classes", words, found.classes[None, :])
+    if len(counted.classes) == 1:
+        return Spread(named, "number", ("any value",), counted.classes[None, :])
+    words = tuple(names) or tuple(f"class {number}" for number in range(len(counted.classes)))
+    return Spread(named, "classes", words, counted.classes[None, :])

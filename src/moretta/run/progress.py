@@ -27,15 +27,15 @@ REFRESH = 0.2  # seconds between pictures in a notebook
 
 def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
     """Return one line about a round: what it came to, how long it took, and who was missing."""
-    said = [f"{name} {value:.4g}" for name, value in _figures(line).items()]
-    said = ["lost", *said] if "lost" in line else said
-    said += [f"{line['seconds_total']:.4g} s"] if "seconds_total" in line else []
-    sums = [one for one in line.get("sums", ()) if one["of"] != "set-up" and one.get("used", True)]
+    parts = [f"{name} {value:.4g}" for name, value in _figures(line).items()]
+    parts = ["lost", *parts] if "lost" in line else parts
+    parts += [f"{line['seconds_total']:.4g} s"] if "seconds_total" in line else []
+    sums = [opened for opened in line.get("sums", ()) if opened["of"] != "set-up" and opened.get("used", True)]
     for gone in line["dropped"]:
-        played = any(gone["silo"] in one["silos"] for one in sums)
+        played = any(gone["silo"] in opened["silos"] for opened in sums)
         who = f"{gone['silo']} missed an answer" if played else f"without {gone['silo']}"
-        said.append(f"{who} ({gone['reason']})")
-    return f"round {number} of {rounds}: {', '.join(said)}"
+        parts.append(f"{who} ({gone['reason']})")
+    return f"round {number} of {rounds}: {', '.join(parts)}"
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
@@ -44,7 +44,7 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
     names |= {"test_mse": "test mse", "validation_loss": "validation loss", "epsilon": "epsilon"}
     if "test_accuracy" in line:
         del names["test_mse"]
-    return {said: line[name] for name, said in names.items() if isinstance(line.get(name), float)}
+    return {label: line[name] for name, label in names.items() if isinstance(line.get(name), float)}
 
 
 def _events(line: Mapping[str, Any]) -> list[str]:
@@ -115,8 +115,8 @@ def _is_heard(level: int) -> bool:
     """Return whether a handler that the program has set up shows records of this level."""
     handlers = [*log.handlers, *(logging.getLogger().handlers if log.propagate else ())]
     silent = (logging.NullHandler, logging.FileHandler)
-    own = [one for one in handlers if not isinstance(one, silent) and one is not logging.lastResort]
-    return log.isEnabledFor(level) and any(one.level <= level for one in own)
+    own = [handler for handler in handlers if not isinstance(handler, silent) and handler is not logging.lastResort]
+    return log.isEnabledFor(level) and any(handler.level <= level for handler in own)
 
 
 @contextmanager

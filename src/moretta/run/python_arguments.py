@@ -70,13 +70,13 @@ def section(kind: type[AnySection], **keys: Any) -> AnySection:
         raise ParameterError(f"Federation: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
 
 
-def standardised(given: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
+def standardised(value: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
     """Return the names of arrays to standardise as a tuple, of one too."""
-    if isinstance(given, bool):
-        return given
-    names = (given,) if isinstance(given, str) else given
+    if isinstance(value, bool):
+        return value
+    names = (value,) if isinstance(value, str) else value
     if not isinstance(names, Sequence):
-        raise ParameterError(f"standardise: expected True, False or names of arrays; got {kind_of(given)}")
+        raise ParameterError(f"standardise: expected True, False or names of arrays; got {kind_of(value)}")
     return tuple(names)
 
 
@@ -103,9 +103,9 @@ def check_kinds(
 
     Also for views that are to be recorded, and no folder to record them in.
     """
-    for name, one, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
-        if one is not None and not isinstance(one, kind):
-            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {kind_of(one)}")
+    for name, value, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
+        if value is not None and not isinstance(value, kind):
+            raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {kind_of(value)}")
     if table is not None and not isinstance(table, Schema):
         raise ParameterError(f"table: expected a schema, such as Schema.load(FILE), or None; got {kind_of(table)}")
     if isinstance(metrics, str) or not hasattr(metrics, "__iter__"):
@@ -127,14 +127,14 @@ def check_watchers(progress: object, on_round: object) -> None:
         _check_called("on_round", on_round, "a function of what is told after a round, or None", ("finished_round",))
 
 
-def _check_called(name: str, given: object, expected: str, arguments: Sequence[str]) -> None:
+def _check_called(name: str, function: object, expected: str, arguments: Sequence[str]) -> None:
     """Check that an argument of `train` can be called with so many arguments."""
-    if isinstance(given, type):
-        raise ParameterError(f"{name}: expected {expected}; got the class {given.__name__}")
-    if not callable(given):
-        raise ParameterError(f"{name} = {shown(given)}: expected {expected}")
+    if isinstance(function, type):
+        raise ParameterError(f"{name}: expected {expected}; got the class {function.__name__}")
+    if not callable(function):
+        raise ParameterError(f"{name} = {shown(function)}: expected {expected}")
     try:
-        taken = signature(given, follow_wrapped=False)  # what is called, not what a decorator says of it
+        taken = signature(function, follow_wrapped=False)  # what is called, not what a decorator says of it
     except (TypeError, ValueError):  # one of C's that does not say what it takes
         return
     try:
@@ -149,31 +149,31 @@ def listed(silos: object) -> list[Silo]:
     """Return silos as a list. Raises `moretta.errors.ParameterError` for anything else than silos."""
     if isinstance(silos, Silo | str | Mapping) or not hasattr(silos, "__iter__"):
         raise ParameterError(f'silos: expected a list such as [Silo("north", x, y), ..]; got {kind_of(silos)}')
-    found = list(silos)
-    if not found:
+    rows = list(silos)
+    if not rows:
         raise ParameterError("a federation needs at least one silo; got none")
-    for one in found:
-        if not isinstance(one, Silo):
-            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {kind_of(one)}")
-        if not isinstance(one.name, str):
-            raise ParameterError(f"silo name {shown(one.name)}: expected text, 1 to 64 letters and digits")
-        if one.x.ndim < 2:
+    for silo in rows:
+        if not isinstance(silo, Silo):
+            raise ParameterError(f"silos: expected each to be a Silo(name, x, y); got {kind_of(silo)}")
+        if not isinstance(silo.name, str):
+            raise ParameterError(f"silo name {shown(silo.name)}: expected text, 1 to 64 letters and digits")
+        if silo.x.ndim < 2:
             raise ParameterError(
-                f"silo `{one.name}`: x: expected [rows, columns or more], got {list(one.x.shape)}; of one column "
+                f"silo `{silo.name}`: x: expected [rows, columns or more], got {list(silo.x.shape)}; of one column "
                 "give x[:, None]"
             )
-    return found
+    return rows
 
 
-def names_in(keyword: str, told: object) -> tuple[str, ...]:
+def names_in(keyword: str, value: object) -> tuple[str, ...]:
     """Return names of columns or classes, of a list, an array or a frame's columns.
 
     Raises `moretta.errors.ParameterError`, naming the keyword, for what is no list of words.
     """
-    found = told.tolist() if hasattr(told, "tolist") else told
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, str) for one in found):
-        raise ParameterError(f"{keyword}: expected a list of words, such as ['no', 'yes']; got {kind_of(told)}")
-    return tuple(found)
+    names = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ParameterError(f"{keyword}: expected a list of words, such as ['no', 'yes']; got {kind_of(value)}")
+    return tuple(names)
 
 
 def task_of(silos: Sequence[Silo], loss: str) -> str:
@@ -214,8 +214,8 @@ def columns_agreed(silos: Sequence[Silo], names: Sequence[str]) -> tuple[list[Si
             f"silo `{bare.name}` has rows without names of columns, and `{framed[0].name}` has a frame; give all as "
             "frames, or all as arrays in one order"
         )
-    wanted, owner = (tuple(names), "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
-    return [_ordered(silo, wanted, owner) for silo in silos], wanted
+    columns, owner = (tuple(names), "feature_names") if names else (framed[0].names, f"`{framed[0].name}`")
+    return [_ordered(silo, columns, owner) for silo in silos], columns
 
 
 def _check_count(names: Sequence[str], silo: Silo) -> None:
@@ -230,18 +230,18 @@ def _check_count(names: Sequence[str], silo: Silo) -> None:
         )
 
 
-def _ordered(silo: Silo, wanted: Sequence[str], owner: str) -> Silo:
-    for name in sorted(set(silo.names) ^ set(wanted)):
-        lack = f"lacks the column {name!r}" if name in wanted else f"has the column {name!r}"
-        close = nearest(name, [one for one in (silo.names if name in wanted else wanted) if one != name])
-        hint = f" (its {close!r}?)" if close and name in wanted else ""
-        other = "has" if name in wanted else "has not"
+def _ordered(silo: Silo, columns: Sequence[str], owner: str) -> Silo:
+    for name in sorted(set(silo.names) ^ set(columns)):
+        lack = f"lacks the column {name!r}" if name in columns else f"has the column {name!r}"
+        close = nearest(name, [column for column in (silo.names if name in columns else columns) if column != name])
+        hint = f" (its {close!r}?)" if close and name in columns else ""
+        other = "has" if name in columns else "has not"
         raise ParameterError(f"silo `{silo.name}` {lack}{hint}, which {owner} {other}; give all silos the same columns")
-    if silo.names == tuple(wanted):
+    if silo.names == tuple(columns):
         return silo
-    order = [silo.names.index(name) for name in wanted]
+    order = [silo.names.index(name) for name in columns]
     held = None if silo.held_out is None else (silo.held_out[0][:, order], silo.held_out[1])
-    return replace(silo, x=silo.x[:, order], names=tuple(wanted), held_out=held)
+    return replace(silo, x=silo.x[:, order], names=tuple(columns), held_out=held)
 
 
 def rows_of(part: str, rows: Any, names: Sequence[str]) -> Any:

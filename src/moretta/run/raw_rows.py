@@ -72,15 +72,15 @@ class Prepared(_Uncast):
         absent = torch.isnan(wide)
         wrong = ((absent & self.whole) | torch.isinf(wide)).flatten(1).any(1, keepdim=True)
         filled = torch.where(absent, self.fill, wide)
-        found = self._outputs(((filled - self.mean) / self.deviation).to(self.like.dtype))
+        outputs = self._outputs(((filled - self.mean) / self.deviation).to(self.like.dtype))
         # Of the outputs, as a NaN among the inputs may be lost on the way: onnxruntime's ReLU makes it 0.
-        return torch.where(wrong, torch.nan, found)
+        return torch.where(wrong, torch.nan, outputs)
 
     def _outputs(self, x: Tensor) -> Tensor:
-        found: Tensor = self.model(x)
+        outputs: Tensor = self.model(x)
         if self.unscale is not None:
-            found = self.unscale(found)
-        return found
+            outputs = self.unscale(outputs)
+        return outputs
 
 
 class Unscaled(_Uncast):

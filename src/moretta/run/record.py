@@ -62,7 +62,7 @@ class PlayedRun:
 def record_of(played: PlayedRun, versions: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``result.json``. versions: what the result depends on, as `versions` returns it."""
     history = played.history
-    sums = all_sums(history, [sum_line(one, "release") for one in played.sums])
+    sums = all_sums(history, [sum_line(opened, "release") for opened in played.sums])
     record: dict[str, Any] = {
         "name": played.spec.run.name,
         "run": played.run,
@@ -109,8 +109,8 @@ def spent(record: Mapping[str, Any]) -> list[str]:
 def _warnings_of_claims(record: Mapping[str, Any]) -> Iterator[str]:
     for claim in _holding(record):
         if claim.warns:
-            said = claim.sentence(record).removesuffix(".")
-            yield f"a {claim.role}: {said[:1].lower()}{said[1:]}"
+            sentence = claim.sentence(record).removesuffix(".")
+            yield f"a {claim.role}: {sentence[:1].lower()}{sentence[1:]}"
 
 
 def _holding(record: Mapping[str, Any]) -> list[Claim]:
@@ -200,7 +200,7 @@ def _warnings_of_rounds(played: PlayedRun) -> Iterator[str]:
         yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
     if played.stopped:
         yield f"the run was stopped after round {played.history[-1]['round']} of {played.rounds}, by whoever started it"
-    if lost := [str(one["round"]) for one in lost_rounds(played.history)]:
+    if lost := [str(line["round"]) for line in lost_rounds(played.history)]:
         yield (
             f"rounds that were lost, as too few silos were there to complete them: {_listed(lost)}; the model took no "
             "step in them"

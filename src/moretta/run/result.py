@@ -62,7 +62,7 @@ class Result:
         figures = {key: test[key] for key in ("accuracy", "mse", "loss") if isinstance(test.get(key), float)}
         figures |= {key: value for key, value in test.get("metrics", {}).items() if key in ("auc", "balanced_accuracy")}
         spent = f"{facts['epsilon']:.4g} at delta {facts['delta']:g}" if "epsilon" in facts else ""
-        found = {
+        lines = {
             "run": f"{record['name']}: {record['protocol']}, {record['silos']} silos, {record['rounds']} rounds",
             "best round": f"{facts['best_round']:.0f}" if "best_round" in facts else "",
             f"test, {test.get('rows', 0)} rows": ", ".join(f"{key} {value:.4g}" for key, value in figures.items()),
@@ -72,12 +72,12 @@ class Result:
             "bytes a silo and round": "{up_per_silo_per_round:,.0f} up, {down_per_silo_per_round:,.0f} down".format(
                 **record["bytes"]
             ),
-            "silos that were missing": ", ".join(sorted({one["silo"] for one in record["dropped"]})),
+            "silos that were missing": ", ".join(sorted({gone["silo"] for gone in record["dropped"]})),
             "seconds": f"{record['seconds']['total']:.3g}",
             "warnings": "; ".join(record["warnings"]),
             "folder": str(self.folder or ""),
         }
-        return [(name, text) for name, text in found.items() if text]
+        return [(name, text) for name, text in lines.items() if text]
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {text}" for name, text in self._lines())
@@ -93,7 +93,7 @@ class Result:
         run = folder.RunRecord.model_validate_json(json.dumps({**self.record, "history": list(self.history)}))
         drawn = plots.curves([run], f"-{run.run}").values()
         colours = "--ink: currentColor; --faint: #888; --paper: transparent; --figures: sans-serif"
-        return "".join(f'<div style="max-width: 32em; {colours}">{one}</div>' for one in drawn if one)
+        return "".join(f'<div style="max-width: 32em; {colours}">{curve}</div>' for curve in drawn if curve)
 
     @property
     def test(self) -> Mapping[str, Any]:
@@ -187,9 +187,9 @@ class Result:
             if not federation.made.source:
                 trained_model.keep_graph(self.folder, self._architecture(), self.inputs, dtype)
             return self.folder
-        found = {f"models/{name}": self._tensors(name, False) for name in self.models}
-        found = found or {"released": self._tensors(None, False)}
-        trained_model.save(named, self._architecture(), found, self.inputs, federation.made, dtype)
+        models = {f"models/{name}": self._tensors(name, False) for name in self.models}
+        models = models or {"released": self._tensors(None, False)}
+        trained_model.save(named, self._architecture(), models, self.inputs, federation.made, dtype)
         return named
 
     def _tensors(self, silo: str | None, true_model: bool) -> Tensors:
@@ -202,13 +202,13 @@ class Result:
                 f"silo is missing: here each silo has a model of its own ({', '.join(self.models):.200}); say whose, "
                 f'for example silo="{next(iter(self.models))}"'
             )
-        found = self.models[silo] if silo is not None else self.model if true_model else self.released
-        if found is None:
+        model = self.models[silo] if silo is not None else self.model if true_model else self.released
+        if model is None:
             raise ParameterError(
                 "this run has no model to predict with: its silos' own are with the silos, or they are more than a "
                 "simulation keeps"
             )
-        return modules.arrays(found.model if isinstance(found, Prepared) else found)
+        return modules.arrays(model.model if isinstance(model, Prepared) else model)
 
     def _federation(self) -> Any:
         if self.played is None:
@@ -216,8 +216,8 @@ class Result:
         return self.played[0]
 
     def _architecture(self) -> nn.Module:
-        found: nn.Module = self._federation().model
-        return found
+        model: nn.Module = self._federation().model
+        return model
 
     @names_keywords()
     def report(self, path: str | Path) -> Path:

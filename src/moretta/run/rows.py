@@ -29,11 +29,11 @@ def load(run_file: RunFile) -> Distributed:
         names, classes = expansion_of(table).names, len(table.classes) or None
         return Distributed(silos, test, None, names, table.classes, rules_of(table), table, classes, classes or 1)
     if data.in_files:
-        found = datasets.load_files(data, table_of(run_file), seed=seed, base=base)
-        return by_owner(found, list(data.files))
-    found = datasets.load(data, run_file.table, seed=seed, base=base)
-    found = found if data.domains is None else domains.into_domains(found, data.domains, seed)
-    return distribute(found, data, seed)
+        rows = datasets.load_files(data, table_of(run_file), seed=seed, base=base)
+        return by_owner(rows, list(data.files))
+    rows = datasets.load(data, run_file.table, seed=seed, base=base)
+    rows = rows if data.domains is None else domains.into_domains(rows, data.domains, seed)
+    return distribute(rows, data, seed)
 
 
 def table_of(run_file: RunFile) -> Schema:

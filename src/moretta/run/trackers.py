@@ -69,9 +69,9 @@ def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str])
             log.debug("the tracker's error", exc_info=True)
 
     def tell(line: Line) -> None:
-        for number, (_, one) in list(left.items()):
+        for number, (_, on_line) in list(left.items()):
             with warned(number):
-                one(copy.deepcopy(line), dict(figures(line)))
+                on_line(copy.deepcopy(line), dict(figures(line)))
 
     for number, tracker in enumerate(trackers):
         with warned(number):
@@ -127,16 +127,16 @@ def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None)
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
-    home = client.create_experiment(experiment) if found is None else found.experiment_id
+    known = client.get_experiment_by_name(experiment)
+    home = client.create_experiment(experiment) if known is None else known.experiment_id
     there = client.search_runs([home], f"tags.`moretta.run` = '{run.id}'", max_results=1)
     made = there[0] if there else client.create_run(home, tags={"moretta.run": run.id}, run_name=run.name)
-    for key, one in {} if there else run.settings.items():
-        client.log_param(made.info.run_id, key, one)
+    for key, setting in {} if there else run.settings.items():
+        client.log_param(made.info.run_id, key, setting)
 
     def tell(line: Line, figures: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        client.log_batch(made.info.run_id, [Metric(key, one, now, line["round"]) for key, one in figures.items()])
+        client.log_batch(made.info.run_id, [Metric(key, value, now, line["round"]) for key, value in figures.items()])
 
     status = "FAILED"
     try:
@@ -149,19 +149,22 @@ def mlflow(run: TrackedRun, experiment: str = "moretta", uri: str | None = None)
 IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflow}  # by what they need
 
 
-def trackers_of(given: Sequence[Tracker | str], base: Path) -> list[Tracker]:
+def trackers_of(trackers: Sequence[Tracker | str], base: Path) -> list[Tracker]:
     """Return trackers, those of the box by name, others as "module:function" beside the run file or as they are.
 
     Raises `moretta.errors.ParameterError` for what is none, and MissingExtra where one of the box is not installed.
     """
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ParameterError(f'trackers: expected a list such as ["tensorboard"]; got {kind_of(given)}')
-    for one in given:
-        if isinstance(one, str) and one not in IN_THE_BOX and not is_reference(one):
-            raise ParameterError(f'trackers: "{one}" is not "module:function"; {did_you_mean(one, IN_THE_BOX)}')
-        if isinstance(one, str) and one in IN_THE_BOX and find_spec(one) is None:
-            raise MissingExtra(f"tracking by {one} needs it; run: pip install 'moretta[trackers]'")
-        if not isinstance(one, str) and not callable(one):
-            raise ParameterError(f"trackers: expected functions of a run, or names; got {kind_of(one)}")
-    found = ((IN_THE_BOX.get(one) or resolve(one, base, OWN_CODE)) if isinstance(one, str) else one for one in given)
-    return list(found)
+    if isinstance(trackers, str) or not isinstance(trackers, Sequence):
+        raise ParameterError(f'trackers: expected a list such as ["tensorboard"]; got {kind_of(trackers)}')
+    for tracker in trackers:
+        if isinstance(tracker, str) and tracker not in IN_THE_BOX and not is_reference(tracker):
+            raise ParameterError(f'trackers: "{tracker}" is not "module:function"; {did_you_mean(tracker, IN_THE_BOX)}')
+        if isinstance(tracker, str) and tracker in IN_THE_BOX and find_spec(tracker) is None:
+            raise MissingExtra(f"tracking by {tracker} needs it; run: pip install 'moretta[trackers]'")
+        if not isinstance(tracker, str) and not callable(tracker):
+            raise ParameterError(f"trackers: expected functions of a run, or names; got {kind_of(tracker)}")
+    chosen = (
+        (IN_THE_BOX.get(tracker) or resolve(tracker, base, OWN_CODE)) if isinstance(tracker, str) else tracker
+        for tracker in trackers
+    )
+    return list(chosen)

@@ -110,14 +110,14 @@ class TrainedModel(nn.Module):
 
     def forward(self, x: Tensor | None = None, **arrays: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
-        wanted = set() if self.layout is None else set(self.layout.names)
-        if set(arrays) != wanted or (x is None) == (self.layout is None):
+        names = set() if self.layout is None else set(self.layout.names)
+        if set(arrays) != names or (x is None) == (self.layout is None):
             raise ParameterError(f"expected {self.layout or f'one tensor of rows {list(self.shape)}'}, and no others")
-        for one in arrays.values() if x is None else [x]:
-            if not isinstance(one, Tensor):
-                raise ParameterError(f"expected a tensor; got {kind_of(one)}: give it to predict or predict_proba")
+        for array in arrays.values() if x is None else [x]:
+            if not isinstance(array, Tensor):
+                raise ParameterError(f"expected a tensor; got {kind_of(array)}: give it to predict or predict_proba")
         if self.layout is not None or x is None:  # as silos pack them
-            x = torch.cat([one.flatten(1).float() for _, one in sorted(arrays.items())], dim=1)
+            x = torch.cat([array.flatten(1).float() for _, array in sorted(arrays.items())], dim=1)
         if self.expand is not None and self._is_coded(x.shape):
             x = self.expand(x.double())
         if x.shape[1:] != self.shape:
@@ -152,16 +152,16 @@ class TrainedModel(nn.Module):
         x: as `predict` takes it. y: the classes' names or numbers, or numbers as the targets were. groups: whom each
         row is about, where several rows are about one. Raises as `predict` does, and for targets that do not fit.
         """
-        outputs, given = self.outputs(self._rows(x), "x"), np.asarray(y)
-        if self.classes and given.dtype.kind in "OU":
+        outputs, truths = self.outputs(self._rows(x), "x"), np.asarray(y)
+        if self.classes and truths.dtype.kind in "OU":
             places = {name: place for place, name in enumerate(self.classes)}
-            numbers = [places.get(str(one), -1) for one in given]
+            numbers = [places.get(str(word), -1) for word in truths]
             if wrong := numbers.count(-1):
                 raise ParameterError(
-                    f"y: {wrong} of {len(given)} words are no class; expected {either(map(shown, self.classes))}"
+                    f"y: {wrong} of {len(truths)} words are no class; expected {either(map(shown, self.classes))}"
                 )
-            given = np.array(numbers)
-        targets = as_targets(given, "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
+            truths = np.array(numbers)
+        targets = as_targets(truths, "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
         whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
@@ -180,14 +180,14 @@ class TrainedModel(nn.Module):
             # A row of a table by itself: a product of matrices rounds by how many rows there are, and no prediction
             # should depend on who else is in the file, not in its last digit either.
             run = self.network.outputs if isinstance(self.network, ForeignGraph) else partial(outputs_of, self.network)
-            found = run(inputs, 1) if x.ndim == 2 else run(inputs)
-            return self.preparation.unscaled(np.asarray(found.cpu().numpy()))
+            outputs = run(inputs, 1) if x.ndim == 2 else run(inputs)
+            return self.preparation.unscaled(np.asarray(outputs.cpu().numpy()))
         except MorettaError:
             raise
         except Exception as error:  # whatever somebody's model does with rows that it cannot take
-            said = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0]
             raise ParameterError(
-                f"{where}: the model cannot take these rows of {x.dtype} ({said}); save numbers as floats, and "
+                f"{where}: the model cannot take these rows of {x.dtype} ({reason}); save numbers as floats, and "
                 "tokens as the integers that it was trained on"
             ) from error
 
@@ -215,7 +215,7 @@ class TrainedModel(nn.Module):
         if self.layout is not None:
             if not isinstance(x, Mapping):
                 raise ParameterError(f"x: expected {self.layout}, as a mapping of arrays")
-            arrays = {name: python_rows.samples({name: one}, "x")[name] for name, one in x.items()}
+            arrays = {name: python_rows.samples({name: array}, "x")[name] for name, array in x.items()}
             return self.layout.pack(arrays, "x")
         framed = python_rows.is_frame(x)
         if self.table is not None and self.table.features and (framed or isinstance(x, Mapping)):
@@ -334,7 +334,7 @@ def _module(
         **arguments,
     )
     if source in catalogue.BUILT_IN:  # arguments of somebody else's folder may ask for any memory
-        most = max(HARMLESS, sum(one.size for one in tensors.values()))
+        most = max(HARMLESS, sum(array.size for array in tensors.values()))
         module = build_within(most, build, f"{folder}: what it says of its model does not fit the weights beside it")
     else:
         module = build()
@@ -354,8 +354,8 @@ def _graph(folder: Path, tensors: Tensors, trusted: bool) -> nn.Module:
 
 def _tables(run_file: RunFile) -> list[Path]:
     data = run_file.data
-    files = [one for file in data.of_silos.values() for one in (file.source, file.test)]
-    return [run_file.resolve(one) for one in (data.source, data.test, data.labels, data.path, *files) if one]
+    files = [source for file in data.of_silos.values() for source in (file.source, file.test)]
+    return [run_file.resolve(source) for source in (data.source, data.test, data.labels, data.path, *files) if source]
 
 
 def _image(run_file: RunFile | None, table: Schema | None, shape: tuple[int, ...]) -> ImageForm | None:

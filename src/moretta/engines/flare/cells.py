@@ -36,13 +36,13 @@ def sender(cell: Any, targets: Mapping[str, str]) -> Send:
             targets[silo]: TargetMessage(targets[silo], CHANNEL, PLAIN, Message(payload=data))
             for silo, data in packed.items()
         }
-        found = cell.broadcast_multi_requests(messages, seconds, optional=True)
-        return {silo: found[targets[silo]] for silo in packed if targets[silo] in found}
+        replies = cell.broadcast_multi_requests(messages, seconds, optional=True)
+        return {silo: replies[targets[silo]] for silo in packed if targets[silo] in replies}
 
     def streamed(packed: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, Message]]:
         def ask(silo: str) -> Message:
-            given = {"channel": CHANNEL, "topic": STREAM, "target": targets[silo], "timeout": seconds}
-            return cell.send_request(request=Message(payload=packed[silo]), optional=True, **given)
+            options = {"channel": CHANNEL, "topic": STREAM, "target": targets[silo], "timeout": seconds}
+            return cell.send_request(request=Message(payload=packed[silo]), optional=True, **options)
 
         asked = {pool.submit(ask, silo): silo for silo in packed}
         for reply in as_completed(asked):

@@ -114,10 +114,10 @@ class Sites:
         for name, why in missing.items():
             log.warning("site `%s` is missing, %s: %s", name, why.reason, why.detail)
         if len(sites) - len(missing) < least:
-            said = "; ".join(f"{name}: {why.detail}" for name, why in missing.items())
+            reasons = "; ".join(f"{name}: {why.detail}" for name, why in missing.items())
             raise ParameterError(
                 f"{len(sites) - len(missing)} of {len(sites)} sites take part after waiting up to {wait:g} s, at least "
-                f"{least} are needed ({said}); mend them and serve again"
+                f"{least} are needed ({reasons}); mend them and serve again"
             )
 
     def deliver(self, ask: Ask) -> Replies:
@@ -214,31 +214,31 @@ class Sites:
         for name in self._still_busy(asked):
             asked[name].outcome = Missing(Reason.LATE, "is still busy with what it was asked before")
         submit = wire.Submit(number=self._number, work=work, round=round)
-        while waiting := {name: one for name, one in asked.items() if one.outcome is None}:
+        while waiting := {name: asking for name, asking in asked.items() if asking.outcome is None}:
             self._aborted()
             self._ask_once(waiting, submit, bodies, seconds)
-        return outcomes | {name: one.outcome for name, one in asked.items() if one.outcome is not None}
+        return outcomes | {name: asking.outcome for name, asking in asked.items() if asking.outcome is not None}
 
     def _ask_once(
         self, waiting: Mapping[str, _Asked], submit: wire.Submit, bodies: Mapping[str, bytes], seconds: float
     ) -> None:
         """Hand the work to those that have not taken it, and ask the others whether it is done."""
         now = time.monotonic()
-        for name, one in waiting.items():
-            if now >= one.until:
+        for name, asking in waiting.items():
+            if now >= asking.until:
                 late = f"expected an answer in {seconds:g} s, and it was still busy"
-                one.outcome, self._live.sites[name].overdue = Missing(Reason.LATE, late), submit.number
-        left = {name: one for name, one in waiting.items() if one.outcome is None}
-        wait = max(0.0, min((WAIT, *(one.until - now for one in left.values()))))
+                asking.outcome, self._live.sites[name].overdue = Missing(Reason.LATE, late), submit.number
+        left = {name: asking for name, asking in waiting.items() if asking.outcome is None}
+        wait = max(0.0, min((WAIT, *(asking.until - now for asking in left.values()))))
         # Some submitted to and some polled at once is rare, and who is polled then waits for nobody.
-        wait = wait if all(one.taken for one in left.values()) else 0.0
+        wait = wait if all(asking.taken for asking in left.values()) else 0.0
         poll = wire.Poll(number=submit.number, wait=wait)
-        requests: dict[str, wire.Signed] = {name: poll if one.taken else submit for name, one in left.items()}
+        requests: dict[str, wire.Signed] = {name: poll if asking.taken else submit for name, asking in left.items()}
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
-        requests |= {name: requests[name].model_copy() for name, one in left.items() if one.denied}
-        handed = {name: bodies[name] for name, one in left.items() if not one.taken}
-        long = any(one.long for one in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
-        misses = max((one.misses for one in left.values()), default=0)
+        requests |= {name: requests[name].model_copy() for name, asking in left.items() if asking.denied}
+        handed = {name: bodies[name] for name, asking in left.items() if not asking.taken}
+        long = any(asking.long for asking in left.values()) or any(len(body) > PLAIN_LIMIT for body in handed.values())
+        misses = max((asking.misses for asking in left.values()), default=0)
         seconds = wait + (PATIENCE if long else min(PATIENCE, FIRST * 2**misses))
         # FLARE lets a plain request to a process that is gone wait in vain; a stream to it fails at once.
         long = long or misses > 0
@@ -259,35 +259,35 @@ class Sites:
                 sites[name].overdue = 0
         return busy
 
-    def _take(self, name: str, one: _Asked, reply: tuple[wire.Reply, Bytes] | Missing) -> None:
+    def _take(self, name: str, asking: _Asked, reply: tuple[wire.Reply, Bytes] | Missing) -> None:
         site = self._live.sites[name]
         match reply:
             case Missing():
-                one.misses += 1
+                asking.misses += 1
                 if reply.reason is not Reason.LATE:
-                    one.outcome = site.lose(reply)
-                elif one.misses >= MISSES:
-                    one.outcome = site.lose(Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
+                    asking.outcome = site.lose(reply)
+                elif asking.misses >= MISSES:
+                    asking.outcome = site.lose(Missing(Reason.DISCONNECTED, "no longer says that it is at work"))
                 return
             case (wire.Denied() as denied, _):
-                one.misses, one.denied = one.misses + 1, True
-                if one.misses >= MISSES:
+                asking.misses, asking.denied = asking.misses + 1, True
+                if asking.misses >= MISSES:
                     why = f"does not take what this server sends: {denied.sentence}"
-                    one.outcome = site.lose(Missing(Reason.REFUSED, why))
+                    asking.outcome = site.lose(Missing(Reason.REFUSED, why))
                 return
             case (wire.Busy() as busy, _):
-                one.taken, one.long = True, busy.long
+                asking.taken, asking.long = True, busy.long
             case (wire.WorkDone() as done, body):
-                one.outcome, site.fresh = (done, body), False
+                asking.outcome, site.fresh = (done, body), False
             case (wire.Failed() as failed, _) if site.fresh and failed.reason == "refused":
                 # It was asked to go on with what its process before had agreed on.
-                one.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
+                asking.outcome = Missing(Reason.DISCONNECTED, f"was restarted: {failed.sentence}")
             case (wire.Failed() as failed, _):
-                one.outcome = Missing(Reason(failed.reason), failed.sentence)
+                asking.outcome = Missing(Reason(failed.reason), failed.sentence)
             case (wire.Stranger(), _):
                 # What it had agreed on is lost with its process, so it takes part again from the next set-up on.
-                one.outcome = site.lose(Missing(Reason.DISCONNECTED, "was restarted"))
+                asking.outcome = site.lose(Missing(Reason.DISCONNECTED, "was restarted"))
                 site.pause = 0.0
             case _:
-                one.outcome = NONSENSE
-        one.misses = 0
+                asking.outcome = NONSENSE
+        asking.misses = 0

@@ -191,9 +191,9 @@ _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discrimina
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
 
 
-def digest_of(told: str) -> str:
+def digest_of(settings: str) -> str:
     """Return the SHA-256, in hex, of a run's shared settings: `Hello.job`."""
-    return hashlib.sha256(told.encode()).hexdigest()
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def pack(header: Request | Reply, body: bytes = b"", sign: Sign | None = None) -> bytes:
@@ -231,13 +231,13 @@ def _split(data: object, largest: int) -> Envelope:
 def _read(kinds: TypeAdapter[H], header: bytes, what: str) -> H:
     """Return a header, which is read once; only one that is refused is read again, for what is wrong with it."""
     try:
-        found = kinds.validate_json(header)
+        parsed = kinds.validate_json(header)
     except ValidationError as error:
         _check_format(header)
         raise _wrong(what, error) from None
-    if "format" not in found.model_fields_set:  # its default is for headers that are made here
+    if "format" not in parsed.model_fields_set:  # its default is for headers that are made here
         _check_format(header)
-    return found
+    return parsed
 
 
 def _check_format(header: bytes) -> None:
@@ -252,5 +252,5 @@ def _check_format(header: bytes) -> None:
 def _wrong(what: str, error: ValidationError) -> CodecError:
     first = error.errors(include_url=False, include_input=False)[0]
     # A peer's own key may be in the place, and its `kind` in the sentence.
-    place, why = (one.encode("unicode_escape").decode() for one in (".".join(map(str, first["loc"])), first["msg"]))
+    place, why = (text.encode("unicode_escape").decode() for text in (".".join(map(str, first["loc"])), first["msg"]))
     return CodecError(f"expected a {what} of this engine: {place[:80]}: {why[:200]}")

@@ -119,10 +119,10 @@ class Launcher(ClientProcessJobLauncher):
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         for begun in Path(workspace.get_root_dir()).glob(f"*/{BEGUN}"):
             job = begun.parent.name
-            said = fl_ctx.get_engine().start_app(
+            answer = fl_ctx.get_engine().start_app(
                 job, job_meta=json.loads(Path(workspace.get_job_meta_path(job)).read_text())
             )
-            self.logger.info(f"run ({job}): taken up again: {said}")
+            self.logger.info(f"run ({job}): taken up again: {answer}")
 
     def launch_job(self, job_meta: dict[str, object], fl_ctx: FLContext) -> Respawned:
         """Start a site's process of a job."""

@@ -72,10 +72,10 @@ class RemoteSite:
                 self.gone, self.pause = reply, min(LATER, max(AGAIN, 2 * self.pause))
             case Missing():
                 self.gone, self.pause = reply, AGAIN
-            case (wire.SiteReady() as here, _) if here.name == name:
+            case (wire.SiteReady() as ready, _) if ready.name == name:
                 return self._welcome(process_id)
-            case (wire.SiteReady() as here, _):
-                self.refusal = f"calls itself `{here.name}`; expected `{name}`, whose certificate it has"
+            case (wire.SiteReady() as ready, _):
+                self.refusal = f"calls itself `{ready.name}`; expected `{name}`, whose certificate it has"
             case (wire.Refused() as refused, _):
                 self.refusal, self.pause = refused.sentence, LATER
             case (wire.Denied() as denied, _):
@@ -143,10 +143,10 @@ class Liveness:
     def greet(self, names: Iterable[str]) -> None:
         """Say hello to sites of which nothing is known, but for those that were tried a moment ago."""
         now = time.monotonic()
-        wanted = [
+        unknown = [
             name for name in names if (site := self.sites[name]).process_id is None and now - site.tried >= site.pause
         ]
-        woken = self._knock(wanted)
+        woken = self._knock(unknown)
         awake = {name: reply.process_id for name, reply in woken.items() if isinstance(reply, wire.Awake)}
         replies = self.requests(dict.fromkeys(awake, self.hello), {}, PATIENCE, processes=awake)
         # Another addressee may have handed on its copy before ours came. One that is for it alone, nobody else has.
@@ -197,11 +197,11 @@ class Liveness:
             data, serial = self._session.pack(header, {name: processes[name] for name in names}, body)
             packed |= dict.fromkeys(names, data)
             serials |= dict.fromkeys(names, serial)
-        found = {
+        outcomes = {
             name: self._opened(name, data, processes[name], serials[name])
             for name, data in self._send(packed, seconds, long)
         }
-        return {name: found[name] for name in headers}
+        return {name: outcomes[name] for name in headers}
 
     def _opened(
         self, name: str, data: bytes | memoryview | Missing, process_id: str, serial: int

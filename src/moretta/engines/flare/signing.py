@@ -118,8 +118,8 @@ class ServerSession:
         if isinstance(reply, (wire.Awake, wire.Stranger, wire.Denied)):
             return reply, b""
         if key is not None:  # only then is the body hashed
-            said = _reply(self.hello.run, self.hello.session, process_id, serial, envelope.header, envelope.body)
-            if not verify(key, envelope.signature, *said):
+            statement = _reply(self.hello.run, self.hello.session, process_id, serial, envelope.header, envelope.body)
+            if not verify(key, envelope.signature, *statement):
                 raise PeerError(_unsigned(reply, fingerprint(key)))
         if not isinstance(reply, wire.WorkDone):
             return reply, b""
@@ -196,8 +196,11 @@ class SiteSession:
 
     def signed(self, envelope: wire.Envelope) -> bool:
         """Return whether the session's key has signed an envelope."""
-        key, said = bytes.fromhex(self.hello.key), (self.hello.run, self.hello.session, envelope.header, envelope.body)
-        return verify(key, envelope.signature, *_request(*said))
+        key, statement = (
+            bytes.fromhex(self.hello.key),
+            (self.hello.run, self.hello.session, envelope.header, envelope.body),
+        )
+        return verify(key, envelope.signature, *_request(*statement))
 
     def pack(self, serial: int, reply: wire.Reply, body: bytes = b"") -> bytes:
         """Return the reply to a serial: sealed if work is done, signed where the silo has an identity."""
@@ -206,8 +209,8 @@ class SiteSession:
         if self._identity is None:
             return wire.pack(reply, body)
         identity, hello = self._identity, self.hello
-        said = hello.run, hello.session, self._process_id, serial
-        return wire.pack(reply, body, lambda *parts: identity.sign(*_reply(*said, *parts)))
+        statement = hello.run, hello.session, self._process_id, serial
+        return wire.pack(reply, body, lambda *parts: identity.sign(*_reply(*statement, *parts)))
 
 
 class Gate:

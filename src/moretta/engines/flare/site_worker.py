@@ -264,10 +264,10 @@ class SiteWorker:
             return _failed("malformed", f"expected messages of the run {run!r}, got one of {message.stamp.run!r}"), b""
         answer: Message | None = None
         try:
-            given = answered(client, message)
-            if not isinstance(given, Message):  # what a silo runs need not be ours, whatever its types say
-                return _failed("malformed", f"expected a message, got {type(given).__name__}"), b""
-            answer = given
+            reply = answered(client, message)
+            if not isinstance(reply, Message):  # what a silo runs need not be ours, whatever its types say
+                return _failed("malformed", f"expected a message, got {type(reply).__name__}"), b""
+            answer = reply
         finally:
             silo.answered(client, message, answer)
         data = codec.encode(answer)
@@ -291,4 +291,4 @@ def _unfit(error: BaseException, what: str) -> str:
 def _sentence(error: object) -> str:
     """Return an error's sentence as valid text for a header: a file's name may hold bytes that are not."""
     text = str(error).encode(errors="replace").decode()
-    return "".join(one if one.isprintable() else " " for one in text)[:1000]
+    return "".join(character if character.isprintable() else " " for character in text)[:1000]

@@ -182,9 +182,9 @@ def scope(evidence: Evidence) -> Iterator[Sentence]:
         f"{record.rounds:,} rounds, to predict {task}",
         *(of_result(key) for key in ("parameters", "protocol", "rounds", "task")),
     )
-    if said := missed(record):
+    if absences := missed(record):
         keys = ("dropped",) if record.sums is None else ("dropped", "sums")
-        yield sentence(said, *(of_result(key) for key in keys))
+        yield sentence(absences, *(of_result(key) for key in keys))
 
 
 def functions(evidence: Evidence) -> Iterator[Sentence]:
@@ -298,9 +298,11 @@ def held(evidence: Evidence) -> Sequence[Held]:
     if evidence.record is None:
         return ()
     run, every = evidence.record.content, enumerate(claims_of(evidence.protocol))
-    found = [Held(one, place, evidence.protocol) for place, one in every if one.role in ROLES and one.holds(run)]
-    alone = {one.claim.role for one in found if one.claim.alone}
-    return [one for one in found if one.claim.alone or one.claim.role not in alone]
+    claims = [
+        Held(claim, place, evidence.protocol) for place, claim in every if claim.role in ROLES and claim.holds(run)
+    ]
+    alone = {claim.claim.role for claim in claims if claim.claim.alone}
+    return [claim for claim in claims if claim.claim.alone or claim.claim.role not in alone]
 
 
 def received(evidence: Evidence) -> Iterator[Sentence]:
@@ -312,9 +314,9 @@ def received(evidence: Evidence) -> Iterator[Sentence]:
         )
         return
     for role, name in ROLES.items():
-        for one in held(evidence):
-            if one.claim.role == role and one.claim.kind not in MEASURES:
-                yield from one.said(evidence.record.content)
+        for claim in held(evidence):
+            if claim.claim.role == role and claim.claim.kind not in MEASURES:
+                yield from claim.said(evidence.record.content)
         yield from under(name, _recorded(evidence, role))
     if not claims_of(evidence.protocol):
         yield sentence(
@@ -337,9 +339,9 @@ def measures(evidence: Evidence) -> Iterator[Sentence]:
     """Yield what the protocol keeps from whom by design."""
     run = evidence.record.content if evidence.record else {}
     for role in ROLES:
-        for one in held(evidence):
-            if one.claim.role == role and one.claim.kind in MEASURES:
-                yield from one.said(run)
+        for claim in held(evidence):
+            if claim.claim.role == role and claim.claim.kind in MEASURES:
+                yield from claim.said(run)
 
 
 PERSONAL: Mapping[About, tuple[str, tuple[str, ...]]] = {
@@ -384,13 +386,13 @@ PERSONAL: Mapping[About, tuple[str, tuple[str, ...]]] = {
 
 def personal(evidence: Evidence) -> Iterator[Sentence]:
     """Yield which of what was received is personal data, and why."""
-    found = [one for one in held(evidence) if one.claim.kind not in ("not given", "unclaimed")]
+    personal_claims = [claim for claim in held(evidence) if claim.claim.kind not in ("not given", "unclaimed")]
     for about, (text, clauses) in PERSONAL.items():
-        having = [one for one in found if one.claim.about == about]
+        having = [claim for claim in personal_claims if claim.claim.about == about]
         if having:
-            roles = [name for role, name in ROLES.items() if any(one.claim.role == role for one in having)]
+            roles = [name for role, name in ROLES.items() if any(claim.claim.role == role for claim in having)]
             cited = [f"clause:{name}" for name in clauses]
-            claims = [f"claim:{one.protocol}:{one.place}" for one in having]
+            claims = [f"claim:{claim.protocol}:{claim.place}" for claim in having]
             names = ", ".join(name[0].lower() + name[1:] for name in roles)
             group = "Which of it is personal data, and why"
             yield sentence(f"{text} (received here by: {names})", *cited, *claims, group=group)

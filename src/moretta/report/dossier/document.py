@@ -73,7 +73,7 @@ class _Told(_Part):
     def _names_what_is_there(self) -> Self:
         if any(name not in self.clauses for section in self.sections for name in section.clauses):
             raise ValueError("a clause is named that is not there")
-        if not all(one.id for section in self.sections for one in section.sentences):
+        if not all(sentence.id for section in self.sections for sentence in section.sentences):
             raise ValueError("a sentence has no id")
         return self
 
@@ -91,7 +91,7 @@ def sentences(text: str, *sources: str, origin: Origin = "stated", group: str = 
 
 def under(group: str, some: Iterable[Sentence]) -> list[Sentence]:
     """Return sentences below a heading."""
-    return [one.model_copy(update={"group": group}) for one in some]
+    return [sentence.model_copy(update={"group": group}) for sentence in some]
 
 
 def pointer(file: str, *keys: str | int) -> str:
@@ -113,11 +113,11 @@ def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]
     used |= {
         source.removeprefix("clause:")
         for section in sections
-        for one in section.sentences
-        for source in one.sources
+        for sentence in section.sentences
+        for source in sentence.sources
         if source.startswith("clause:")
     }
-    told = {
+    parts = {
         "format": FORMAT,
         "kind": KIND,
         "title": title,
@@ -125,19 +125,19 @@ def content(title: str, run: str, sections: Sequence[Chapter]) -> dict[str, Any]
         "sections": [_told(section) for section in sections],
         "clauses": {name: asdict(clause) for name, clause in CLAUSES.items() if name in used},
     }
-    return {**told, "digest": digest(told)}
+    return {**parts, "digest": digest(parts)}
 
 
-def digest(told: dict[str, Any]) -> str:
+def digest(document: dict[str, Any]) -> str:
     """Return the SHA-256, in hex, of a dossier's content without its own digest."""
-    rest = {key: value for key, value in told.items() if key != "digest"}
+    rest = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(rest, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def dumps(told: dict[str, Any]) -> bytes:
+def dumps(document: dict[str, Any]) -> bytes:
     """Return the JSON as its file has it."""
-    return (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
 def loads(data: bytes, where: str) -> dict[str, Any]:
@@ -147,26 +147,29 @@ def loads(data: bytes, where: str) -> dict[str, Any]:
     """
     wrong = f"{where}: expected the JSON of a dossier; make one by: moretta dossier RUN"
     try:
-        told = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         raise ParameterError(wrong) from None
-    if not isinstance(told, dict) or told.get("kind") != KIND:
+    if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ParameterError(wrong)
-    if told.get("format") != FORMAT:
+    if document.get("format") != FORMAT:
         raise ParameterError(f"{where}: expected a dossier of format {FORMAT}; was it made by another version?")
     try:
         _Told.model_validate_json(data)
     except (ValidationError, RecursionError):
         raise ParameterError(f"{where}: this dossier is damaged; write it again") from None
-    return told
+    return document
 
 
 def _told(section: Chapter) -> dict[str, Any]:
     """Return a section as the JSON has it: each sentence with its id, and without what is empty."""
-    told = section.model_dump(mode="json")
-    for place, line in enumerate(told["sentences"], start=1):
+    chapter = section.model_dump(mode="json")
+    for place, line in enumerate(chapter["sentences"], start=1):
         line["id"] = f"{section.number}-{place}"
-    return {**told, "sentences": [{key: value for key, value in one.items() if value} for one in told["sentences"]]}
+    return {
+        **chapter,
+        "sentences": [{key: value for key, value in line.items() if value} for line in chapter["sentences"]],
+    }
 
 
 def _ended(text: str) -> str:

@@ -73,8 +73,8 @@ class Evidence:
     def columns(self) -> Mapping[str, Mapping[str, Any]]:
         """The columns of the schema, in order; none where there is no schema."""
         table = (self.inputs or {}).get("table")
-        found = table.get("columns", {}) if isinstance(table, Mapping) else {}
-        return found if isinstance(found, Mapping) else {}
+        columns = table.get("columns", {}) if isinstance(table, Mapping) else {}
+        return columns if isinstance(columns, Mapping) else {}
 
 
 def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
@@ -88,7 +88,7 @@ def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
     if not finished and not (folder / "run.toml").exists():
         raise ParameterError(f"{folder}: expected a run folder; it has neither result.json nor run.toml")
     record = read_run(folder) if finished else None
-    given = answers or (folder / NAME if (folder / NAME).exists() else None)
+    path = answers or (folder / NAME if (folder / NAME).exists() else None)
     return Evidence(
         folder,
         record,
@@ -96,8 +96,8 @@ def read_evidence(folder: Path, answers: Path | None = None) -> Evidence:
         inputs=read_inputs(folder) if (folder / "inputs.json").exists() else None,
         heard={} if record is None or not record.views else _heard(folder / "views", record),
         rounds_done=_rounds(folder / "history.jsonl"),
-        answers={} if given is None else read_answers(given if answers is None else given.resolve()),
-        answers_file=NAME if given is None else given.name,
+        answers={} if path is None else read_answers(path if answers is None else path.resolve()),
+        answers_file=NAME if path is None else path.name,
     )
 
 
@@ -122,10 +122,10 @@ def _heard(folder: Path, record: RunRecord) -> Mapping[str, Receipts]:
     messages, sizes = Counter[str](), Counter[str]()
     for role, files in seen.files.items():
         for number in files:
-            for one in views.parse(seen.data(role, number), files[number]):
-                if one.direction == "received":
+            for message in views.parse(seen.data(role, number), files[number]):
+                if message.direction == "received":
                     messages[role] += 1
-                    sizes[role] += len(one.data)
+                    sizes[role] += len(message.data)
     return {role: Receipts(messages[role], sizes[role]) for role in seen.files}
 
 
@@ -153,8 +153,8 @@ def hashes(evidence: Evidence) -> Iterator[Sentence]:
             f"{name}, a silo’s own model, has the SHA-256 {sha256(evidence.folder, name)}", name, group="Files"
         )
     if evidence.columns:
-        found = schema.of({"columns": dict(evidence.columns)}, "inputs.json").digest
-        text = f"The schema of the tables has the SHA-256 {found}, the same at all sites"
+        digest = schema.of({"columns": dict(evidence.columns)}, "inputs.json").digest
+        text = f"The schema of the tables has the SHA-256 {digest}, the same at all sites"
         yield sentence(text, of_inputs("table"), group="Schema and roster")
     yield from _of_roster(evidence)
 

@@ -47,8 +47,8 @@ class Written:
 
     def count(self, origin: str = "") -> int:
         """Return how many sentences there are, or how many of one origin."""
-        every = [one for section in self.told["sections"] for one in section["sentences"]]
-        return sum(not origin or one["origin"] == origin for one in every)
+        every = [sentence for section in self.told["sections"] for sentence in section["sentences"]]
+        return sum(not origin or sentence["origin"] == origin for sentence in every)
 
 
 def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = None) -> Written:
@@ -61,24 +61,27 @@ def write_dossier(folder: Path, out: Path | None = None, answers: Path | None = 
     files = Files.at(out or folder / "dossier.html")
     evidence = read_evidence(folder, answers)
     title = f"Dossier for a data-protection impact assessment: {evidence.name}"
-    told = content(title, evidence.record.run if evidence.record else "", sections(evidence))
-    data, page = dumps(told), render(told)
+    document = content(title, evidence.record.run if evidence.record else "", sections(evidence))
+    data, page = dumps(document), render(document)
     _check_place(files, data, page)
     write_files({files.data: data, files.page: page}, files.page, "dossier")
-    return Written(files, told)
+    return Written(files, document)
 
 
-def render(told: dict[str, Any]) -> bytes:
+def render(document: dict[str, Any]) -> bytes:
     """Return the page of a JSON's content; the same content gives the same bytes.
 
     Raises `moretta.errors.MissingExtra` without Jinja2.
     """
-    groups = [groupby(section["sentences"], lambda one: str(one.get("group", ""))) for section in told["sections"]]
+    groups = [
+        groupby(section["sentences"], lambda sentence: str(sentence.get("group", "")))
+        for section in document["sections"]
+    ]
     shown = [
         {**section, "groups": [(name, list(some)) for name, some in its]}
-        for section, its in zip(told["sections"], groups, strict=True)
+        for section, its in zip(document["sections"], groups, strict=True)
     ]
-    text = template("dossier.html.j2").render(told=told, sections=shown)
+    text = template("dossier.html.j2").render(told=document, sections=shown)
     return text.encode("utf-8", "replace")
 
 
@@ -128,18 +131,20 @@ def sign(path: Path, identity: Identity) -> Files:
     another dossier under this name.
     """
     files = Files.at(path)
-    told, data, page = _read(files)
-    if page != render(told):
+    document, data, page = _read(files)
+    if page != render(document):
         raise ParameterError(
             f"{files.page} is not the page of {files.data}; write the dossier again before you sign it"
         )
-    kept = [one for one in _signatures(files) if one["key"] != public_line(identity.public_key)]
-    statement = _statement(told, data, page)
-    for one in kept:
-        if not _fits(one, statement):
+    kept = [signature for signature in _signatures(files) if signature["key"] != public_line(identity.public_key)]
+    statement = _statement(document, data, page)
+    for signature in kept:
+        if not _fits(signature, statement):
             raise ParameterError(f"{files.signatures} has signatures of another dossier; name this one otherwise")
     own = {"key": public_line(identity.public_key), "signature": base64.b64encode(identity.sign(*statement)).decode()}
-    text = json.dumps({"format": FORMAT, "signatures": sorted([*kept, own], key=lambda one: one["key"])}, indent=1)
+    text = json.dumps(
+        {"format": FORMAT, "signatures": sorted([*kept, own], key=lambda signature: signature["key"])}, indent=1
+    )
     write_atomically(files.signatures, f"{text}\n".encode())
     return files
 
@@ -150,49 +155,49 @@ def check(path: Path, roster: Roster) -> Checked:
     Raises `moretta.errors.ParameterError` for files that cannot be read, or a JSON that is not as it was written.
     """
     files = Files.at(path)
-    told, data, page = _read(files)
-    statement = _statement(told, data, page)
+    document, data, page = _read(files)
+    statement = _statement(document, data, page)
     names = {public_line(key): name for name, key in roster.keys.items()}
     names |= {public_line(key): "server" for key in roster.server}
     signers, unknown, broken = list[str](), list[str](), list[str]()
-    for one in _signatures(files):
-        name = names.get(one["key"])
-        said = name or f"the key {fingerprint(parse_public_line(one['key']))}"
-        if not _fits(one, statement):
-            broken.append(said)
+    for signature in _signatures(files):
+        name = names.get(signature["key"])
+        signer = name or f"the key {fingerprint(parse_public_line(signature['key']))}"
+        if not _fits(signature, statement):
+            broken.append(signer)
         elif name is None:
-            unknown.append(said)
+            unknown.append(signer)
         else:
             signers.append(name)
     return Checked(signers, [name for name in roster.keys if name not in signers], unknown, broken)
 
 
-def _statement(told: Mapping[str, Any], data: bytes, page: bytes) -> tuple[str | bytes, ...]:
-    return ("dossier", told["run"], hashlib.sha256(data).digest(), hashlib.sha256(page).digest())
+def _statement(document: Mapping[str, Any], data: bytes, page: bytes) -> tuple[str | bytes, ...]:
+    return ("dossier", document["run"], hashlib.sha256(data).digest(), hashlib.sha256(page).digest())
 
 
-def _fits(one: Mapping[str, str], statement: tuple[str | bytes, ...]) -> bool:
+def _fits(signed: Mapping[str, str], statement: tuple[str | bytes, ...]) -> bool:
     try:
-        signature = base64.b64decode(one["signature"], validate=True)
+        signature = base64.b64decode(signed["signature"], validate=True)
     except ValueError:
         return False
-    return len(signature) == 64 and verify(parse_public_line(one["key"]), signature, *statement)
+    return len(signature) == 64 and verify(parse_public_line(signed["key"]), signature, *statement)
 
 
 def _read(files: Files) -> tuple[dict[str, Any], bytes, bytes]:
     """Return the JSON's content, and both files' bytes."""
-    found = []
+    contents = []
     for file in (files.data, files.page):
         try:
-            found.append(read_file(file.parent, file.name))
+            contents.append(read_file(file.parent, file.name))
         except OSError as error:
             raise ParameterError(
                 f"{file}: expected a dossier's file; it cannot be read: {error.strerror or error}"
             ) from None
-    told = loads(found[0], str(files.data))
-    if told["digest"] != digest(told):
+    document = loads(contents[0], str(files.data))
+    if document["digest"] != digest(document):
         raise ParameterError(f"{files.data} was changed since it was written: its digest does not fit its content")
-    return told, found[0], found[1]
+    return document, contents[0], contents[1]
 
 
 def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
@@ -200,14 +205,14 @@ def _signatures(files: Files) -> Sequence[Mapping[str, str]]:
     if not files.signatures.exists():
         return []
     try:
-        told = json.loads(read_file(files.signatures.parent, files.signatures.name))
-        some = told["signatures"] if told["format"] == FORMAT else None
+        document = json.loads(read_file(files.signatures.parent, files.signatures.name))
+        some = document["signatures"] if document["format"] == FORMAT else None
         if not isinstance(some, list) or len(some) > MOST:
             raise ValueError
-        for one in some:
-            if set(one) != {"key", "signature"} or not all(isinstance(text, str) for text in one.values()):
+        for signature in some:
+            if set(signature) != {"key", "signature"} or not all(isinstance(text, str) for text in signature.values()):
                 raise ValueError
-            parse_public_line(one["key"])
+            parse_public_line(signature["key"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ParameterError):
         raise ParameterError(
             f"{files.signatures}: expected signatures of format {FORMAT}; the file is damaged"

@@ -84,9 +84,9 @@ def read_answers(path: Path) -> Mapping[str, Sequence[str]]:
 
 
 def _texts(path: Path, key: str, value: object) -> Sequence[str]:
-    given = value if isinstance(value, list) else [value]
-    texts = [text for text in given if isinstance(text, str) and len(text) <= LONGEST]
-    if len(texts) < len(given):
+    values = value if isinstance(value, list) else [value]
+    texts = [text for text in values if isinstance(text, str) and len(text) <= LONGEST]
+    if len(texts) < len(values):
         raise ParameterError(
             f"{path}: {key}: expected a text in quotes or a list of texts, up to {LONGEST} letters each"
         )

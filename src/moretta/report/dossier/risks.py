@@ -68,37 +68,38 @@ def attacks(evidence: Evidence) -> Iterator[Sentence]:
         return
     for severity in SEVERITIES:
         yield from _of_severity(audit, severity)
-    for place, one in enumerate(audit.attacks):
-        if one.severity is None:
-            yield from under(NOT_GRADED, _came_to(place, one))
+    for place, attack in enumerate(audit.attacks):
+        if attack.severity is None:
+            yield from under(NOT_GRADED, _came_to(place, attack))
 
 
 def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
-    some = [(place, one) for place, one in enumerate(audit.attacks) if one.severity == severity]
-    won = sum(one.succeeded for _, one in some)
+    some = [(place, attack) for place, attack in enumerate(audit.attacks) if attack.severity == severity]
+    won = sum(attack.succeeded for _, attack in some)
     group = SAID[severity][0].upper() + SAID[severity][1:]
     yield sentence(MEANING[severity], of_audited("attacks"), group=group)
-    told = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
+    text = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
     if len(some) < 2:
         ended = "succeeded" if won else "failed"
-        told = f"The one attack of this kind {ended}" if some else "No attack of this kind was played on this run"
-    yield sentence(told, of_audited("attacks"), group=group)
-    for place, one in sorted(some, key=lambda pair: -pair[1].advantage):
-        yield from under(group, _came_to(place, one))
+        text = f"The one attack of this kind {ended}" if some else "No attack of this kind was played on this run"
+    yield sentence(text, of_audited("attacks"), group=group)
+    for place, attack in sorted(some, key=lambda pair: -pair[1].advantage):
+        yield from under(group, _came_to(place, attack))
 
 
-def _came_to(place: int, one: Attacked) -> list[Sentence]:
+def _came_to(place: int, attack: Attacked) -> list[Sentence]:
     """Return what one attack came to: its verdict for people, the audit's own sentence, and what it was given."""
-    verdict: Verdict = "succeeded" if one.succeeded else "failed"
-    scored = f"with a score of {figure(one.score)} (95 %: {interval(one)}), where guessing scores {figure(one.chance)}"
-    if one.constant is not None:
-        scored += f" and always naming the most frequent value {figure(one.constant)}"
+    verdict: Verdict = "succeeded" if attack.succeeded else "failed"
+    guessed = figure(attack.chance)
+    scored = f"with a score of {figure(attack.score)} (95 %: {interval(attack)}), where guessing scores {guessed}"
+    if attack.constant is not None:
+        scored += f" and always naming the most frequent value {figure(attack.constant)}"
     source = of_audited("attacks", place)
-    said = sentence(f"{who_does(one)}: this attack {verdict}, {scored}", source, name=one.attack)
-    first = said.model_copy(update={"verdict": verdict})
-    knew = "nothing else" if one.knowledge == "nothing" else one.knowledge
-    given = sentence(f"It was given {one.view}, and knew {knew}", f"{source}/view", f"{source}/knowledge")
-    return [first, *sentences(one.sentence, f"{source}/sentence"), given]
+    verdict_sentence = sentence(f"{who_does(attack)}: this attack {verdict}, {scored}", source, name=attack.attack)
+    first = verdict_sentence.model_copy(update={"verdict": verdict})
+    knew = "nothing else" if attack.knowledge == "nothing" else attack.knowledge
+    knowledge = sentence(f"It was given {attack.view}, and knew {knew}", f"{source}/view", f"{source}/knowledge")
+    return [first, *sentences(attack.sentence, f"{source}/sentence"), knowledge]
 
 
 def unit(facts: Mapping[str, object]) -> str:
@@ -199,10 +200,10 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
         yield sentence("What remains cannot be said before the run has finished", of_planned("run", "rounds"))
         return
     yield from under("Statements that no attack on this run tested", _untested(evidence))
-    for place, one in enumerate(record.audit.not_run if record.audit else ()):
-        text = f"{who_does(one)}: this attack was not played, as {one.because}"
+    for place, attack in enumerate(record.audit.not_run if record.audit else ()):
+        text = f"{who_does(attack)}: this attack was not played, as {attack.because}"
         source = of_audited("not_run", place)
-        yield sentence(text, source, group="Attacks that were not played", name=one.attack)
+        yield sentence(text, source, group="Attacks that were not played", name=attack.attack)
     for assumed in ASSUMPTIONS:
         if assumed.where(record.content):
             source = of_result(*assumed.keys)
@@ -215,12 +216,12 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
 def _untested(evidence: Evidence) -> Iterator[Sentence]:
     """Yield by role how many claims no attack of the run's audit tested."""
     audit = evidence.record.audit if evidence.record else None
-    played = {one.attack for one in audit.attacks} if audit else set()
+    played = {attack.attack for attack in audit.attacks} if audit else set()
     for role, name in ROLES.items():
-        some = [one for one in held(evidence) if one.claim.role == role and one.claim.kind != "unclaimed"]
-        rest = [one for one in some if not played & set(one.claim.attacks)]
+        some = [claim for claim in held(evidence) if claim.claim.role == role and claim.claim.kind != "unclaimed"]
+        rest = [claim for claim in some if not played & set(claim.claim.attacks)]
         if rest:
             text = (
                 f"{name}: {len(rest)} of {len(some)} statements on what it learns were tested by no attack on this run"
             )
-            yield sentence(text, *(f"claim:{one.protocol}:{one.place}" for one in rest))
+            yield sentence(text, *(f"claim:{claim.protocol}:{claim.place}" for claim in rest))

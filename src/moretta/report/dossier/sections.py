@@ -40,7 +40,7 @@ def brief(evidence: Evidence) -> Iterator[Sentence]:
         yield from unaudited(evidence)
     else:
         for severity in SEVERITIES:
-            some = [one for one in record.audit.attacks if one.severity == severity]
+            some = [attack for attack in record.audit.attacks if attack.severity == severity]
             yield sentence(came_to(TRIES[severity], some), of_audited("attacks"))
     if record is not None and is_noised(record.content):
         text = f"Epsilon is {figure(float(str(record.facts['epsilon'])))} for {unit(record.facts)}"
@@ -59,7 +59,7 @@ def sections(evidence: Evidence) -> Sequence[Chapter]:
             number=number,
             title=title,
             clauses=(*(name for name in (f"template-{number}",) if name in CLAUSES), *clauses.split()),
-            sentences=(*chain.from_iterable(one(evidence) for one in says), *_asked(number, evidence)),
+            sentences=(*chain.from_iterable(writer(evidence) for writer in says), *_asked(number, evidence)),
         )
         for number, title, clauses, *says in SECTIONS
     ]
