@@ -161,9 +161,9 @@ def _refuse_idle(data: Data, schema: Schema | None) -> None:
 def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: _Wish) -> Split:
     with within_memory(f"{path}"):
         columns = read_columns(path, form, () if schema is None else schema.dropped)
-        found = schema or infer(columns, hints, path.name, form)
-        rows = encode(columns, found, path.name, form)
-        return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), found, wish, wish.test_by(found))
+        table = schema or infer(columns, hints, path.name, form)
+        rows = encode(columns, table, path.name, form)
+        return _from_table(Rows(rows.x, rows.y, rows.ids, rows.groups), table, wish, wish.test_by(table))
 
 
 def _from_table(rows: Rows, table: Schema, wish: _Wish, test: Rows | None) -> Split:
@@ -276,15 +276,15 @@ def _of_images(images: Images, wish: _Wish, form: ImageForm) -> Split:
     if images.domain is None:
         return _parts(make, rows, wish)
     strata = np.unique(images.domain, return_inverse=True)[1] * len(images.class_names) + images.y
-    found = _parts(make, rows, wish, strata=strata)
-    lacking = np.flatnonzero(np.isin(np.arange(len(images.class_names)), found.train.y, invert=True))
+    split = _parts(make, rows, wish, strata=strata)
+    lacking = np.flatnonzero(np.isin(np.arange(len(images.class_names)), split.train.y, invert=True))
     if len(lacking):
         has = int((images.y == lacking[0]).sum())
         raise ParameterError(
             f'{wish.name}: category "{images.class_names[lacking[0]]}" is in no training row '
             f"({has} {'image' if has == 1 else 'images'} in all); give it more images or remove its folder"
         )
-    return found
+    return split
 
 
 def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
@@ -313,8 +313,8 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
     if parted and (ys[0].shape[1:] != ys[1].shape[1:] or ys[0].ndim == 0):
         raise ParameterError(f"{wish.name}: y_train {list(ys[0].shape)} and y_test {list(ys[1].shape)} do not match")
     # The task is decided on all targets together, so that both parts have the same.
-    given = [one for one in ys if np.size(one)] or ys  # an empty list would be floats
-    y, task, classes = as_targets(np.concatenate(given), wish.name, wish.task)
+    targets = [targets for targets in ys if np.size(targets)] or ys  # an empty list would be floats
+    y, task, classes = as_targets(np.concatenate(targets), wish.name, wish.task)
     count = len(ys[0])
     if len(xs[0]) != count or not count:
         raise ParameterError(
@@ -334,11 +334,11 @@ def _from_arrays(arrays: Mapping[str, Array], wish: _Wish) -> Split:
         standardise=xs[0].ndim == 2 and xs[0].dtype.kind == "f" and wish.name.endswith(".npz"),  # tables of numbers
         layout=layout,
     )
-    found = [
+    parts = [
         Rows(x, part, arrays.get(f"id{end}"), arrays.get(f"group{end}"), arrays.get(f"domain{end}"))
         for x, part, end in zip(xs, (y[:count], y[count:]), ends, strict=False)
     ]
-    return _parts(make, found[0], wish, test=found[1] if parted else None)
+    return _parts(make, parts[0], wish, test=parts[1] if parted else None)
 
 
 def _parts(
@@ -394,24 +394,24 @@ def load_files(data: Data, table: Schema, *, seed: int, base: Path) -> Split:
     if table.target is None:
         raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
     expected, wish = ExpectedRows.of_table(table), _Wish.of(data, "the silos' files", seed, base)
-    found, tests, test = dict[str, Rows](), dict[str, Rows](), wish.test_by(table)
+    rows_of, tests, test = dict[str, Rows](), dict[str, Rows](), wish.test_by(table)
     for name, file in data.of_silos.items():
-        found[name] = read(Source(file.source, file.form, base=base), expected, f"silo `{name}`")
+        rows_of[name] = read(Source(file.source, file.form, base=base), expected, f"silo `{name}`")
         if file.test is not None:
             tests[name] = read(Source(file.test, file.form, base=base), expected, f"silo `{name}`: test")
         if (held := tests.get(name, test)) is not None:
-            check_apart(found[name], held, f"silo `{name}`")
-    return _from_table(_joined(found), table, wish, _joined(tests) if tests else test)
+            check_apart(rows_of[name], held, f"silo `{name}`")
+    return _from_table(_joined(rows_of), table, wish, _joined(tests) if tests else test)
 
 
-def _joined(found: Mapping[str, Rows]) -> Rows:
-    rows = list(found.values())
-    groups = [one.groups for one in rows if one.groups is not None]
+def _joined(rows_of: Mapping[str, Rows]) -> Rows:
+    rows = list(rows_of.values())
+    groups = [part.groups for part in rows if part.groups is not None]
     return Rows(
-        np.concatenate([one.x for one in rows]),
-        np.concatenate([one.y for one in rows]),
+        np.concatenate([part.x for part in rows]),
+        np.concatenate([part.y for part in rows]),
         groups=np.concatenate(groups) if groups else None,
-        domain=np.repeat(list(found), [len(one) for one in rows]),
+        domain=np.repeat(list(rows_of), [len(part) for part in rows]),
     )
 
 

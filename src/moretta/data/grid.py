@@ -87,7 +87,7 @@ def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[li
                 f"{width} columns cannot be cut into {parts} column parts; use at most {width} column parts"
             )
         return [part.tolist() for part in np.array_split(np.arange(width), parts)]
-    said = [repr(name) for name in source.feature_names] or [str(column) for column in range(width)]
+    names = [repr(name) for name in source.feature_names] or [str(column) for column in range(width)]
     origins = source.origins or source.feature_names
     named = _by_name(origins, source.feature_names)
     part_of: dict[int, int] = {}
@@ -96,21 +96,21 @@ def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[li
             for column in _meant(entry, named, origins, width):
                 if column in part_of:
                     raise ParameterError(
-                        f"columns overlap: {said[column]} is in part {part_of[column]} and again in part {number}; "
+                        f"columns overlap: {names[column]} is in part {part_of[column]} and again in part {number}; "
                         "name every column once"
                     )
                 part_of[column] = number
     if len(part_of) < width:
-        raise ParameterError(_left_over(part_of, said, origins))
+        raise ParameterError(_left_over(part_of, names, origins))
     return [sorted(column for column, of in part_of.items() if of == number) for number in range(1, parts + 1)]
 
 
-def _left_over(part_of: Mapping[int, int], said: Sequence[str], origins: tuple[str, ...]) -> str:
+def _left_over(part_of: Mapping[int, int], names: Sequence[str], origins: tuple[str, ...]) -> str:
     """The sentence about columns in no part, by the source's name if no part has anything that was encoded from it."""
     begun = {origins[column] for column in part_of} if origins else set()
-    left = [column for column in range(len(said)) if column not in part_of]
+    left = [column for column in range(len(names)) if column not in part_of]
     whole = {column: repr(origins[column]) for column in left if origins and origins[column] not in begun}
-    missing = list(dict.fromkeys(whole.get(column, said[column]) for column in left))
+    missing = list(dict.fromkeys(whole.get(column, names[column]) for column in left))
     return f"columns are missing: {first_of(missing, 3)} would be in no part; add them to one"
 
 

@@ -100,10 +100,16 @@ class Grid:
         Silos that were sent different grids have different digests, so no common key
         (`moretta.protocols.cgd.group_keys`).
         """
-        said: list[int | str] = ["joint" if joint else "independent"]
+        content: list[int | str] = ["joint" if joint else "independent"]
         for part in self.parts.values():
-            said += [part.name, part.row, int(self.heads.get(part.row) == part.name), len(part.columns), *part.columns]
-        return hashlib.sha256(encode_purpose("cgd grid", *said)).digest()
+            content += [
+                part.name,
+                part.row,
+                int(self.heads.get(part.row) == part.name),
+                len(part.columns),
+                *part.columns,
+            ]
+        return hashlib.sha256(encode_purpose("cgd grid", *content)).digest()
 
     def check(self, total: int) -> None:
         """Raise `moretta.errors.ParameterError` unless every row has each of the `total` columns exactly once."""

@@ -72,16 +72,18 @@ class SampleLayout:
     def __post_init__(self) -> None:
         if not self.arrays:
             raise ParameterError("a sample of arrays by name has none; expected at least one")
-        for one in self.arrays:
-            bad = keyword.iskeyword(one.name) or one.name in RESERVED
-            if bad or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", one.name):
+        for array in self.arrays:
+            bad = keyword.iskeyword(array.name) or array.name in RESERVED
+            if bad or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", array.name):
                 raise ParameterError(
-                    f"an array of a sample is called {one.name!r:.80}; expected a name that can be an argument of "
+                    f"an array of a sample is called {array.name!r:.80}; expected a name that can be an argument of "
                     f"the model's forward, and not {either(RESERVED)}"
                 )
-            if 0 in one.shape:
-                raise ParameterError(f"array `{one.name}` has samples of shape {list(one.shape)}, which hold nothing")
-        object.__setattr__(self, "arrays", tuple(sorted(self.arrays, key=lambda one: one.name)))
+            if 0 in array.shape:
+                raise ParameterError(
+                    f"array `{array.name}` has samples of shape {list(array.shape)}, which hold nothing"
+                )
+        object.__setattr__(self, "arrays", tuple(sorted(self.arrays, key=lambda array: array.name)))
 
     @classmethod
     def declared(
@@ -102,75 +104,75 @@ class SampleLayout:
     @classmethod
     def load(cls, held: Mapping[str, Mapping[str, Any]]) -> SampleLayout:
         """Return the layout that `dump` wrote."""
-        return cls(tuple(InputArray(name, **{**one, "shape": tuple(one["shape"])}) for name, one in held.items()))
+        return cls(tuple(InputArray(name, **{**array, "shape": tuple(array["shape"])}) for name, array in held.items()))
 
     def dump(self) -> dict[str, dict[str, Any]]:
         """Return the layout as plain data, for JSON."""
         return {
-            one.name: {"shape": list(one.shape), "integers": one.integers, "standardised": one.standardised}
-            for one in self.arrays
+            array.name: {"shape": list(array.shape), "integers": array.integers, "standardised": array.standardised}
+            for array in self.arrays
         }
 
     def __str__(self) -> str:
         """Return the arrays in words, for messages."""
-        return f"the arrays {', '.join(f'{one.name} {list(one.shape)} of {one.kind}' for one in self.arrays)}"
+        return f"the arrays {', '.join(f'{array.name} {list(array.shape)} of {array.kind}' for array in self.arrays)}"
 
     @property
     def table_hint(self) -> str:
         """The end of a sentence for a model that takes one array, where these may be columns of a table; else empty."""
-        return "" if any(one.shape for one in self.arrays) else AS_ONE_ARRAY
+        return "" if any(array.shape for array in self.arrays) else AS_ONE_ARRAY
 
     @property
     def names(self) -> tuple[str, ...]:
         """The arrays' names."""
-        return tuple(one.name for one in self.arrays)
+        return tuple(array.name for array in self.arrays)
 
     @property
     def size(self) -> int:
         """How many entries a packed row has."""
-        return sum(one.size for one in self.arrays)
+        return sum(array.size for array in self.arrays)
 
     @cached_property
     def places(self) -> Mapping[str, slice]:
         """Where each array lies in a packed row."""
-        found, start = dict[str, slice](), 0
-        for one in self.arrays:
-            found[one.name] = slice(start, start + one.size)
-            start += one.size
-        return found
+        places, start = dict[str, slice](), 0
+        for array in self.arrays:
+            places[array.name] = slice(start, start + array.size)
+            start += array.size
+        return places
 
     @property
     def has_integers(self) -> bool:
         """Whether any array holds token ids, which can be neither rounded nor searched for by a gradient."""
-        return any(one.integers for one in self.arrays)
+        return any(array.integers for array in self.arrays)
 
     @property
     def numbers(self) -> NDArray[np.int64]:
         """The entries of a packed row that are numbers, int64."""
-        return self._entries(one for one in self.arrays if not one.integers)
+        return self._entries(array for array in self.arrays if not array.integers)
 
     @property
     def standardised(self) -> NDArray[np.int64]:
         """The entries of a packed row that are standardised by column, int64."""
-        return self._entries(one for one in self.arrays if one.standardised)
+        return self._entries(array for array in self.arrays if array.standardised)
 
     def _entries(self, arrays: Iterable[InputArray]) -> NDArray[np.int64]:
-        parts = [np.arange(self.places[one.name].start, self.places[one.name].stop) for one in arrays]
+        parts = [np.arange(self.places[array.name].start, self.places[array.name].stop) for array in arrays]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
     def standardising(self, names: Collection[str]) -> SampleLayout:
         """Return the layout with these arrays standardised by column, and no others. Raises ParameterError."""
-        for one in self.arrays:
-            if one.name in names and not one.may_be_standardised:
+        for array in self.arrays:
+            if array.name in names and not array.may_be_standardised:
                 raise ParameterError(
-                    f"standardise: array `{one.name}` holds {one.kind} of shape {list(one.shape)} a row, which "
+                    f"standardise: array `{array.name}` holds {array.kind} of shape {list(array.shape)} a row, which "
                     "have no columns to standardise; name arrays of numbers in one axis"
                 )
         if unknown := sorted(set(names) - set(self.names)):
             raise ParameterError(
                 f"standardise: there is no array `{unknown[0]:.80}`; a sample has {either(self.names)}"
             )
-        return SampleLayout(tuple(replace(one, standardised=one.name in names) for one in self.arrays))
+        return SampleLayout(tuple(replace(array, standardised=array.name in names) for array in self.arrays))
 
     def pack(self, arrays: Mapping[str, ArrayLike], where: str) -> NDArray[np.float32]:
         """Return the arrays of some rows packed, float32[rows, size].
@@ -182,20 +184,25 @@ class SampleLayout:
 
     def unpack(self, packed: Array) -> dict[str, Array]:
         """Return the arrays of packed rows: integers as int64, numbers in the dtype of the rows."""
-        parts = {one.name: packed[:, self.places[one.name]].reshape(len(packed), *one.shape) for one in self.arrays}
-        return {one.name: parts[one.name].astype(np.int64) if one.integers else parts[one.name] for one in self.arrays}
+        parts = {
+            array.name: packed[:, self.places[array.name]].reshape(len(packed), *array.shape) for array in self.arrays
+        }
+        return {
+            array.name: parts[array.name].astype(np.int64) if array.integers else parts[array.name]
+            for array in self.arrays
+        }
 
-    def check_same(self, wanted: SampleLayout, where: str, owner: str) -> None:
+    def check_same(self, expected: SampleLayout, where: str, owner: str) -> None:
         """Raise ParameterError, naming the array at fault, unless a sample has the arrays of another layout.
 
         where: begins the sentence, whose these arrays are. owner: whose the wanted ones are.
         """
-        ours, theirs = ({one.name: one for one in layout.arrays} for layout in (self, wanted))
+        ours, theirs = ({array.name: array for array in layout.arrays} for layout in (self, expected))
         for name in sorted(set(ours) ^ set(theirs)):
             lack = "is missing" if name in theirs else "is one too many"
             raise ParameterError(f"{where}: array `{name}` {lack}; {owner} has {', '.join(theirs)}")
-        for name, one in ours.items():
-            _check_alike(one, theirs[name], f"{where}: array `{name}`", f"{owner} has")
+        for name, array in ours.items():
+            _check_alike(array, theirs[name], f"{where}: array `{name}`", f"{owner} has")
 
     def example(self) -> NDArray[np.float64]:
         """Return four rows that a model can take."""
@@ -207,26 +214,26 @@ class SampleLayout:
         Numbers in one axis that are not standardised may be a mask, so those are 1 at the beginning of a row, then 0.
         """
         rows = numbers.copy()
-        for one in self.arrays:
-            place = self.places[one.name]
-            if one.integers:
+        for array in self.arrays:
+            place = self.places[array.name]
+            if array.integers:
                 rows[:, place] = np.floor(np.abs(numbers[:, place]) * vocabulary) % vocabulary
-            elif len(one.shape) == 1 and not one.standardised:
-                ends = (1 + np.arange(len(rows))[:, None] % 4) * max(one.size // 4, 1)
-                rows[:, place] = np.arange(one.size) < ends
+            elif len(array.shape) == 1 and not array.standardised:
+                ends = (1 + np.arange(len(rows))[:, None] % 4) * max(array.size // 4, 1)
+                rows[:, place] = np.arange(array.size) < ends
         return rows
 
 
 def pack(arrays: Mapping[str, ArrayLike], where: str) -> tuple[NDArray[np.float32], SampleLayout]:
     """Return the arrays of some rows packed, and their layout. Raises ParameterError as `SampleLayout.pack` does."""
-    given = _as_arrays(arrays, where)
+    plain = _as_arrays(arrays, where)
     try:
         layout = SampleLayout(
-            tuple(InputArray(name, array.shape[1:], _is_integers(array)) for name, array in given.items())
+            tuple(InputArray(name, array.shape[1:], _is_integers(array)) for name, array in plain.items())
         )
     except ParameterError as error:
         raise ParameterError(f"{where}: {error}") from None
-    return _packed(layout, given, where), layout
+    return _packed(layout, plain, where), layout
 
 
 def packed_as(x: Samples, layout: SampleLayout | None, where: str) -> NDArray[np.generic]:
@@ -256,26 +263,26 @@ def packed_parts(
     The layout is that of the first part, or the given one; None where no samples are mappings. Raises ParameterError,
     naming the part and the array, where parts have other arrays, or a part is given in both ways.
     """
-    found = {name: array for name, array in arrays.items() if "." not in name}
+    parts = {name: array for name, array in arrays.items() if "." not in name}
     for part in ("x", "x_train", "x_test"):
         named = gather(arrays, part)
-        if part in found and (named or layout is not None):
-            wanted = f"the arrays {', '.join(f'{part}.{name}' for name in (layout.names if layout else named))}"
-            raise ParameterError(f"{where}: expected {wanted} of a sample alone; got one array `{part}`")
+        if part in parts and (named or layout is not None):
+            names = f"the arrays {', '.join(f'{part}.{name}' for name in (layout.names if layout else named))}"
+            raise ParameterError(f"{where}: expected {names} of a sample alone; got one array `{part}`")
         if not named:
             continue
         if layout is None:
-            found[part], layout = pack(named, f"{where}: {part}")
+            parts[part], layout = pack(named, f"{where}: {part}")
         else:
-            found[part] = layout.pack(named, f"{where}: {part}")
-    return found, layout
+            parts[part] = layout.pack(named, f"{where}: {part}")
+    return parts, layout
 
 
 def _as_arrays(arrays: Mapping[str, ArrayLike], where: str) -> dict[str, NDArray[Any]]:
-    found = dict[str, NDArray[Any]]()
-    for name, given in arrays.items():
+    converted = dict[str, NDArray[Any]]()
+    for name, value in arrays.items():
         try:
-            array = np.asarray(given)
+            array = np.asarray(value)
         except (ValueError, TypeError, RuntimeError):
             array = np.empty(0, object)
         if array.dtype.kind not in "fiub" or array.ndim < 1:
@@ -283,8 +290,8 @@ def _as_arrays(arrays: Mapping[str, ArrayLike], where: str) -> dict[str, NDArray
                 f"{where}: array `{name!s:.80}`: expected numbers [rows, ...] of one shape a row; got {array.dtype}"
                 f"{list(array.shape)}{AS_ONE_ARRAY if array.ndim == 1 else ''}"
             )
-        found[str(name)] = array
-    return found
+        converted[str(name)] = array
+    return converted
 
 
 def _is_integers(array: NDArray[Any]) -> bool:
@@ -293,38 +300,38 @@ def _is_integers(array: NDArray[Any]) -> bool:
 
 
 def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str) -> NDArray[np.float32]:
-    wanted = {one.name: one for one in layout.arrays}
-    for name in sorted(set(wanted) ^ set(arrays)):
-        lack = "is missing" if name in wanted else "is one too many"
+    expected = {array.name: array for array in layout.arrays}
+    for name in sorted(set(expected) ^ set(arrays)):
+        lack = "is missing" if name in expected else "is one too many"
         raise ParameterError(f"{where}: array `{name:.80}` {lack}; expected {', '.join(layout.names)}")
     first = layout.arrays[0].name
     rows = len(arrays[first])
     packed = np.empty((rows, layout.size), np.float32)
-    for name, one in wanted.items():
+    for name, array_form in expected.items():
         array, place = arrays[name], f"{where}: array `{name}`"
         if len(array) != rows:
             raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all as many")
-        _check_alike(InputArray(name, array.shape[1:], _is_integers(array)), one, place, "expected")
+        _check_alike(InputArray(name, array.shape[1:], _is_integers(array)), array_form, place, "expected")
         with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which is named
             packed[:, layout.places[name]] = array.reshape(rows, -1)
-        _check_entries(packed[:, layout.places[name]], array, one, place)
+        _check_entries(packed[:, layout.places[name]], array, array_form, place)
     return packed
 
 
-def _check_alike(got: InputArray, wanted: InputArray, place: str, owner: str) -> None:
+def _check_alike(got: InputArray, expected: InputArray, place: str, owner: str) -> None:
     """Raise ParameterError unless an array has the shape and the kind of the wanted one."""
-    if got.shape != wanted.shape:
-        raise ParameterError(f"{place} has {list(got.shape)} a row, {owner} {list(wanted.shape)}; make them the same")
-    if got.integers != wanted.integers:
+    if got.shape != expected.shape:
+        raise ParameterError(f"{place} has {list(got.shape)} a row, {owner} {list(expected.shape)}; make them the same")
+    if got.integers != expected.integers:
         raise ParameterError(
-            f"{place} holds {got.kind}, {owner} {wanted.kind}; save token ids as integers of 16 bits or more, and "
+            f"{place} holds {got.kind}, {owner} {expected.kind}; save token ids as integers of 16 bits or more, and "
             "numbers and masks as floats"
         )
 
 
-def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], one: InputArray, place: str) -> None:
+def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], form: InputArray, place: str) -> None:
     """Raise ParameterError where entries cannot be packed exactly, or are no numbers."""
-    if one.integers:
+    if form.integers:
         if array.size and array.min() < 0:
             raise ParameterError(f"{place}: integers are token ids, but some are negative; save numbers as floats")
         if array.size and array.max() > LARGEST:
@@ -335,7 +342,7 @@ def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], one: InputA
     bad = ~np.isfinite(packed)
     if bad.any():
         column = int(bad.any(axis=0).argmax())
-        at = column if len(one.shape) < 2 else tuple(map(int, np.unravel_index(column, one.shape)))
+        at = column if len(form.shape) < 2 else tuple(map(int, np.unravel_index(column, form.shape)))
         rows = int(bad[:, column].sum())
         raise ParameterError(
             f"{place} column {at} is NaN or infinite in {rows} {'row' if rows == 1 else 'rows'} as float32; "

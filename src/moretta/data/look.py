@@ -71,12 +71,14 @@ class Spread:
             by_silo = {name: own[place] for name, own in zip(silos or (), each, strict=True)}
             return {"rows": sums[place]} | ({"by_silo": by_silo} if silos is not None else {})
 
-        told: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        told |= {"unit": self.unit} if self.unit else {}
-        told |= {"range": list(self.range), "range_from": "schema" if self.declared else "rows"} if self.range else {}
-        told["cells"] = [{"label": label} | cell(place) for place, label in enumerate(self.cells)]
-        told["absent"] = None if self.absent is None else cell(len(self.cells))
-        return told
+        shown_parts: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        shown_parts |= {"unit": self.unit} if self.unit else {}
+        shown_parts |= (
+            {"range": list(self.range), "range_from": "schema" if self.declared else "rows"} if self.range else {}
+        )
+        shown_parts["cells"] = [{"label": label} | cell(place) for place, label in enumerate(self.cells)]
+        shown_parts["absent"] = None if self.absent is None else cell(len(self.cells))
+        return shown_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,19 +147,19 @@ def look_at(
     )
 
 
-def lines_of(told: Mapping[str, Any]) -> list[str]:
+def lines_of(look: Mapping[str, Any]) -> list[str]:
     """Return a short form of what `Look.told` says: rows, absent values and classes, a line each."""
-    rows, silos = dict(told["rows"]), told["silos"]
+    rows, silos = dict(look["rows"]), look["silos"]
     own = first_of([f"{name} {count}" for name, count in rows.pop("by_silo", {}).items()], LISTED)
     at = f" at {silos} silos" * (silos > 1) + f" ({own})" * bool(own)
     held = "".join(f", {count} for {what}" for what, count in rows.items() if what != "training")
     lines = [f"rows: {rows['training']} to train on{at}{held}"]
-    lacking = {one["name"]: one["absent"]["rows"] for one in told["columns"] if one["absent"] is not None}
+    lacking = {column["name"]: column["absent"]["rows"] for column in look["columns"] if column["absent"] is not None}
     some = [f"{name} {count}" for name, count in lacking.items() if isinstance(count, int)]
     if hidden := len(lacking) - len(some):
         some.append(f"few or withheld in {hidden} {'other' * bool(some)} column{'s' * (hidden > 1)}".replace("  ", " "))
     lines += [f"values absent: {first_of(some, LISTED)}"] if lacking else []
-    target = told["target"]
+    target = look["target"]
     if target["kind"] == "classes":
         lines.append("classes: " + first_of([f"{cell['label']} {cell['rows']}" for cell in target["cells"]], LISTED))
     elif "range" in target:
@@ -166,15 +168,15 @@ def lines_of(told: Mapping[str, Any]) -> list[str]:
 
 
 def _of_schema(owners: Sequence[Silo], table: Schema, least: int) -> list[Spread]:
-    expansion, found = expansion_of(table), list[Spread]()
+    expansion, spreads = expansion_of(table), list[Spread]()
     coded = [expansion.undo(owner.x) for owner in owners]
     for place, (name, feature) in enumerate(table.features.items()):
         values, may_lack = [own[:, place] for own in coded], feature.blanks != "refuse"
         if isinstance(feature, Category | Ordered):
-            found.append(_places(name, feature.kind, feature.categories, values, may_lack=may_lack))
+            spreads.append(_places(name, feature.kind, feature.categories, values, may_lack=may_lack))
         else:
-            found.append(_numbers(name, values, least, feature))
-    return found
+            spreads.append(_numbers(name, values, least, feature))
+    return spreads
 
 
 def _places(
@@ -212,8 +214,8 @@ def _numbers(name: str, values: Sequence[NDArray[np.float64]], least: int, featu
     )
     alone = whole and bool((np.diff(edges) == 1).all())  # a bin is one whole number
     low, high = limits or (edges[0], edges[-1] - alone)
-    said = word(float(low)), word(float(high))
-    return Spread(name, kind, _bins(edges, word, alone=alone), counts, absent, unit, said, limits is not None)
+    limits_shown = word(float(low)), word(float(high))
+    return Spread(name, kind, _bins(edges, word, alone=alone), counts, absent, unit, limits_shown, limits is not None)
 
 
 def _tails(values: NDArray[np.float64], least: int) -> tuple[float, float] | None:
@@ -230,7 +232,7 @@ def _edges(low: float, high: float, *, whole: bool) -> NDArray[np.float64]:
     width = high - low or abs(high) or 1.0
     raw = width / BINS
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * one for one in (1, 2, 5, 10) if power * one >= raw * (1 - 1e-9))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
     step = max(step, 1.0) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     last = max(last + (1 if whole and step == 1 else 0), first + 1)
@@ -285,8 +287,8 @@ def shown(counts: Sequence[int] | Counts, least: int) -> list[Shown]:
 
 def total(counts: Sequence[int] | Counts, least: int) -> Shown:
     """Return the sum of cells, or what stands for it."""
-    found = int(np.sum(counts))
-    return found if found >= least else few(least)
+    rows = int(np.sum(counts))
+    return rows if rows >= least else few(least)
 
 
 def shown_by_silo(counts: Counts, least: int) -> list[list[Shown]]:
@@ -294,8 +296,8 @@ def shown_by_silo(counts: Counts, least: int) -> list[list[Shown]]:
     if least <= 1:
         return [[int(cell) for cell in silo] for silo in counts]
     rows, sums = counts.sum(axis=1), shown(counts.sum(axis=0), least)
-    hidden = np.array([isinstance(one, str) for one in sums]) | (counts < least).any(axis=0)
-    if any(isinstance(one, str) for one in shown(rows, least)):
+    hidden = np.array([isinstance(cell, str) for cell in sums]) | (counts < least).any(axis=0)
+    if any(isinstance(cell, str) for cell in shown(rows, least)):
         hidden[:] = True  # a silo's counts would give away its rows
     while hidden.any() and not hidden.all() and not _is_open_by_silo(counts, sums, hidden, least):
         hidden[np.argmin(np.where(hidden, np.iinfo(np.int64).max, counts.sum(axis=0)))] = True

@@ -104,7 +104,7 @@ def _owned(source: Split, parts: Mapping[str, RowNumbers]) -> Distributed:
 
 
 def _over(source: Split, silos: tuple[Silo, ...]) -> Distributed:
-    test, validation = (one if len(one) else None for one in (source.test, source.validation))
+    test, validation = (part if len(part) else None for part in (source.test, source.validation))
     names, of = (source.feature_names, source.class_names), (source.classes, source.outputs)
     rules = source.column_rules, source.table
     return Distributed(silos, test, validation, *names, *rules, *of, source.standardise, source.layout)
@@ -214,12 +214,12 @@ def _domains(domain: NDArray[Any] | None, units: Units) -> NDArray[Any]:
         raise ParameterError(f"expected one domain per row ({rows}), got an array of shape {domain.shape}")
     names, (unit, at, count) = np.unique(domain), units.pairs(domain)
     order = np.lexsort((at, -count, unit))
-    found: NDArray[Any] = names[at[order][np.unique(unit, return_index=True)[1]]]
-    if moved := int((found[units.of] != domain).sum()):
+    domains: NDArray[Any] = names[at[order][np.unique(unit, return_index=True)[1]]]
+    if moved := int((domains[units.of] != domain).sum()):
         log.warning(
             "by-domain: %d rows are dealt with another domain than theirs, as most rows of their group are of it", moved
         )
-    return found
+    return domains
 
 
 def _by_domain(domain: NDArray[Any], sizes: RowNumbers, silos: int, rng: np.random.Generator) -> list[RowNumbers]:

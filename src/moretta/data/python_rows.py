@@ -24,9 +24,9 @@ from moretta.errors import ParameterError
 NUMBERS = "fiub"
 
 
-def is_frame(given: object) -> bool:
+def is_frame(rows: object) -> bool:
     """Whether rows are given as columns by name."""
-    return hasattr(given, "columns") and hasattr(given, "to_numpy")
+    return hasattr(rows, "columns") and hasattr(rows, "to_numpy")
 
 
 def names_of(x: Any) -> tuple[str, ...]:
@@ -71,16 +71,16 @@ def is_dataset(x: object) -> bool:
 def samples(x: Any, where: str) -> Samples:
     """Return inputs as an array of numbers; several arrays by name stay a mapping."""
     if isinstance(x, Mapping):
-        return {name: _of_mapping(one, f"{where}: x[{name!r}]") for name, one in x.items()}
+        return {name: _of_mapping(array, f"{where}: x[{name!r}]") for name, array in x.items()}
     if is_frame(x):
         return _of_frame(x, where)
     remedy = "numbers; for a table with words give a schema: moretta.read_table(table, schema)"
     return _of_numbers(x, f"{where}: x", remedy)
 
 
-def _of_mapping(given: Any, where: str) -> Any:
-    check_dense(given, where)
-    return _array(given, where) if hasattr(given, "detach") else given
+def _of_mapping(value: Any, where: str) -> Any:
+    check_dense(value, where)
+    return _array(value, where) if hasattr(value, "detach") else value
 
 
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
@@ -91,36 +91,36 @@ def targets_of(y: Any, where: str) -> NDArray[np.generic]:
         "classes numbered from 0, or numbers; for example classes, y = numpy.unique(words, return_inverse=True), with "
         "the same numbers at all silos"
     )
-    found = _of_numbers(y, f"{where}: y", remedy)
-    return as_positions(found, where) if are_positions(found) else found
+    targets = _of_numbers(y, f"{where}: y", remedy)
+    return as_positions(targets, where) if are_positions(targets) else targets
 
 
-def _of_numbers(given: Any, where: str, expected: str) -> NDArray[np.generic]:
+def _of_numbers(numbers: Any, where: str, expected: str) -> NDArray[np.generic]:
     """Return numbers as an array. where: begins the sentence of an error, and ends with x or y."""
-    check_dense(given, where, where[-1])
-    if given is None:
+    check_dense(numbers, where, where[-1])
+    if numbers is None:
         raise ParameterError(f"{where} is missing; give {expected}")
-    found = _array(given, where)
-    _check_real(found, where)
-    if found.dtype.kind not in NUMBERS:
+    array = _array(numbers, where)
+    _check_real(array, where)
+    if array.dtype.kind not in NUMBERS:
         raise ParameterError(f"{where} holds words or objects, and expected are {expected}")
-    return found
+    return array
 
 
-def _check_real(found: NDArray[Any], where: str) -> None:
-    if found.dtype.kind == "c":
+def _check_real(array: NDArray[Any], where: str) -> None:
+    if array.dtype.kind == "c":
         raise ParameterError(f"{where} holds complex numbers; give real and imaginary parts as columns of their own")
 
 
-def subjects(given: Any, rows: int, where: str) -> NDArray[np.str_]:
+def subjects(values: Any, rows: int, where: str) -> NDArray[np.str_]:
     """Return whom rows are about, as words, one a row."""
-    found = np.asarray(given.to_numpy() if hasattr(given, "to_numpy") else given)
-    cells = found.ravel().tolist()  # of Python's types; True is an int, and says of nobody who it is
-    words = all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in cells)
-    if found.ndim != 1 or len(found) != rows or not words:
-        got = f"{len(found)} values of type {found.dtype}" if found.ndim == 1 else kind_of(given)
+    array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    cells = array.ravel().tolist()  # of Python's types; True is an int, and says of nobody who it is
+    words = all(isinstance(cell, str | Integral) and not isinstance(cell, bool) for cell in cells)
+    if array.ndim != 1 or len(array) != rows or not words:
+        got = f"{len(array)} values of type {array.dtype}" if array.ndim == 1 else kind_of(values)
         raise ParameterError(f"{where}: expected {rows} words or whole numbers, one a row; got {got}")
-    return np.array([str(one) for one in cells], dtype=np.str_)
+    return np.array([str(cell) for cell in cells], dtype=np.str_)
 
 
 def pair(
@@ -135,18 +135,18 @@ def pair(
     return rows_and_targets(in_order(x, names, where, owner) if names and is_frame(x) else x, y, where)
 
 
-def in_order(x: Any, wanted: Sequence[str], where: str, owner: str) -> Any:
+def in_order(x: Any, order: Sequence[str], where: str, owner: str) -> Any:
     """Return a frame's columns in a wanted order. where: whose they are; owner: who has them in that order.
 
     Raises `moretta.errors.ParameterError`, naming the column, where one is missing.
     """
     names = names_of(x)
-    for name in wanted:
+    for name in order:
         if name not in names:
             close = nearest(name, names)
             hint = f"did you mean {close!r}?" if close else f"it has {', '.join(names):.200}"
             raise ParameterError(f"{where}: expected a column {name!r}, as {owner} has; {hint}")
-    return x if names == tuple(wanted) else x[list(wanted)]
+    return x if names == tuple(order) else x[list(order)]
 
 
 def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
@@ -167,9 +167,9 @@ def _of_frame(frame: Any, where: str) -> NDArray[np.generic]:
 def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
     """Return numbers and absent values, which a frame has as objects, as floats with NaN."""
     try:
-        if column.dtype.kind in "SUM" or any(isinstance(one, str) for one in column):
+        if column.dtype.kind in "SUM" or any(isinstance(cell, str) for cell in column):
             raise TypeError
-        return np.array([np.nan if one is None or one != one else float(one) for one in column])
+        return np.array([np.nan if cell is None or cell != cell else float(cell) for cell in column])
     except (TypeError, ValueError):
         raise ParameterError(
             f"{where} holds words, dates or objects, and expected are numbers; say in a schema what columns mean "
@@ -177,19 +177,19 @@ def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
         ) from None
 
 
-def _array(given: Any, where: str) -> NDArray[Any]:
-    if isinstance(given, LazyRows):
-        rows: Any = given
+def _array(value: Any, where: str) -> NDArray[Any]:
+    if isinstance(value, LazyRows):
+        rows: Any = value
         return rows  # type: ignore[no-any-return]
-    if isinstance(given, np.ndarray):
-        return _plain(given)
+    if isinstance(value, np.ndarray):
+        return _plain(value)
     try:
-        if hasattr(given, "detach"):
-            return np.asarray(given.detach().cpu().numpy())
-        return _plain(np.asarray(given.to_numpy() if _is_series(given) else given))
+        if hasattr(value, "detach"):
+            return np.asarray(value.detach().cpu().numpy())
+        return _plain(np.asarray(value.to_numpy() if _is_series(value) else value))
     except (ValueError, TypeError, RuntimeError):
         raise ParameterError(
-            f"{where}: expected numbers, with as many in each row; got {kind_of(given)} that is no such array"
+            f"{where}: expected numbers, with as many in each row; got {kind_of(value)} that is no such array"
         ) from None
 
 
@@ -221,13 +221,13 @@ def _of_dataset(data: Any, where: str) -> tuple[Any, Any]:
     return _stacked([row[0] for row in rows], where), targets
 
 
-def _stacked(given: Sequence[Any], where: str) -> NDArray[Any]:
-    arrays = [_array(one, where) for one in given]
-    if len({one.shape for one in arrays}) > 1:
+def _stacked(parts: Sequence[Any], where: str) -> NDArray[Any]:
+    arrays = [_array(part, where) for part in parts]
+    if len({array.shape for array in arrays}) > 1:
         raise ParameterError(f"{where}: the Dataset's samples have different shapes; make them alike")
     return np.stack(arrays)
 
 
-def _is_series(given: object) -> bool:
+def _is_series(rows: object) -> bool:
     """Whether this is one column of a frame."""
-    return hasattr(given, "to_numpy")
+    return hasattr(rows, "to_numpy")

@@ -144,16 +144,16 @@ def _of_table(source: Source, expected: ExpectedRows, where: str) -> Rows:
             "[data] schema, the same for all sites (moretta schema init FILE proposes one)"
         )
     labelled, training = expected.labelled, expected.training
-    said = f"{where}: {path.name}"
+    place = f"{where}: {path.name}"
     left_out: Mapping[int, str] = {}
     if training:
-        columns, _ = mapping.read(path, form, said, table.dropped)
-        rows = encode(columns, table, said, form, labelled=labelled)
+        columns, _ = mapping.read(path, form, place, table.dropped)
+        rows = encode(columns, table, place, form, labelled=labelled)
     else:
         target = table.name_of("target")
         unread = [*table.dropped, target] if target is not None and not labelled else table.dropped
-        columns, unmapped, numbers = mapping.fitting(read_columns(path, form, mapping.unread(unread)), said, form)
-        rows = encode(columns, table, said, form, labelled=labelled, training=False, leave_out=True)
+        columns, unmapped, numbers = mapping.fitting(read_columns(path, form, mapping.unread(unread)), place, form)
+        rows = encode(columns, table, place, form, labelled=labelled, training=False, leave_out=True)
         left_out = {**unmapped, **{int(numbers[row - 1]): why for row, why in rows.left_out.items()}}
     names, y = expansion_of(table).names, _numbers(rows.y, expected, where)
     return Rows(rows.x, y, rows.ids, rows.groups, names=names, left_out=dict(sorted(left_out.items())))
@@ -169,10 +169,10 @@ def _images_of_folder(source: Source, expected: ExpectedRows, where: str) -> Row
             f'{where}: source = "{FOLDER}" needs a run whose [data] schema has a column of kind "file", the same for '
             "all sites; this one's rows are something else"
         )
-    folder, labels, told = source.base / source.path, source.base / source.labels, f"{where}: {source.labels.name}"
+    folder, labels, place = source.base / source.path, source.base / source.labels, f"{where}: {source.labels.name}"
     form, mapping, labelled = source.form, source.mapping, expected.labelled
     rows = read_labelled(
-        folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=told, mapping=mapping
+        folder, labels, expected.image, expected.table, written=form, labelled=labelled, where=place, mapping=mapping
     )
     return Rows(rows.x, _numbers(rows.y, expected, where), rows.ids, rows.groups)
 
@@ -187,14 +187,14 @@ def of_arrays(arrays: Mapping[str, Array], expected: ExpectedRows, where: str) -
         )
     x, y, ids, groups = (arrays.get(key, arrays.get(f"{key}_train")) for key in ("x", "y", "id", "group"))
     if x is None or (y is None and expected.labelled):
-        wanted = "arrays x and y" if expected.labelled else "an array `x`"
-        raise ParameterError(f"{where}: expected {wanted}; got {', '.join(arrays) or 'none'}")
+        needed = "arrays x and y" if expected.labelled else "an array `x`"
+        raise ParameterError(f"{where}: expected {needed}; got {', '.join(arrays) or 'none'}")
     x = as_features(x, where)
-    for what, one in (("id", ids), ("group", groups)):
-        if one is not None and np.shape(one) != (len(x),):
-            raise ParameterError(f"{where}: expected one {what} a row, {len(x)}; got {list(np.shape(one))}")
+    for what, values in (("id", ids), ("group", groups)):
+        if values is not None and np.shape(values) != (len(x),):
+            raise ParameterError(f"{where}: expected one {what} a row, {len(x)}; got {list(np.shape(values))}")
     y = _targets(y, expected, where) if expected.labelled and y is not None else np.empty(0, np.float32)
-    ids, groups = (None if one is None else np.asarray(one).astype(np.str_) for one in (ids, groups))
+    ids, groups = (None if values is None else np.asarray(values).astype(np.str_) for values in (ids, groups))
     return Rows(x, y, ids, groups)
 
 
@@ -252,7 +252,7 @@ def called(source: str, base: Path) -> dict[str, Array]:
         raise ParameterError(f"{expected}, got {got}")
     parts = dict[str, object]()
     for name, part in zip(("x_train", "y_train", "x_test", "y_test"), made, strict=True):
-        parts |= {f"{name}.{key}": one for key, one in part.items()} if isinstance(part, Mapping) else {name: part}
+        parts |= {f"{name}.{key}": array for key, array in part.items()} if isinstance(part, Mapping) else {name: part}
     try:
         return {name: np.asarray(part) for name, part in parts.items()}
     except (ValueError, TypeError, RuntimeError) as error:

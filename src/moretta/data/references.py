@@ -74,7 +74,7 @@ def resolve(source: str, base: Path, agreed: Container[str]) -> Callable[..., An
             module = _import(name, base)
     except (Exception, SystemExit) as error:
         raise ParameterError(
-            f'importing "{name}" (for "{source}", looked for in {base} first) failed with {said(error)}; '
+            f'importing "{name}" (for "{source}", looked for in {base} first) failed with {cause(error)}; '
             "put the module beside the run file, or mend the error in it"
         ) from error
     function = getattr(module, attribute, None)
@@ -84,7 +84,7 @@ def resolve(source: str, base: Path, agreed: Container[str]) -> Callable[..., An
     return function  # type: ignore[no-any-return]
 
 
-def said(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """An exception in one line: its kind and what it says."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -97,10 +97,14 @@ def _import(name: str, base: Path) -> ModuleType:
     """
     top = name.partition(".")[0]
     spec = PathFinder.find_spec(top, [str(base.resolve())])
-    here = spec is not None and spec.loader is not None
+    found_beside = spec is not None and spec.loader is not None
     cached = sys.modules.get(top)
-    if not here or cached is None or getattr(cached.__spec__, "origin", None) == (spec.origin if spec else None):
-        if here:
+    if (
+        not found_beside
+        or cached is None
+        or getattr(cached.__spec__, "origin", None) == (spec.origin if spec else None)
+    ):
+        if found_beside:
             _ours.add(top)
         return importlib.import_module(name)
     others = {key: sys.modules.pop(key) for key in list(sys.modules) if key == top or key.startswith(f"{top}.")}

@@ -53,16 +53,18 @@ class Rows:
 
     def __post_init__(self) -> None:
         for name in ("ids", "groups"):
-            one = getattr(self, name)
-            if one is not None and one.dtype.kind in "iu":
-                object.__setattr__(self, name, one.astype(np.str_))
+            values = getattr(self, name)
+            if values is not None and values.dtype.kind in "iu":
+                object.__setattr__(self, name, values.astype(np.str_))
 
     def __len__(self) -> int:
         return len(self.x)
 
     def of(self, numbers: NDArray[np.int64] | slice) -> Rows:
         """Return these rows, in this order; lazy ones stay lazy."""
-        ids, groups, domain = (None if one is None else one[numbers] for one in (self.ids, self.groups, self.domain))
+        ids, groups, domain = (
+            None if values is None else values[numbers] for values in (self.ids, self.groups, self.domain)
+        )
         y = self.y[numbers] if len(self.y) else self.y
         return Rows(taken(self.x, numbers), y, ids, groups, domain, self.names)
 
@@ -296,11 +298,11 @@ def check_owned(rows: Rows, owner: str, names: tuple[str, ...], *, may_lack: boo
 
 def check_about(rows: Rows, where: str, *, distinct: bool = True) -> None:
     """Raise ParameterError unless ids, groups and domains are one a row. distinct: no two rows may have one id."""
-    for what, one, kinds in (("id", rows.ids, "iuU"), ("group", rows.groups, "iuU"), ("domain", rows.domain, "")):
-        if one is not None and (one.shape != (len(rows),) or (kinds and one.dtype.kind not in kinds)):
+    for what, values, kinds in (("id", rows.ids, "iuU"), ("group", rows.groups, "iuU"), ("domain", rows.domain, "")):
+        if values is not None and (values.shape != (len(rows),) or (kinds and values.dtype.kind not in kinds)):
             raise ParameterError(
                 f"{where}: expected one {what} per row ({len(rows)}){', integers or strings' if kinds else ''}, "
-                f"got an array of shape {one.shape} and type {one.dtype}"
+                f"got an array of shape {values.shape} and type {values.dtype}"
             )
     if distinct and rows.ids is not None and (count := len(np.unique(rows.ids))) < len(rows):
         raise ParameterError(

@@ -267,7 +267,11 @@ class Data(Section):
     def _is_a_window(cls, value: object) -> tuple[float, float] | None:
         if value is None:
             return None
-        if isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value):
+        if (
+            isinstance(value, list | tuple)
+            and len(value) == 2
+            and all(type(number) in (int, float) for number in value)
+        ):
             return tuple(value)
         raise ValueError("the center and the width of the values to be shown, for example [40, 400]")
 
@@ -333,8 +337,8 @@ class Data(Section):
 
     def _check_place(self) -> None:
         """Raise ParameterError for keys of rows that are here where they are at sites, or the other way round."""
-        given = [name for name in type(self).model_fields if name in self.model_fields_set]
-        changed = self.changed(*given)
+        keys = [name for name in type(self).model_fields if name in self.model_fields_set]
+        changed = self.changed(*keys)
         if self.in_files or self.files:
             self._check_files(changed)
             return
@@ -374,7 +378,7 @@ class Data(Section):
             layout = self.layout
         except ParameterError as error:
             raise ParameterError(f"[data] {error}") from None
-        columns = [one.name for one in layout.arrays if one.may_be_standardised] if layout else []
+        columns = [array.name for array in layout.arrays if array.may_be_standardised] if layout else []
         if self.standardise is True or (self.standardise is None and columns):
             raise ParameterError(
                 f"[data] standardise: name those of {', '.join(columns) or 'the arrays'} that are to be standardised, "
@@ -476,8 +480,8 @@ def shape_of_grid(data: Data) -> tuple[int, int]:
 
 def label_holders(data: Data) -> tuple[int, ...]:
     """Return, for each row part of a grid, the column part from 1 that holds its labels."""
-    given = data.label_holder
-    return given if isinstance(given, tuple) else (given or 1,) * shape_of_grid(data)[0]
+    holder = data.label_holder
+    return holder if isinstance(holder, tuple) else (holder or 1,) * shape_of_grid(data)[0]
 
 
 def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> None:

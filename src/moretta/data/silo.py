@@ -138,31 +138,31 @@ def in_order(silo: Silo, order: NDArray[np.int64] | None) -> Silo:
     """Return a silo with these of its rows in this order; None for all as they stand."""
     if order is None:
         return silo
-    ids, groups, raw = (None if one is None else one[order] for one in (silo.ids, silo.groups, silo.raw_ids))
+    ids, groups, raw = (None if values is None else values[order] for values in (silo.ids, silo.groups, silo.raw_ids))
     y = silo.y[order] if len(silo.y) else silo.y
     return replace(silo, x=taken(silo.x, order), y=y, ids=ids, groups=groups, raw_ids=raw)
 
 
-def aligned(silo: Silo, found: Alignment) -> Silo:
+def aligned(silo: Silo, alignment: Alignment) -> Silo:
     """Return the rows that a silo shares with its partners, in their order, with ids as all of them write them.
 
     Raises `moretta.errors.ParameterError` for other rows than those that were aligned.
     """
     own = silo.subject_ids
-    shared = found.normalised(own, f"silo `{silo.name}`")
-    raw = None if own is None else own[found.order]
-    return replace(in_order(silo, found.order), ids=shared, raw_ids=raw)
+    shared = alignment.normalised(own, f"silo `{silo.name}`")
+    raw = None if own is None else own[alignment.order]
+    return replace(in_order(silo, alignment.order), ids=shared, raw_ids=raw)
 
 
 def rows_digest(silos: Sequence[Silo]) -> str:
     """Return a digest of all silos' rows and targets, by which an audit checks that it scores against the run's own."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for silo in silos:
         for array in (silo.x, silo.y):
-            found.update(f"{silo.name}:{array.dtype}{array.shape}:".encode())
+            digest.update(f"{silo.name}:{array.dtype}{array.shape}:".encode())
             for block in blocks(array):
-                found.update(np.ascontiguousarray(block).data)
-    return found.hexdigest()
+                digest.update(np.ascontiguousarray(block).data)
+    return digest.hexdigest()
 
 
 def digests_by_silo(silos: Sequence[Silo]) -> dict[str, str]:
@@ -202,8 +202,8 @@ def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing:
     first = silos[0]
     for silo in silos:
         if (silo.layout is None) != (first.layout is None):
-            one, several = (first, silo) if first.layout is None else (silo, first)
-            raise ParameterError(f"silo `{one.name}` has one array a sample, and `{several.name}` several by name")
+            plain, several = (first, silo) if first.layout is None else (silo, first)
+            raise ParameterError(f"silo `{plain.name}` has one array a sample, and `{several.name}` several by name")
         if silo.layout is not None and first.layout is not None:
             silo.layout.check_same(first.layout, f"silo `{silo.name}`", f"silo `{first.name}`")
             if silo.columns:
@@ -224,14 +224,14 @@ def rules_of_columns(
     silos: Sequence[Silo],
     layout: SampleLayout | None,
     table: Schema | None,
-    given: ColumnRules | None,
+    column_rules: ColumnRules | None,
     *,
     standardise: bool,
     missing: str,
 ) -> ColumnRules:
     """Return how input columns are prepared; tokens are left as they are.
 
-    given: as somebody else has settled it; None takes the table's rules, or without a table the same for all columns.
+    column_rules: as others settled them; None takes the table's, or without a table the same for all columns.
     Raises `moretta.errors.ParameterError` where the table has other columns than the silos.
     """
     columns = row_shape(silos)[-1] if silos[0].x.dtype.kind == "f" else 0
@@ -239,13 +239,13 @@ def rules_of_columns(
         rules = ColumnRules.alike(columns)
         rules.scaled[layout.standardised] = True
         return rules
-    if given is None and table is not None and table.features:
-        given = rules_of(table)
-    if given is None:
+    if column_rules is None and table is not None and table.features:
+        column_rules = rules_of(table)
+    if column_rules is None:
         return ColumnRules.alike(columns, scaled=standardise, fill="none" if missing == "error" else "mean")
-    if given.columns != columns:
-        raise ParameterError(f"the table has {given.columns} input columns, and the silos' rows have {columns}")
-    return replace(given, scaled=np.full(columns, standardise))
+    if column_rules.columns != columns:
+        raise ParameterError(f"the table has {column_rules.columns} input columns, and the silos' rows have {columns}")
+    return replace(column_rules, scaled=np.full(columns, standardise))
 
 
 def _numbers_of(silos: Sequence[Silo], layout: SampleLayout) -> list[str]:
@@ -256,9 +256,9 @@ def _numbers_of(silos: Sequence[Silo], layout: SampleLayout) -> list[str]:
             "be standardised, as a list"
         )
     return [
-        one.name
-        for one in layout.arrays
-        if one.may_be_standardised and not all(is_mask(silo.x[:, layout.places[one.name]]) for silo in silos)
+        array.name
+        for array in layout.arrays
+        if array.may_be_standardised and not all(is_mask(silo.x[:, layout.places[array.name]]) for silo in silos)
     ]
 
 

@@ -89,9 +89,9 @@ def split(
     training, and a warning says so. Raises ParameterError if fractions are outside [0, 1), leave nothing over, or a
     wanted part gets no row.
     """
-    said = ", ".join(map(str, fractions))
+    listed = ", ".join(map(str, fractions))
     if any(not 0 <= f < 1 for f in fractions) or sum(fractions) >= 1 - 1e-9:
-        raise ParameterError(f"{where}: expected fractions of 0 or more that leave rows for training, got {said}")
+        raise ParameterError(f"{where}: expected fractions of 0 or more that leave rows for training, got {listed}")
     units, labels = units_of(len(y), groups, where), class_of(y)
     kinds = np.zeros(len(units.sizes), np.int64) if labels is None else units.labels(labels)
     sizes = [round(f * len(y)) for f in fractions]
@@ -105,7 +105,7 @@ def split(
     if not len(left) or any(f > 0 and not len(part) for f, part in zip(fractions, parts, strict=False)):
         what = f"{len(y)} rows" if groups is None else f"{len(y)} rows of {len(units.sizes)} groups"
         raise RowsError(
-            f"{where}: {what} cannot be split by fractions {said}; "
+            f"{where}: {what} cannot be split by fractions {listed}; "
             f"every part needs a {'row' if groups is None else 'group'}: bring more rows or other fractions"
         )
     if labels is not None and any(sizes):
@@ -136,9 +136,9 @@ def split_rows(
     targets = np.asarray(y)
     if targets.dtype.kind not in "iuf":  # truths are classes too
         targets = np.unique(targets.astype(str), return_inverse=True)[1]
-    wanted = (fractions,) if isinstance(fractions, int | float) else tuple(fractions)
+    parts_wanted = (fractions,) if isinstance(fractions, int | float) else tuple(fractions)
     whom = None if groups is None else np.asarray(groups).astype(str)
-    *parts, rest = split(targets, wanted, seed, "split_rows", whom)
+    *parts, rest = split(targets, parts_wanted, seed, "split_rows", whom)
     return rest, *parts
 
 
@@ -173,20 +173,22 @@ def places_of(ends: RowNumbers, rows: RowNumbers | None) -> RowNumbers:
 
 
 def _in_proportion(
-    left: RowNumbers, kinds: RowNumbers, sizes: RowNumbers, wanted: int, later: int, rng: np.random.Generator
+    left: RowNumbers, kinds: RowNumbers, sizes: RowNumbers, size: int, later: int, rng: np.random.Generator
 ) -> RowNumbers:
-    """Units of about `wanted` rows, each class by its share. sizes: of all units. later: how many parts follow."""
+    """Units of about `size` rows, each class by its share. sizes: of all units. later: how many parts follow."""
     orders = [rng.permutation(left[kinds[left] == kind]) for kind in np.unique(kinds[left])]
-    if not wanted:
+    if not size:
         return left[:0]
     counts = np.array([len(order) for order in orders])
     most = np.where(counts > 1, np.maximum(1, counts - 1 - later), 0)  # in units: one is left for training at least
-    if most.sum() < wanted and sizes.max() == 1:  # nearly every row is a class of its own: the part has its size
+    if most.sum() < size and sizes.max() == 1:  # nearly every row is a class of its own: the part has its size
         most = counts
     ascending = [np.sort(sizes[order]) for order in orders]
-    highest = np.array([one[len(one) - n :].sum() for one, n in zip(ascending, most, strict=True)])
-    lowest = np.array([one[0] if n else 0 for one, n in zip(ascending, most, strict=True)])
-    quotas = _apportion(np.array([one.sum() for one in ascending]), wanted, lowest, highest)
+    highest = np.array(
+        [sorted_sizes[len(sorted_sizes) - n :].sum() for sorted_sizes, n in zip(ascending, most, strict=True)]
+    )
+    lowest = np.array([sorted_sizes[0] if n else 0 for sorted_sizes, n in zip(ascending, most, strict=True)])
+    quotas = _apportion(np.array([sorted_sizes.sum() for sorted_sizes in ascending]), size, lowest, highest)
     taken, owed = [left[:0]], 0
     for place in np.argsort(counts, kind="stable"):  # the commonest class makes up for what the others miss
         quota = int(quotas[place])
@@ -196,25 +198,25 @@ def _in_proportion(
     return np.concatenate(taken)
 
 
-def _apportion(rows: RowNumbers, wanted: int, lowest: RowNumbers, highest: RowNumbers) -> RowNumbers:
-    """Rows to take of each class: its share of `wanted` within bounds, whole shares first, then largest remainders."""
-    wanted = min(wanted, int(highest.sum()))
-    if lowest.sum() > wanted:  # more classes than the part has room for
+def _apportion(rows: RowNumbers, total: int, lowest: RowNumbers, highest: RowNumbers) -> RowNumbers:
+    """Rows to take of each class: its share of `total` within bounds, whole shares first, then largest remainders."""
+    total = min(total, int(highest.sum()))
+    if lowest.sum() > total:  # more classes than the part has room for
         lowest = np.zeros_like(lowest)
     giving = np.where(highest > 0, rows, 0)
-    share = giving * (wanted / max(1, giving.sum()))
+    share = giving * (total / max(1, giving.sum()))
     quota: RowNumbers = np.clip(np.floor(share + 1e-9).astype(np.int64), lowest, highest)
     # a tie between remainders is broken by the class number, so that the split is the same everywhere
-    while quota.sum() < wanted:
+    while quota.sum() < total:
         quota[np.argmax(np.where(quota < highest, share - quota, -np.inf))] += 1
-    while quota.sum() > wanted:
+    while quota.sum() > total:
         quota[np.argmax(np.where(quota > lowest, quota - share, -np.inf))] -= 1
     return quota
 
 
-def _nearest(order: RowNumbers, sizes: RowNumbers, wanted: int, most: int, *, least: bool) -> RowNumbers:
-    """Take units in order wherever that brings their rows nearer to `wanted`; with `least`, one in any case."""
-    chosen, lack = list[int](), wanted
+def _nearest(order: RowNumbers, sizes: RowNumbers, target: int, most: int, *, least: bool) -> RowNumbers:
+    """Take units in order wherever that brings their rows nearer to `target`; with `least`, one in any case."""
+    chosen, lack = list[int](), target
     for unit, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         if lack <= 0 or len(chosen) == most:
             break

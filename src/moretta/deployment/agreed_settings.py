@@ -115,7 +115,7 @@ class SiteAgreement:
             agreed, waiting = self._read()
             if not agreed:
                 self._write([AgreedSettings(settings)], None)
-            elif not any(one.settings == settings for one in agreed):
+            elif not any(entry.settings == settings for entry in agreed):
                 changes = "; ".join(differences(agreed[-1].settings, settings))
                 sentence = (
                     "the run has another schema, or other settings that touch rows, than this site has agreed to "
@@ -139,41 +139,41 @@ class SiteAgreement:
         Raises:
             ParameterError: a refusal that depended on rows has closed them.
         """
-        for one in self._read()[0]:
-            if one.settings == settings and one.closed:
+        for entry in self._read()[0]:
+            if entry.settings == settings and entry.closed:
                 raise ParameterError(
-                    f"{CLOSED}, last at {one.closed} (its log says why), and each "
+                    f"{CLOSED}, last at {entry.closed} (its log says why), and each "
                     "try tells the server something about them; correct the rows or silo.toml, then run moretta accept"
                 )
 
     def close(self, settings: Settings) -> bool:
         """Close settings that no run was ready under, as rows did not fit them. Return whether they were open."""
         before, now = self._change(
-            settings, lambda one: one if one.ready or one.closed else replace(one, closed=_now())
+            settings, lambda entry: entry if entry.ready or entry.closed else replace(entry, closed=_now())
         )
         return before != now
 
     def count(self, settings: Settings) -> bool:
         """Count a refusal of a round that depended on rows. Return whether it closed the settings."""
 
-        def counted(one: AgreedSettings) -> AgreedSettings:
-            closed = _now() if one.refusals + 1 >= MOST else ""
-            return replace(one, refusals=one.refusals + 1, closed=one.closed or closed)
+        def counted(entry: AgreedSettings) -> AgreedSettings:
+            closed = _now() if entry.refusals + 1 >= MOST else ""
+            return replace(entry, refusals=entry.refusals + 1, closed=entry.closed or closed)
 
         _, now = self._change(settings, counted)
-        return any(one.settings == settings and one.closed for one in now)
+        return any(entry.settings == settings and entry.closed for entry in now)
 
     def proved(self, settings: Settings) -> None:
         """Note that the site's rows fit."""
-        self._change(settings, lambda one: replace(one, ready=True))
+        self._change(settings, lambda entry: replace(entry, ready=True))
 
     def accept(self, shown: RefusedRun | None) -> None:
         """Play by what was shown to the operator too; where nothing waited, open what is closed."""
         with alone(self._path):
             agreed, waiting = self._read()
             if shown is None or not shown.settings:
-                agreed = [replace(one, closed="", refusals=0) for one in agreed]
-            elif all(one.settings != shown.settings for one in agreed):
+                agreed = [replace(entry, closed="", refusals=0) for entry in agreed]
+            elif all(entry.settings != shown.settings for entry in agreed):
                 agreed.append(AgreedSettings(shown.settings))
             self._write(agreed, waiting if waiting != shown else None)
 
@@ -183,7 +183,7 @@ class SiteAgreement:
         """Change the entry of some settings; return all entries as they were, and as they are."""
         with alone(self._path):
             agreed, waiting = self._read()
-            changed = [change(one) if one.settings == settings else one for one in agreed]
+            changed = [change(entry) if entry.settings == settings else entry for entry in agreed]
             if changed != agreed:
                 self._write(changed, waiting)
         return agreed, changed
@@ -194,7 +194,7 @@ class SiteAgreement:
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r:.40}")
             waiting = content["waiting"]
-            return [AgreedSettings(**one) for one in content["agreed"]], None if waiting is None else RefusedRun(
+            return [AgreedSettings(**entry) for entry in content["agreed"]], None if waiting is None else RefusedRun(
                 **waiting
             )
         except (FileNotFoundError, NotADirectoryError):
@@ -208,7 +208,7 @@ class SiteAgreement:
     def _write(self, agreed: Sequence[AgreedSettings], waiting: RefusedRun | None) -> None:
         content = {
             "format": FORMAT,
-            "agreed": [asdict(one) for one in agreed],
+            "agreed": [asdict(entry) for entry in agreed],
             "waiting": None if waiting is None else asdict(waiting),
         }
         write_atomically(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)

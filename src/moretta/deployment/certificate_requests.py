@@ -111,15 +111,15 @@ def read_request(data: bytes, now: datetime) -> Request:
     FLARE cannot use, a name that is none, or another time.
     """
     try:
-        found = x509.load_pem_x509_csr(data)
-        key, proven = found.public_key(), found.is_signature_valid
-        attributes, extensions = list(found.attributes), list(found.extensions)
-        subject = [(each.oid, str(each.value)) for each in found.subject]
+        request = x509.load_pem_x509_csr(data)
+        key, proven = request.public_key(), request.is_signature_valid
+        attributes, extensions = list(request.attributes), list(request.extensions)
+        subject = [(each.oid, str(each.value)) for each in request.subject]
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
         raise ParameterError(f"this was expected to be a site's request, and is none: {_REMEDY}") from None
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size != BITS or key.public_numbers().e != EXPONENT:
         raise ParameterError(f"the request's key was expected to be RSA of {BITS} bits, and is another: {_REMEDY}")
-    if not proven or not isinstance(found.signature_hash_algorithm, hashes.SHA256):
+    if not proven or not isinstance(request.signature_hash_algorithm, hashes.SHA256):
         raise ParameterError(f"the request is not signed by its own key, or was changed on its way: {_REMEDY}")
     if extensions or len(attributes) != 1 or [oid for oid, _ in subject] != [NameOID.COMMON_NAME]:
         raise ParameterError(f"the request asks for more than a name, which no site needs: {_REMEDY}")
@@ -202,9 +202,9 @@ def read_small(path: Path) -> bytes:
     return data
 
 
-def same_fingerprint(given: str, own: str) -> bool:
+def same_fingerprint(written: str, own: str) -> bool:
     """Return whether somebody has written a fingerprint down rightly, with or without spaces, in any case."""
-    plain = [re.sub(r"[\s:-]", "", each).lower() for each in (given, own)]
+    plain = [re.sub(r"[\s:-]", "", each).lower() for each in (written, own)]
     return plain[0] == plain[1]
 
 
@@ -259,15 +259,15 @@ def _check_free(request: Request, host: str, issued: Path, renew: bool) -> None:
     """Raise `moretta.errors.ParameterError` where a request, its key or its name was given before, or is nobody's."""
     if request.name.lower() in {name.lower() for name in (SERVER_FOLDER, ADMIN_FOLDER, PROJECT, "localhost", host)}:
         raise ParameterError(f"the name {request.name} is the server's own: have the site choose another")
-    given = [read_reply(path.read_bytes()) for path in sorted(issued.iterdir()) if not path.name.startswith(".")]
+    replies = [read_reply(path.read_bytes()) for path in sorted(issued.iterdir()) if not path.name.startswith(".")]
     if (issued / request.digest).exists():
         raise ParameterError(
             f"this request was signed before, and {issued / request.digest} is the reply to it: send that once more"
         )
-    keys = [x509.load_pem_x509_certificate(each.certificate.encode()).public_key() for each in given]
+    keys = [x509.load_pem_x509_certificate(each.certificate.encode()).public_key() for each in replies]
     if request.key in keys:
         raise ParameterError("this key has a certificate already, and a key is signed once: have the site make another")
-    taken = [each.name for each in given if each.name.lower() == request.name.lower()]
+    taken = [each.name for each in replies if each.name.lower() == request.name.lower()]
     if taken and (not renew or request.name not in taken):
         raise ParameterError(
             f"the name {taken[0]} is taken: have the site choose another, or, where that very site has asked for a new "
@@ -349,13 +349,13 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
     """
     processes.require("edge-flare" if file.silo.edge else "flare")
     name = file.engine_name
-    wanted = kit / f"{name}.request"
-    if not (kit / KEY).is_file() or not wanted.is_file():
+    request = kit / f"{name}.request"
+    if not (kit / KEY).is_file() or not request.is_file():
         raise ParameterError(
             f"{kit} holds no request of {name}: name the folder that moretta join KIT --silo silo.toml --request made"
         )
     reply = read_reply(read_small(path))
-    key = reply.key(digest_of(read_small(wanted)))
+    key = reply.key(digest_of(read_small(request)))
     if reply.name != name:
         raise ParameterError(f"the reply is to {reply.name}, and silo.toml is of {name}: ask for this site's")
     _check_server(key, file, kit, agrees)
@@ -381,7 +381,7 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     (kit / KEY).unlink()  # it is in startup/
-    wanted.unlink()
+    request.unlink()
     return fingerprint(key)
 
 

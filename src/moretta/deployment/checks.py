@@ -62,7 +62,7 @@ class CheckResult:
 def look(what: str, check: Callable[[], str]) -> CheckResult:
     """Make a result of what a check returns or raises."""
     try:
-        said = check()
+        text = check()
     except MorettaError as error:
         return CheckResult(what, False, str(error))
     except ModuleNotFoundError as error:
@@ -74,19 +74,19 @@ def look(what: str, check: Callable[[], str]) -> CheckResult:
         )
     except OSError as error:
         return CheckResult(what, False, f"{error.filename or what}: {error.strerror or error}; give the right to it")
-    return CheckResult(what, True, str(said), isinstance(said, Warned))
+    return CheckResult(what, True, str(text), isinstance(text, Warned))
 
 
 def loaded(what: str, path: Path, load: Callable[[], T]) -> tuple[T | None, CheckResult]:
     """Return what a file holds, or None, and the result of reading it."""
-    found: list[T] = []
+    contents: list[T] = []
 
     def check() -> str:
-        found.append(load())
+        contents.append(load())
         return f"{path} is right"
 
     result = look(what, check)
-    return (found[0] if found else None), result
+    return (contents[0] if contents else None), result
 
 
 PYTHONS = ((3, 11), (3, 13))  # the first and the last
@@ -97,10 +97,12 @@ LEAST_DISK, KEPT = 100 * 2**20, 20  # bytes; or so many times the parameters: ch
 
 def python() -> str:
     """Check that FLARE runs on this Python."""
-    here, (first, last) = sys.version_info[:2], PYTHONS
-    if not first <= here <= last:
-        raise ParameterError(f"is {here[0]}.{here[1]}, and FLARE runs on 3.11 to 3.13; make an environment with one")
-    return f"version {here[0]}.{here[1]}"
+    version, (first, last) = sys.version_info[:2], PYTHONS
+    if not first <= version <= last:
+        raise ParameterError(
+            f"is {version[0]}.{version[1]}, and FLARE runs on 3.11 to 3.13; make an environment with one"
+        )
+    return f"version {version[0]}.{version[1]}"
 
 
 def pytorch(edge: bool) -> str:
@@ -120,8 +122,8 @@ def _installed(package: str, extra: str) -> str:
 def flare(extra: str) -> str:
     """Check that FLARE is installed. extra: of this package, with which it comes."""
     version = _installed("nvflare", extra)
-    found = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
-    if found < FLARE:
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
+    if numbers < FLARE:
         raise ParameterError(
             f"is version {version}, and 2.9 at least is needed; run: pip install -U 'moretta[{extra}]'"
         )
@@ -186,7 +188,7 @@ def writable(folder: Path) -> str:
 
 def _nearest(folder: Path) -> Path:
     folder = folder.absolute()
-    return next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    return next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
 
 
 def _shown(size: int) -> str:
@@ -285,10 +287,10 @@ def clock(kit: Path, now: datetime, named: bool) -> str:
             f"cannot be told: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
             f"({begins:%Y-%m-%d %H:%M} UTC){'' if now <= ends else ' and after its certificate ended'}"
         )
-    apart = f"is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
+    difference = f"is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
     if abs(ahead) > FAR:
-        raise ParameterError(f"{apart}; set the clock that is wrong, best by NTP")
-    return Warned(f"{apart}; set both by NTP") if abs(ahead) > APART else f"{apart}, as its greeting has it"
+        raise ParameterError(f"{difference}; set the clock that is wrong, best by NTP")
+    return Warned(f"{difference}; set both by NTP") if abs(ahead) > APART else f"{difference}, as its greeting has it"
 
 
 def free_port(kit: Path | None, port: int | None) -> str:
@@ -337,11 +339,11 @@ def pinned(kit: Path, file: SiloFile) -> str:
     keys, where = server_key.pinned(file, local)
     if not keys:
         raise ParameterError(server_key.NONE_PINNED)
-    said = f"{' and '.join(map(fingerprint, keys))}, of {where}"
+    text = f"{' and '.join(map(fingerprint, keys))}, of {where}"
     others = server_keys(local)
     if others and not set(others) & set(keys):
-        return Warned(f"{said}; the kit has {' and '.join(map(fingerprint, others))}: ask which the server has")
-    return said
+        return Warned(f"{text}; the kit has {' and '.join(map(fingerprint, others))}: ask which the server has")
+    return text
 
 
 def _file_of(data: RowsSection) -> str:
@@ -436,14 +438,14 @@ def agreed(run_file: RunFile | None, file: SiloFile) -> str:
     """Say which settings a site has agreed to, what waits, and whether a run is among them."""
     agreement = SiteAgreement(file.out)
     known, waiting = agreement.agreed(), agreement.waiting()
-    if closed := [one for one in known if one.closed]:
+    if closed := [entry for entry in known if entry.closed]:
         raise ParameterError(
             f"this site's rows did not fit the run's settings at {closed[0].closed}, as its log says; correct the rows "
             "or silo.toml, then run moretta accept"
         )
     if known and run_file is not None:
         settings = pinned_settings(_as_sent(run_file, file))
-        if all(one.settings != settings for one in known):
+        if all(entry.settings != settings for entry in known):
             changes = "; ".join(differences(known[-1].settings, settings))
             return Warned(f"the run differs from what this site has agreed to ({changes:.600}); see moretta accept")
     if waiting is not None:
@@ -478,7 +480,7 @@ def bytes_of(federation: Federation) -> int:
 
 def run_folder(out: Path, server: bool) -> str:
     """Check that a run folder can be written to, and warn of one that a server has used already."""
-    said = writable(out)
+    text = writable(out)
     if server and out.exists() and any(out.iterdir()):
         return Warned(f"{out} is not empty; go on with that run by --resume, or name another by --out")
-    return said
+    return text

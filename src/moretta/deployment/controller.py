@@ -86,7 +86,7 @@ class Controller(FlareController):
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing more."""
 
-    def process_result_of_unknown_task(self, *given: Any, **named: Any) -> None:
+    def process_result_of_unknown_task(self, *arguments: Any, **named: Any) -> None:
         """Ignore it: there are no tasks."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

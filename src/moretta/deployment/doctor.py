@@ -82,8 +82,8 @@ def _of_kit(kit: Path, silo: Path | None, server: bool, now: datetime) -> Iterat
     yield look("patched", lambda: checks.patched(kit, silo))
     yield look("kit writable", lambda: checks.writable(kit / "local"))
     if server:
-        said = f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
-        yield CheckResult("clock", True, said)
+        text = f"says {now:%Y-%m-%d %H:%M} UTC; with what others say it is compared by moretta doctor at a site"
+        yield CheckResult("clock", True, text)
         if certificate.passes:
             yield look("server's name", lambda: server_connection.own_address(kit))
         return

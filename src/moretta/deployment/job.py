@@ -159,8 +159,8 @@ def _is_ours(folder: Path) -> bool:
     """Return whether a folder is empty, or holds a job of `write_job` and nothing else, signed by FLARE or not."""
     if not folder.is_dir():
         return False
-    files = [one for one in folder.rglob("*") if one.is_symlink() or not one.is_dir()]
-    written = {one.relative_to(folder).as_posix() for one in files if not one.name.startswith(OF_FLARE)}
+    files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    written = {path.relative_to(folder).as_posix() for path in files if not path.name.startswith(OF_FLARE)}
     if not written:
         return not files
     if not {OF_SERVER} <= written <= {META, OF_SERVER, OF_SITE}:

@@ -63,16 +63,16 @@ class Attendance:
     @classmethod
     def since(cls, out: Path, began: float) -> Attendance:
         """Return it as the folder has it. began: by `time.time`."""
-        found = sorted((path.stat().st_mtime, path.parent) for path in out.glob("*/checkpoint"))
-        folders = [folder for moment, folder in found if moment >= began]
-        ended = [one for one in folders if (end := one / "run.toml").exists() and end.stat().st_mtime >= began]
+        checkpoints = sorted((path.stat().st_mtime, path.parent) for path in out.glob("*/checkpoint"))
+        folders = [folder for moment, folder in checkpoints if moment >= began]
+        ended = [folder for folder in folders if (end := folder / "run.toml").exists() and end.stat().st_mtime >= began]
         return cls(out, tuple(ended), folders[-1:] != ended[-1:])
 
     @property
     def model(self) -> Path | None:
         """The model that the last run left here."""
         names = ("released.safetensors", "confined.safetensors")
-        return next((path for name in names for one in self.ended[-1:] if (path := one / name).exists()), None)
+        return next((path for name in names for folder in self.ended[-1:] if (path := folder / name).exists()), None)
 
     def said(self) -> str:
         """Return it as a sentence."""
@@ -84,7 +84,7 @@ class Attendance:
     def told(self) -> dict[str, Any]:
         """Return it for JSON."""
         model = None if self.model is None else str(self.model)
-        return {"out": str(self.out), "runs": [str(one) for one in self.ended], "model": model}
+        return {"out": str(self.out), "runs": [str(folder) for folder in self.ended], "model": model}
 
 
 def join(
@@ -169,17 +169,17 @@ def _wait_for_end(kit: Path) -> None:
 
 def _wait_for_server(kit: Path, say: Say) -> None:
     """Return once the server and this kit take each other's certificate; a server that is not there yet may come."""
-    said, refused = "", False
+    reason, refused = "", False
     while True:
         try:
             server_connection.reach_by_grpc(kit)
             return
         except RunFailed as error:
             refused = False
-            if str(error) != said:
-                said = str(error)
+            if str(error) != reason:
+                reason = str(error)
                 host, port = kits.address_of(kit)
-                say(f"waiting for {host}:{port}, until it is there or ctrl-c: {said}")
+                say(f"waiting for {host}:{port}, until it is there or ctrl-c: {reason}")
             time.sleep(AGAIN)
         except ParameterError:
             if refused:
@@ -205,8 +205,8 @@ def _watch(
         for line in next(site):
             voice.hear(line.decode(errors="replace"))
         voice.speak()
-        if found := [line for line in next(flare) if again in line]:
-            connected.extend(time.monotonic() for _ in found)
+        if lines := [line for line in next(flare) if again in line]:
+            connected.extend(time.monotonic() for _ in lines)
             try:
                 server_connection.reach(kit, LOOK)
                 why = TWICE
@@ -230,13 +230,13 @@ class Voice:
 
     def hear(self, line: str) -> None:
         """Take up a line of the log."""
-        level, what = found.groups() if (found := LOGGED.match(line)) else ("", line)
+        level, what = match.groups() if (match := LOGGED.match(line)) else ("", line)
         if what.startswith("round "):
             self._round = line
             return
         if level:  # else it goes on with the line before
             known, wrong = TICKET.sub("", what), level in ("WARNING", "ERROR")
-            closed = CLOSED in known and any("takes no part" in one for one in self._wrong)  # it said so by itself
+            closed = CLOSED in known and any("takes no part" in wrong for wrong in self._wrong)  # it said so by itself
             self._again = wrong and (known in self._wrong or closed)
             self._wrong |= {known} if wrong else set()
         if not self._again:

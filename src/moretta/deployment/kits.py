@@ -145,8 +145,8 @@ def chain_in(path: Path) -> list[x509.Certificate]:
 
 
 def _named_in(certificate: x509.Certificate, attribute: x509.ObjectIdentifier) -> str:
-    found = certificate.subject.get_attributes_for_oid(attribute)
-    return str(found[0].value) if found else ""
+    values = certificate.subject.get_attributes_for_oid(attribute)
+    return str(values[0].value) if values else ""
 
 
 def check_certificates(kit: Path, now: datetime | None = None) -> None:

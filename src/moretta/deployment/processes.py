@@ -128,18 +128,18 @@ def family_of(parent: Parent) -> list[int]:
 
 
 def _marked(family: str) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
             if process.environ().get(MARK) == family:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _end_marked(family: str, first: int) -> None:
     """Kill all of a family. first: the parent, which goes before the others: it would start them again."""
-    while found := _marked(family):
-        for process in [one for one in found if one.pid == first] or found:
+    while family_left := _marked(family):
+        for process in [process for process in family_left if process.pid == first] or family_left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(STEP)

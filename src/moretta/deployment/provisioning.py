@@ -68,7 +68,9 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
     if silo is not None and server:
         raise ParameterError(f"{kit} is the server's kit, and a server has no silo: patch a site's kit with it")
     resources = kits.resources(kit)
-    communication, noted = ({} if not one.exists() else load_json(one) for one in (local / COMMUNICATION, local / SILO))
+    communication, noted = (
+        {} if not file.exists() else load_json(file) for file in (local / COMMUNICATION, local / SILO)
+    )
     done = _allow(resources, CONTROLLER if server else EXECUTOR)
     done += _keep_jobs(resources, kit) if server else [*_replace_launcher(resources, kit), *_keep_logs(resources)]
     if done:
@@ -83,7 +85,7 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
         what = "Where the site's silo.toml is" if silo is not None else "Where the server's key is"
         done.append(f"{what} has been written down ({SILO}).")
     if server_key and not server:
-        lines = [public_line(read_public_key(one)) if os.path.exists(one) else one for one in server_key]
+        lines = [public_line(read_public_key(key)) if os.path.exists(key) else key for key in server_key]
         text = "".join(f"{public_line(key)}\n" for key in parse_server_keys(lines))
         if not (local / SERVER_KEY).exists() or (local / SERVER_KEY).read_text() != text:
             files[local / SERVER_KEY] = text
@@ -91,38 +93,40 @@ def _changes(kit: Path, silo: Path | None, server_key: Sequence[str] = ()) -> tu
     return files, done
 
 
-def _own_key(kit: Path, given: Sequence[str]) -> str:
-    if len(given) > 1:
+def _own_key(kit: Path, keys: Sequence[str]) -> str:
+    if len(keys) > 1:
         raise ParameterError(f"{kit} is the server's kit, and a server signs by one key; give one --server-key")
-    Identity.load(given[0])
-    return os.path.abspath(given[0])
+    Identity.load(keys[0])
+    return os.path.abspath(keys[0])
 
 
-def _allow(resources: dict[str, Any], wanted: str) -> list[str]:
+def _allow(resources: dict[str, Any], class_path: str) -> list[str]:
     """Let jobs make one class of ours, and nothing else of the package: a job names any callable, with arguments."""
     allowed = list(resources.get("class_allow_list", []))
-    kept = [each for each in allowed if each == wanted or each.partition(".")[0] != "moretta"]  # once it was "moretta."
-    if wanted not in allowed and "*" not in allowed:
-        kept.append(wanted)
+    kept = [
+        each for each in allowed if each == class_path or each.partition(".")[0] != "moretta"
+    ]  # once it was "moretta."
+    if class_path not in allowed and "*" not in allowed:
+        kept.append(class_path)
     if kept == allowed:
         return []
     resources["class_allow_list"] = kept
-    return [f"Jobs may use {wanted}, and nothing else of Moretta (class_allow_list in resources.json)."]
+    return [f"Jobs may use {class_path}, and nothing else of Moretta (class_allow_list in resources.json)."]
 
 
 def _replace_launcher(resources: dict[str, Any], kit: Path) -> list[str]:
     components = resources.setdefault("components", [])
-    found = next((each for each in components if each.get("id") == LAUNCHER_ID), None)
-    if found is None:
-        components.append(found := {"id": LAUNCHER_ID, "path": STOCK_LAUNCHER, "args": {}})
-    if found.get("path") not in (STOCK_LAUNCHER, LAUNCHER):
+    launcher = next((each for each in components if each.get("id") == LAUNCHER_ID), None)
+    if launcher is None:
+        components.append(launcher := {"id": LAUNCHER_ID, "path": STOCK_LAUNCHER, "args": {}})
+    if launcher.get("path") not in (STOCK_LAUNCHER, LAUNCHER):
         raise ParameterError(
-            f"{kit} starts its jobs by {found.get('path')}, and Moretta needs FLARE's own process launcher there: "
+            f"{kit} starts its jobs by {launcher.get('path')}, and Moretta needs FLARE's own process launcher there: "
             f"remove {LAUNCHER_ID} from local/resources.json"
         )
-    if found["path"] == LAUNCHER:
+    if launcher["path"] == LAUNCHER:
         return []
-    found["path"] = LAUNCHER
+    launcher["path"] = LAUNCHER
     return ["A job process that dies is started again (process_launcher in resources.json)."]
 
 
@@ -138,10 +142,13 @@ def _keep_jobs(resources: dict[str, Any], kit: Path) -> list[str]:
     managers = [each for each in resources.get("components", []) if each.get("id") == "job_manager"]
     snapshots = resources.get("snapshot_persistor", {}).get("args", {}).get("storage", {})
     changed = False
-    wanted = [*((one, "uri_root", "jobs-storage") for one in managers), (snapshots, "root_dir", "snapshot-storage")]
-    for holder, key, folder in wanted:
-        found = Path(holder.get("args", {}).get(key, ""))
-        if found.name == folder and not found.parent.exists():
+    folders = [
+        *((manager, "uri_root", "jobs-storage") for manager in managers),
+        (snapshots, "root_dir", "snapshot-storage"),
+    ]
+    for holder, key, folder in folders:
+        path = Path(holder.get("args", {}).get(key, ""))
+        if path.name == folder and not path.parent.exists():
             holder["args"][key] = str(kit.resolve() / folder)
             changed = True
     if not changed:
@@ -180,15 +187,15 @@ def provision(out: Path, host: str, port: int, sites: Sequence[str]) -> Kits:
     kept, so a site that comes later needs new kits for everybody. Kits of `provision_authority` are found, whatever the
     sites, who bring their own. Raises ParameterError where FLARE cannot take a name, or `out` holds anything else.
     """
-    wanted = {"host": host, "port": port, "sites": list(sites)}
+    manifest = {"host": host, "port": port, "sites": list(sites)}
     if _holds_anything(out):
-        _check_same(out, wanted)
+        _check_same(out, manifest)
         if not (out / KEY_FILE).exists():  # kits of a version that had none
             _make_key(out, sites)
     elif not sites:
         raise ParameterError("kits need at least one site, got none")
     else:
-        _make(out, wanted)
+        _make(out, manifest)
     return Kits(out / SERVER_FOLDER, {site: out / site for site in sites}, out / ADMIN_FOLDER)
 
 
@@ -224,9 +231,9 @@ def keys_at_sites(out: Path) -> bool:
     return (out / MANIFEST).is_file() and load_json(out / MANIFEST).get("keys") == AT_SITES
 
 
-def _make(out: Path, wanted: Mapping[str, Any]) -> None:
-    """Make a folder of kits whole or not at all. wanted: its manifest."""
-    host, port, sites = wanted["host"], wanted["port"], wanted.get("sites", [])
+def _make(out: Path, manifest: Mapping[str, Any]) -> None:
+    """Make a folder of kits whole or not at all. manifest: its manifest."""
+    host, port, sites = manifest["host"], manifest["port"], manifest.get("sites", [])
     for site in sites:
         if site in (SERVER_FOLDER, ADMIN_FOLDER, host) or sites.count(site) > 1:
             raise ParameterError(f"a site needs a name of its own, but {site!r} is taken: rename it")
@@ -239,7 +246,7 @@ def _make(out: Path, wanted: Mapping[str, Any]) -> None:
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a crash
     try:
-        _fill(partial, out / SERVER_FOLDER, wanted)
+        _fill(partial, out / SERVER_FOLDER, manifest)
         rename(partial, out)
     except OSError as error:
         raise ParameterError(f"the kits cannot be written to {out}: {error.strerror}; name another folder") from error
@@ -247,15 +254,15 @@ def _make(out: Path, wanted: Mapping[str, Any]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fill(folder: Path, server: Path, wanted: Mapping[str, Any]) -> None:
+def _fill(folder: Path, server: Path, manifest: Mapping[str, Any]) -> None:
     """Make all kits in a folder. server: where the server's is going to be."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.utils import serialize_pri_key
 
-    signs, host, sites = "keys" in wanted, wanted["host"], wanted.get("sites", [])
+    signs, host, sites = "keys" in manifest, manifest["host"], manifest.get("sites", [])
     folder.mkdir(mode=0o700, parents=True)
-    context = _build(folder / "work", host, wanted["port"], sites, [CertBuilder(*([ROOT_DAYS] if signs else []))])
+    context = _build(folder / "work", host, manifest["port"], sites, [CertBuilder(*([ROOT_DAYS] if signs else []))])
     made = Path(context.get_result_location())
     for kit, name in [(SERVER_FOLDER, host), *((site, site) for site in sites), (ADMIN_FOLDER, ADMIN)]:
         rename(made / name, folder / kit)
@@ -269,7 +276,7 @@ def _fill(folder: Path, server: Path, wanted: Mapping[str, Any]) -> None:
         _restrict(folder / site)
         kits.write(folder / site / TRIAL, TRIAL_TEXT)
     _make_key(folder, sites)
-    write_atomically(folder / MANIFEST, kits.dump(wanted), 0o600)
+    write_atomically(folder / MANIFEST, kits.dump(manifest), 0o600)
     for path in [folder, *folder.rglob("*")]:
         if path.is_dir():
             path.chmod(0o700)
@@ -319,15 +326,15 @@ def _build(work: Path, host: str, port: int, sites: Sequence[str], further: Sequ
     return context
 
 
-def _check_same(out: Path, wanted: Mapping[str, Any]) -> None:
-    found = load_json(out / MANIFEST) if (out / MANIFEST).is_file() else None
-    if found is None:
+def _check_same(out: Path, manifest: Mapping[str, Any]) -> None:
+    existing = load_json(out / MANIFEST) if (out / MANIFEST).is_file() else None
+    if existing is None:
         raise ParameterError(f"{out} is not empty and holds no kits of ours: name a new folder")
-    brought = found.get("keys") == AT_SITES
-    if any(found.get(key) != wanted[key] for key in ("host", "port", *(() if brought else ("sites",)))):
-        sites = "any sites, who make their keys" if brought else f"sites {', '.join(found.get('sites', []))}"
+    brought = existing.get("keys") == AT_SITES
+    if any(existing.get(key) != manifest[key] for key in ("host", "port", *(() if brought else ("sites",)))):
+        sites = "any sites, who make their keys" if brought else f"sites {', '.join(existing.get('sites', []))}"
         raise ParameterError(
-            f"{out} holds the kits of host {found.get('host')}, port {found.get('port')} and {sites}, which is "
+            f"{out} holds the kits of host {existing.get('host')}, port {existing.get('port')} and {sites}, which is "
             "not what is asked for: name a new folder"
         )
 

@@ -186,10 +186,10 @@ class _Serving:
                 )
                 told_of = missing
             time.sleep(0.5)
-        here, least = len(names) - len(missing), self.run_file.secure_aggregation.least
-        if here < least:
+        connected, least = len(names) - len(missing), self.run_file.secure_aggregation.least
+        if connected < least:
             raise RunFailed(
-                f"{here} of {len(names)} sites connected within {wait:g} s, at least {least} are needed; missing "
+                f"{connected} of {len(names)} sites connected within {wait:g} s, at least {least} are needed; missing "
                 f"are {', '.join(missing)}: have them run moretta join, and look with moretta doctor what keeps them"
             )
         self.say(f"going on without {', '.join(missing)}, which did not connect within {wait:g} s")
@@ -235,20 +235,20 @@ class _Serving:
     def _follow(self) -> Mapping[str, Any] | None:
         """Report rounds until the job says how it ended; return that, or None where its process died without a word."""
         seen = began = looked = time.monotonic()
-        said: Mapping[str, Any] | None = None
+        reported: Mapping[str, Any] | None = None
         while True:
             state = None
             with suppress(OSError, ValueError):
                 state = json.loads(self.places.status.read_text())  # before the rounds, so that none is missed
-            if state is not None and state != said:
-                said = state
+            if state is not None and state != reported:
+                reported = state
                 if state["state"] == "playing":  # by now the history has forgotten what will be played again
                     self.after, self.lines = int(state["after"]), new_lines(self.places.out / "history.jsonl", 0)
                 elif state["state"] == "waiting":
                     self.say(str(state["sentence"]))
                 else:
                     self._report()
-                    return said
+                    return reported
             self._report()
             if self.server.poll() is not None:
                 log = self.places.work / "server.log"

@@ -41,12 +41,12 @@ def resolve(kit: Path) -> str:
     host, port = kits.address_of(kit)
     proxy = transport.proxy_to(host)
     name = host if proxy is None else proxy.host
-    if not (found := transport.addresses(name, port)):
+    if not (places := transport.addresses(name, port)):
         raise RunFailed(
             f"the name {name} of {proxy or 'the server'} means nothing to this machine: look at its network, or have "
             "the name put into DNS or /etc/hosts"
         )
-    return f"{'is' if proxy is None else f'is left to {proxy},'} at {', '.join(found)}"
+    return f"{'is' if proxy is None else f'is left to {proxy},'} at {', '.join(places)}"
 
 
 def reach(kit: Path, wait: float = LOGIN) -> None:
@@ -111,7 +111,7 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
     compared.
     """
     host, port = kits.address_of(kit)
-    found = []
+    differences = []
     for pause in (0.0, APART):
         time.sleep(pause)
         try:
@@ -122,8 +122,8 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
             return None
         if len(greeting) < 15 or greeting[0] != 22 or greeting[5] != HELLO:  # 22: a handshake, not an alert
             return None
-        found.append(int.from_bytes(greeting[11:15], "big") - time.time())
-    return found[1] if abs(found[1] - found[0]) < CLOSE else None
+        differences.append(int.from_bytes(greeting[11:15], "big") - time.time())
+    return differences[1] if abs(differences[1] - differences[0]) < CLOSE else None
 
 
 def _client_hello(host: str) -> bytes:
@@ -132,10 +132,10 @@ def _client_hello(host: str) -> bytes:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
-    said = ssl.MemoryBIO()
+    hello = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), said, server_hostname=host).do_handshake()
-    return said.read()
+        context.wrap_bio(ssl.MemoryBIO(), hello, server_hostname=host).do_handshake()
+    return hello.read()
 
 
 def _away(kit: Path, wait: float) -> str:
@@ -174,8 +174,8 @@ def _away(kit: Path, wait: float) -> str:
                 f"the server at {host}:{port} does not take the certificate of {kits.name_of(kit)}: get a kit "
                 "of its federation, or set the clocks where they differ (moretta doctor): it may be valid by one alone"
             ) from error
-        said = getattr(error, "reason", None) or error.strerror or "nothing more"
-        return f"{nobody}, as what is there ({at}) does not greet by TLS ({said}): is that the server's port?"
+        reason = getattr(error, "reason", None) or error.strerror or "nothing more"
+        return f"{nobody}, as what is there ({at}) does not greet by TLS ({reason}): is that the server's port?"
     return ""
 
 

@@ -94,9 +94,9 @@ def identity_of(local: Path) -> Identity:
 def load_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises ParameterError for anything else."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ParameterError(f"{path} was expected to be readable JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ParameterError(f"{path} was expected to hold a JSON object, and holds a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise ParameterError(f"{path} was expected to hold a JSON object, and holds a {type(content).__name__}")
+    return content

@@ -111,22 +111,22 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     mine = silos[name]
-    wanted = _wanted(run_file)
-    if wanted.table is not None and mine.columns:
-        wanted = replace(wanted, table=table_of_part(wanted.table, mine.columns, labelled=mine.labelled))
-    wanted = replace(wanted, inputs=mine.x.shape[1:], labelled=mine.labelled)
+    expected = _wanted(run_file)
+    if expected.table is not None and mine.columns:
+        expected = replace(expected, table=table_of_part(expected.table, mine.columns, labelled=mine.labelled))
+    expected = replace(expected, inputs=mine.x.shape[1:], labelled=mine.labelled)
     of = site.data
     source = Source(of.source, of.form, of.path, of.labels, site.base, site.mapping)
-    rows = read(source, wanted, f"silo `{name}`")
+    rows = read(source, expected, f"silo `{name}`")
     mine = replace(mine, x=rows.x, y=rows.y, ids=rows.ids, groups=rows.groups, remote=False, aligned=of.rows_in_order)
     if of.alignment is not None:
         mine = aligned(mine, Alignment.load(site.base / of.alignment))
     mine = holding_back(mine, of.test_fraction, "test-fraction")
-    silos[name] = mine if of.test is None else _tested_on(mine, of.test, source, wanted)
+    silos[name] = mine if of.test is None else _tested_on(mine, of.test, source, expected)
     return list(silos.values()), rows.names
 
 
-def _tested_on(silo: Silo, test: str, source: Source, wanted: ExpectedRows) -> Silo:
+def _tested_on(silo: Silo, test: str, source: Source, expected: ExpectedRows) -> Silo:
     """Return a silo that has rows of its own to score models on. source: of those that it trains on."""
     where = f"silo `{silo.name}`: [data] test"
     if silo.columns:
@@ -134,7 +134,7 @@ def _tested_on(silo: Silo, test: str, source: Source, wanted: ExpectedRows) -> S
             f"{where} would hold back other rows than the other holders of its row of the grid do; remove it"
         )
     own = source._replace(source=test) if source.labels is None else source._replace(labels=Path(test))
-    rows = read(own, wanted, where)
+    rows = read(own, expected, where)
     check_apart(Rows(silo.x, silo.y, silo.ids, silo.groups), rows, where)
     return replace(silo, held_out=(rows.x, rows.y))
 
@@ -164,14 +164,14 @@ def silos_of(run_file: RunFile) -> list[Silo]:
         return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts, holders = _column_parts(run_file), label_holders(data)
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
-    found = []
+    silos = []
     for number, name in enumerate(names):
         row, part = divmod(number, len(parts))
         labelled = not joint or holders[row] == part + 1
         x = np.empty((0, len(parts[part])), kind)
         silo = Silo(name, x, np.empty(0, np.int64), f"row-{row + 1}", parts[part], None, True, labelled)
-        found.append(silo)
-    return found
+        silos.append(silo)
+    return silos
 
 
 def _wanted(run_file: RunFile) -> ExpectedRows:
@@ -199,27 +199,27 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     total = int(np.prod(_wanted(run_file).inputs or ()))
     if data.columns is None:
         return [tuple(map(int, part)) for part in cut(np.arange(total), count, None)]
-    found = []
+    parts = []
     for part in data.columns:
         if not all(isinstance(column, int) for column in part):
             raise ParameterError(
                 "[data] columns: without a schema columns are given by index from 0, as names are the sites' own"
             )
-        found.append(tuple(column for column in part if isinstance(column, int)))
-    return found
+        parts.append(tuple(column for column in part if isinstance(column, int)))
+    return parts
 
 
 def _model(run_file: RunFile, seed: int) -> nn.Module:
     """Build the model. seed: of its weights."""
-    wanted = _wanted(run_file)
-    classes = 1 if run_file.protocol.loss == "mse" and wanted.classes == 2 else wanted.classes
+    expected = _wanted(run_file)
+    classes = 1 if run_file.protocol.loss == "mse" and expected.classes == 2 else expected.classes
     return catalogue.build(
         run_file.model.source,
-        inputs=wanted.inputs or (),
-        outputs=classes or wanted.outputs or 1,
+        inputs=expected.inputs or (),
+        outputs=classes or expected.outputs or 1,
         base=run_file.base,
         seed=seed,
-        layout=wanted.layout,
+        layout=expected.layout,
         agreed=run_file.agreed,
         **run_file.model.arguments,
     )
@@ -233,13 +233,13 @@ def _specification(
     imports: bool = True,
 ) -> Specification:
     """Return the specification of a run whose rows are at sites. own: what this machine says of [run] itself."""
-    wanted = _wanted(run_file)
+    expected = _wanted(run_file)
     return of_run_file(
         run_file,
         run_file.run.model_copy(update=dict(own)),
-        task="regression" if wanted.classes is None else "classification",
+        task="regression" if expected.classes is None else "classification",
         table=run_file.table,
-        standardise=len(wanted.inputs or ()) == 1 and not wanted.tokens and wanted.layout is None,
+        standardise=len(expected.inputs or ()) == 1 and not expected.tokens and expected.layout is None,
         aggregation=aggregation,
         imports=imports,
     )
@@ -250,8 +250,8 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     data = run_file.data
     if data.test is None:
         return None, None
-    wanted = _wanted(run_file)
-    if wanted.image is not None:  # a server's own images come as arrays, made as it likes
-        wanted = replace(wanted, table=None, image=None)
-    rows = read(Source(data.test, data.form, base=run_file.base), wanted, "[data] test")
+    expected = _wanted(run_file)
+    if expected.image is not None:  # a server's own images come as arrays, made as it likes
+        expected = replace(expected, table=None, image=None)
+    rows = read(Source(data.test, data.form, base=run_file.base), expected, "[data] test")
     return (rows.x, rows.y), Subjects(rows.ids, rows.groups)

@@ -128,7 +128,7 @@ class Site:
             self._round = asked.stamp.round
             self._log_round()
         if self._recorder is not None and self._recorder.wants(asked.stamp.round):
-            codec = Codec([type(one) for one in (asked, answer) if one is not None])
+            codec = Codec([type(message) for message in (asked, answer) if message is not None])
             self._recorder.saw(self.name, "received", "server", codec.encode(asked))
             if answer is not None:
                 self._recorder.saw(self.name, "sent", "server", codec.encode(answer))
@@ -137,8 +137,8 @@ class Site:
     def _log_round(self) -> None:
         """Log which round it is, the seconds since the run began here, and the last score on the site's own rows."""
         rounds, seconds = self._run_file.run.rounds, time.monotonic() - self._began
-        here = None if self._file.silo.edge else self._helped  # an edge client's process opens the file itself
-        figures = {} if here is None else here.opened.answers.scored
+        helped = None if self._file.silo.edge else self._helped  # an edge client's process opens the file itself
+        figures = {} if helped is None else helped.opened.answers.scored
         own = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
         at = f"round {self._round} of {rounds}" if self._round <= rounds else "release"
         log.info("%s, %.0f s%s", at, seconds, f"; on its own rows held back: {own}" if own else "")
@@ -183,12 +183,12 @@ class Site:
         if self._folder is None:
             return
         folder = self._folder.path / "checkpoint"
-        found, lasting = last_checkpoint(folder, up_to=hello.round), self._folder.path / LASTING
+        checkpoint, lasting = last_checkpoint(folder, up_to=hello.round), self._folder.path / LASTING
         self._lasting = {}
         if lasting.exists():
             self._lasting = {key: bytes.fromhex(value) for key, value in json.loads(lasting.read_text()).items()}
-        if found is not None and found[0].run == hello.run:
-            client.restore({**found[1][f"silo-{self.name}"], **self._lasting})
+        if checkpoint is not None and checkpoint[0].run == hello.run:
+            client.restore({**checkpoint[1][f"silo-{self.name}"], **self._lasting})
             log.info("goes on with its run; it plays from the next set-up on, in which all get new keys")
         elif lasting.exists():
             raise ParameterError(

@@ -161,7 +161,7 @@ def above_floors(
     """Sums of these players hide at least as much as the floors of `[privacy]` ask for."""
     floor, masked = site.privacy, secure.scheme == "pairwise"
     least = secure.rules(None, players).least(secure.scheme)
-    found: Mapping[str, tuple[bool, object, object]] = {
+    floors: Mapping[str, tuple[bool, object, object]] = {
         "fewest-silos": (secure.scheme == "none" or least >= floor.fewest_silos, floor.fewest_silos, least),
         "threshold": (
             floor.threshold is None or (masked and least >= floor.threshold),
@@ -177,10 +177,10 @@ def above_floors(
         "roster": (site.silo.roster is not None or not floor.roster, "true", "none: [silo] roster is not set"),
         "dp-noise": (noise >= (floor.dp_noise or 0.0), floor.dp_noise, noise or "none"),
     }
-    for key, (good, wanted, got) in found.items():
+    for key, (good, limit, got) in floors.items():
         if not good:
             raise PolicyError(
-                f"[privacy] {key} = {wanted} in this site's silo.toml, and the run has less, {got}; have the run ask "
+                f"[privacy] {key} = {limit} in this site's silo.toml, and the run has less, {got}; have the run ask "
                 "for as much, or lower the floor"
             )
 
@@ -227,7 +227,7 @@ def budget(run: RunFile, site: SiloFile) -> None:
 def within_budget(noise: Privacy | None, site: SiloFile) -> None:
     """Check a run's noise, None for none, against the budget of `[privacy]`. Raises `moretta.errors.PolicyError`."""
     floor, most = site.privacy, None if noise is None else noise.most
-    found: Mapping[str, tuple[bool, object, str, object]] = {
+    bounds: Mapping[str, tuple[bool, object, str, object]] = {
         "unit": (
             floor.unit is None or (noise is not None and UNITS.index(noise.unit) >= UNITS.index(floor.unit)),
             *(floor.unit, "the run's noise hides", "nothing" if noise is None else f"one {noise.unit}"),
@@ -241,10 +241,10 @@ def within_budget(noise: Privacy | None, site: SiloFile) -> None:
             *(floor.delta, "the run has dp-delta =", "none" if noise is None else f"{noise.delta:g}"),
         ),
     }
-    for key, (good, wanted, what, got) in found.items():
+    for key, (good, limit, what, got) in bounds.items():
         if not good:
             raise PolicyError(
-                f"[privacy] {key} = {wanted} in this site's silo.toml, and {what} {got}; have the run keep to it, or "
+                f"[privacy] {key} = {limit} in this site's silo.toml, and {what} {got}; have the run keep to it, or "
                 "change it here"
             )
 

@@ -75,16 +75,16 @@ def without_proxy(host: str) -> str:
 
 def addresses(host: str, port: int) -> list[str]:
     """Return the addresses of a name; none where it means nothing to this machine, or nobody says so in time."""
-    found: list[str] = []
+    places: list[str] = []
 
     def look() -> None:
         with contextlib.suppress(OSError, UnicodeError):
-            found.extend({str(at[0]): None for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+            places.extend({str(at[0]): None for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
 
     thread = threading.Thread(target=look, daemon=True)  # it may take a minute, and cannot be ended
     thread.start()
     thread.join(WAIT)
-    return found
+    return places
 
 
 def connect(host: str, port: int, wait: float) -> socket.socket:

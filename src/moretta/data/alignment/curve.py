@@ -87,13 +87,13 @@ def _hash(messages: Sequence[bytes], tag: bytes) -> list[int]:
     """Return hash_to_field of each message: one element, by expand_message_xmd with SHA-512."""
     marked = tag + bytes([len(tag)])
     begun, ending = hashlib.sha512(bytes(128)), _WIDE.to_bytes(2, "big") + b"\0" + marked
-    found = []
+    elements = []
     for message in messages:
         first = begun.copy()
         first.update(message + ending)
         wide = hashlib.sha512(first.digest() + b"\1" + marked).digest()[:_WIDE]
-        found.append(int.from_bytes(wide, "big") % _P)
-    return found
+        elements.append(int.from_bytes(wide, "big") % _P)
+    return elements
 
 
 def _map(elements: Sequence[int]) -> list[int]:
@@ -111,11 +111,11 @@ def _map(elements: Sequence[int]) -> list[int]:
 def _inverses(numbers: Sequence[int]) -> list[int]:
     """Return the inverses modulo p by one inversion (Montgomery's trick)."""
     products = list(accumulate(numbers, lambda a, b: a * b % _P))
-    rest, found = pow(products[-1], -1, _P), []
+    rest, inverses = pow(products[-1], -1, _P), []
     for before, number in zip([*reversed(products[:-1]), 1], reversed(numbers), strict=True):
-        found.append(rest * before % _P)
+        inverses.append(rest * before % _P)
         rest = rest * number % _P
-    return found[::-1]
+    return inverses[::-1]
 
 
 def _is_square(a: int) -> bool:

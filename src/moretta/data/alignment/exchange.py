@@ -95,8 +95,8 @@ def _pair(now: Stamp, first: str, other: str, *, onward: bool) -> Exchange[Match
     )
     if matched.missing:
         return Aborted(matched.missing)
-    found: Matched = matched.answers[first]
-    return found
+    reply: Matched = matched.answers[first]
+    return reply
 
 
 class Aligner:

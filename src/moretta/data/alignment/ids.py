@@ -45,17 +45,17 @@ class IdRules:
 
         Raises `moretta.errors.ParameterError` for a name that is none.
         """
-        given = {name.replace("-", "_") for name in names}
-        if "none" in given and len(given) > 1:
+        chosen = {name.replace("-", "_") for name in names}
+        if "none" in chosen and len(chosen) > 1:
             raise ParameterError("rules for ids: none stands alone, and here are others beside it; give either")
-        given -= {"none"}
+        chosen -= {"none"}
         known = {field.name for field in fields(cls)}
-        if strange := sorted(given - known):
+        if strange := sorted(chosen - known):
             raise ParameterError(
                 f"no rule for ids is called {strange[0]!r:.40}; expected some of "
                 f"{', '.join(sorted(known)).replace('_', '-')}, or none"
             )
-        return cls(**{name: name in given for name in known})
+        return cls(**{name: name in chosen for name in known})
 
     @classmethod
     def read(cls, switches: Mapping[str, object]) -> IdRules:
@@ -68,8 +68,8 @@ class IdRules:
     @property
     def digest(self) -> bytes:
         """SHA-256 of the rules, which partners compare."""
-        said = [f"{name}={value}" for name, value in sorted(asdict(self).items())]
-        return hashlib.sha256(encode_purpose("rules of ids", *said)).digest()
+        switches = [f"{name}={value}" for name, value in sorted(asdict(self).items())]
+        return hashlib.sha256(encode_purpose("rules of ids", *switches)).digest()
 
     def normalised(self, ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
         """Return the ids as they are compared. where: begins each error's sentence.
@@ -78,56 +78,60 @@ class IdRules:
         numbers, empty, too long, or have line breaks, control or invisible characters.
         """
         written = _texts(ids, where)
-        odd = {unicodedata.category(mark) for one in written if not one.isprintable() for mark in one}
+        odd = {unicodedata.category(mark) for text in written if not text.isprintable() for mark in text}
         if odd & {*_REFUSED}:
             raise RowsError(
                 f"{where}: some ids have line breaks, control or invisible characters; remove those from the id column"
             )
-        found = [self._rewritten(one) for one in written]
-        if empty := sum(not one for one in found):
-            raise RowsError(f"{where}: {empty} of {len(found)} rows have no id; give each an id or leave it out")
-        if max(map(len, found)) > _LONGEST:
+        rewritten = [self._rewritten(text) for text in written]
+        if empty := sum(not text for text in rewritten):
+            raise RowsError(f"{where}: {empty} of {len(rewritten)} rows have no id; give each an id or leave it out")
+        if max(map(len, rewritten)) > _LONGEST:
             raise RowsError(f"{where}: some ids are longer than {_LONGEST} characters; is it the id column?")
-        return found
+        return rewritten
 
-    def _rewritten(self, one: str) -> str:
+    def _rewritten(self, text: str) -> str:
         if self.unicode:
-            one = unicodedata.normalize("NFKC", one)
+            text = unicodedata.normalize("NFKC", text)
         if self.fold_case:
-            one = one.casefold()
-            one = unicodedata.normalize("NFKC", one) if self.unicode and not one.isascii() else one
+            text = text.casefold()
+            text = unicodedata.normalize("NFKC", text) if self.unicode and not text.isascii() else text
         if self.drop_spaces or self.drop_punctuation:
             kinds = ("Z" if self.drop_spaces else "", "P" if self.drop_punctuation else "")
-            one = "".join(mark for mark in one if unicodedata.category(mark)[0] not in kinds)
-        one = one.strip() if self.strip else one
-        return (one.lstrip("0") or one[:1]) if self.drop_zeros else one
+            text = "".join(mark for mark in text if unicodedata.category(mark)[0] not in kinds)
+        text = text.strip() if self.strip else text
+        return (text.lstrip("0") or text[:1]) if self.drop_zeros else text
 
 
 def numbered(ids: Iterable[str]) -> list[int]:
     """Return of each id how many rows before it have the same, so that (id, number) is different for each row."""
-    seen, found = Counter[str](), []
-    for one in ids:
-        found.append(seen[one])
-        seen[one] += 1
-    return found
+    seen, numbers = Counter[str](), []
+    for identifier in ids:
+        numbers.append(seen[identifier])
+        seen[identifier] += 1
+    return numbers
 
 
 def ids_digest(ids: Sequence[str] | NDArray[np.generic], where: str) -> bytes:
     """Return SHA-256 of ids as they are written, in order; not to be sent, as who knows all but one finds that one."""
-    found = hashlib.sha256()
-    for one in _texts(ids, where):
-        content = one.encode("utf-8", "surrogatepass")
-        found.update(len(content).to_bytes(4, "big") + content)
-    return found.digest()
+    digest = hashlib.sha256()
+    for text in _texts(ids, where):
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(4, "big") + content)
+    return digest.digest()
 
 
 def _texts(ids: Sequence[str] | NDArray[np.generic], where: str) -> list[str]:
-    if len(ids) and not (isinstance(ids, np.ndarray) and ids.dtype != object) and all(type(one) is str for one in ids):
-        return [str(one) for one in ids]  # not by way of NumPy, which drops null characters at the end
-    given = np.asarray(ids)
-    if given.ndim != 1 or given.dtype.kind not in "Uiu" or not len(given):
+    if (
+        len(ids)
+        and not (isinstance(ids, np.ndarray) and ids.dtype != object)
+        and all(type(text) is str for text in ids)
+    ):
+        return [str(text) for text in ids]  # not by way of NumPy, which drops null characters at the end
+    array = np.asarray(ids)
+    if array.ndim != 1 or array.dtype.kind not in "Uiu" or not len(array):
         raise RowsError(
             f"{where}: expected ids as text or whole numbers, one a row and at least one; got "
-            f"{given.dtype}{list(given.shape)}"
+            f"{array.dtype}{list(array.shape)}"
         )
-    return [str(one) for one in given.tolist()]
+    return [str(text) for text in array.tolist()]

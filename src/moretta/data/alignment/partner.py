@@ -119,9 +119,9 @@ class Partner:
         if len(own_again) != self._listed:
             raise PeerError(f"expected the own list of {self._listed} points back, got {len(own_again)}")
         own, theirs = curve.keys(own_again), curve.keys(self._theirs)
-        found = np.flatnonzero(np.isin(own, theirs))
-        found = found[self._shuffled[found] < len(self._listing.elements)]
-        places = self._shuffled[found]
+        matches = np.flatnonzero(np.isin(own, theirs))
+        matches = matches[self._shuffled[matches] < len(self._listing.elements)]
+        places = self._shuffled[matches]
         if not len(places):
             raise NothingShared(
                 f"{self._listing.where}: the partners have no id in common under these rules; compare how both write "
@@ -129,7 +129,7 @@ class Partner:
             )
         elements = self._listing.elements
         ranked = sorted(range(len(places)), key=lambda at: elements[places[at]])
-        digest = hashlib.sha256(encode_purpose("alignment", self.rules.digest, own_again[found[ranked]].tobytes()))
+        digest = hashlib.sha256(encode_purpose("alignment", self.rules.digest, own_again[matches[ranked]].tobytes()))
         step = Disclosed(self._listed, len(self._theirs), len(places))
         before = () if self._listing.earlier is None else self._listing.earlier.steps
         order = self._listing.rows[places[ranked]]
@@ -213,17 +213,17 @@ class Alignment:
 
     def dump(self) -> bytes:
         """Return it as JSON."""
-        told = {
+        content = {
             "format": FORMAT,
             "kind": KIND,
             "rules": asdict(self.rules),
             "rows": len(self.order),
             "digest": self.digest.hex(),
             "source": self.source.hex(),
-            "steps": [one._asdict() for one in self.steps],
+            "steps": [step._asdict() for step in self.steps],
             "order": self.order.tolist(),
         }
-        return json.dumps(told).encode()
+        return json.dumps(content).encode()
 
     @classmethod
     def load(cls, path: Path) -> Alignment:
@@ -234,17 +234,17 @@ class Alignment:
             raise ParameterError(f"{path}: expected an alignment as `moretta align` writes it; align again") from None
 
     @classmethod
-    def _read(cls, told: Mapping[str, Any]) -> Alignment:
-        order = np.array(told["order"], dtype=np.int64)
-        if told["kind"] != KIND or told["format"] != FORMAT or order.ndim != 1 or len(order) != told["rows"]:
+    def _read(cls, content: Mapping[str, Any]) -> Alignment:
+        order = np.array(content["order"], dtype=np.int64)
+        if content["kind"] != KIND or content["format"] != FORMAT or order.ndim != 1 or len(order) != content["rows"]:
             raise ValueError
         if not len(order) or order.min() < 0 or len(np.unique(order)) < len(order):
             raise ValueError
-        digest, source = bytes.fromhex(told["digest"]), bytes.fromhex(told["source"])
+        digest, source = bytes.fromhex(content["digest"]), bytes.fromhex(content["source"])
         if len(digest) != 32 or len(source) != 32:
             raise ValueError
-        steps = tuple(Disclosed(**{name: int(step[name]) for name in Disclosed._fields}) for step in told["steps"])
-        return cls(IdRules.read(told["rules"]), order, digest, source, steps)
+        steps = tuple(Disclosed(**{name: int(step[name]) for name in Disclosed._fields}) for step in content["steps"])
+        return cls(IdRules.read(content["rules"]), order, digest, source, steps)
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -158,14 +158,16 @@ def finish(
         own = replace(own, theirs=again)
     else:
         partner.resume(as_points(own.theirs.tobytes()))
-    found = partner.match(as_points(got.again.tobytes()))
+    alignment = partner.match(as_points(got.again.tobytes()))
     if own.number == 1:
-        last = StepFile(stamp=own.stamp, number=3, rules=rules.digest, own=_NOTHING, again=again, digest=found.digest)
+        last = StepFile(
+            stamp=own.stamp, number=3, rules=rules.digest, own=_NOTHING, again=again, digest=alignment.digest
+        )
         reply = _CODEC.encode(last)
-    elif got.digest != found.digest:
+    elif got.digest != alignment.digest:
         raise OtherRows("the other partner found other rows to be shared; begin anew, both with the rows of today")
-    left = None if earlier is None else _left(own.stamp, earlier, found)
-    return Finished(found, reply, left, _CODEC.encode(own))
+    left = None if earlier is None else _left(own.stamp, earlier, alignment)
+    return Finished(alignment, reply, left, _CODEC.encode(own))
 
 
 def begins(secrets: bytes) -> bool:
@@ -178,10 +180,10 @@ def narrow(alignment: Alignment, left: bytes) -> Alignment:
 
     Raises `moretta.errors.PeerError` for what is left of another alignment.
     """
-    told = _read(left, LeftFile)
-    if told.earlier != alignment.digest:
+    file = _read(left, LeftFile)
+    if file.earlier != alignment.digest:
         raise PeerError("expected what is left of this alignment, got what is left of another")
-    return narrowed(alignment, *read_kept(told.kept.tobytes()))
+    return narrowed(alignment, *read_kept(file.kept.tobytes()))
 
 
 _NOTHING = np.empty(0, dtype=np.uint8)
@@ -191,8 +193,8 @@ def _digest_of(earlier: Alignment | None) -> bytes:
     return b"" if earlier is None else earlier.digest
 
 
-def _left(stamp: Stamp, earlier: Alignment, found: Alignment) -> bytes:
-    content = found.digest + kept_of(earlier, found).astype("<i8").tobytes()
+def _left(stamp: Stamp, earlier: Alignment, later: Alignment) -> bytes:
+    content = later.digest + kept_of(earlier, later).astype("<i8").tobytes()
     return _CODEC.encode(LeftFile(stamp=stamp, earlier=earlier.digest, kept=np.frombuffer(content, np.uint8)))
 
 
@@ -215,10 +217,10 @@ def _kept(
 
 def _read(data: bytes, kind: type[M], number: int | None = None) -> M:
     try:
-        found = _CODEC.decode(data)
+        message = _CODEC.decode(data)
     except CodecError:
-        found = None
-    if not isinstance(found, kind) or (number is not None and getattr(found, "number", None) != number):
-        wanted = kind.TAG.replace("/", " ") + ("" if number is None else f" {number}")
-        raise PeerError(f"expected a file of the {wanted}, as `moretta align` writes it; got another")
-    return found
+        message = None
+    if not isinstance(message, kind) or (number is not None and getattr(message, "number", None) != number):
+        expected = kind.TAG.replace("/", " ") + ("" if number is None else f" {number}")
+        raise PeerError(f"expected a file of the {expected}, as `moretta align` writes it; got another")
+    return message

@@ -22,7 +22,7 @@ def read_parquet(content: bytes, path: Path) -> Any:
     schema, groups = file.schema_arrow, map(file.metadata.row_group, range(file.metadata.num_row_groups))
     check_memory(sum(map(_group_size, groups)), f"{path} takes")
     types = pyarrow.types
-    words = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+    words = [column.name for column in schema if types.is_string(column.type) or types.is_large_string(column.type)]
     return pyarrow.parquet.read_table(pyarrow.BufferReader(content), read_dictionary=words)
 
 

@@ -153,8 +153,8 @@ class Cells:
     def counts(self) -> dict[str, int]:
         """How many rows have each word, as it is written."""
         there = self.column[self.there]
-        found, counts = np.unique(there.astype(str) if there.dtype.kind == "O" else there, return_counts=True)
-        return dict(zip(map(str, words_of(found)), counts.tolist(), strict=True))
+        distinct, counts = np.unique(there.astype(str) if there.dtype.kind == "O" else there, return_counts=True)
+        return dict(zip(map(str, words_of(distinct)), counts.tolist(), strict=True))
 
     @property
     def words(self) -> list[str]:
@@ -258,9 +258,9 @@ def of_feature(cells: Cells) -> Iterator[Doubt]:
         other = cells.worded("words")[-1] if shown else LISTED
         if cells.numbers is not None:
             other = Reading("numbers", cells.number)
-        said = f"looks like ids or row numbers{', as its name says' if named else ''}, and {seen}"
+        evidence = f"looks like ids or row numbers{', as its name says' if named else ''}, and {seen}"
         key = "id-column" if isinstance(ids, Id) else ""
-        yield Doubt(said, (Reading("ids, which no model should see", ids, key), other))
+        yield Doubt(evidence, (Reading("ids, which no model should see", ids, key), other))
     yield from _of_codes(cells)
     if cells.numbers is None and cells.many:
         seen = f"has {len(cells.words)} different words {cells.within()}, too many to be categories"
@@ -338,10 +338,10 @@ def of_leak(cells: Cells, outcome: Cells) -> str | None:
     if not 1 < outcome.differing <= MOST_NUMBERS:
         return None
     few, classes = cells.differing <= MOST_NUMBERS, outcome.places[outcome.there]
-    told = (cells.places if few else cells.there)[outcome.there]
-    values, sizes = len(np.unique(told)), np.sort(np.bincount(classes))
+    values_there = (cells.places if few else cells.there)[outcome.there]
+    values, sizes = len(np.unique(values_there)), np.sort(np.bincount(classes))
     chance = sizes[-2] < LEAST_SHOWN or values * LEAST_SHOWN > len(classes)
-    if chance or len(np.unique(told * len(sizes) + classes)) > values:
+    if chance or len(np.unique(values_there * len(sizes) + classes)) > values:
         return None
     what = f"each of its {values} values" if few else "whether it has a value"
     return f"tells the target: {what} goes with one class alone in {len(classes)} of {len(classes)} rows"
@@ -369,8 +369,8 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
     if cells.dates is not None:
         yield Doubt(f"holds dates {cells.within()}", (other, LIST_CLASSES))
     if cells.numbers is None and task == "regression":
-        said = not_numbers(np.array(cells.words, object), cells.form.decimal)
-        yield Doubt(f"holds words where a regression has numbers; {said}")
+        reason = not_numbers(np.array(cells.words, object), cells.form.decimal)
+        yield Doubt(f"holds words where a regression has numbers; {reason}")
     for doubt in (*_of_marks(cells), *_of_mixture(cells)):
         read = Reading("fractions", Target()) if cells.numbers is not None else other if cells.many else classes
         yield Doubt(doubt.evidence, (read, Reading("numbers, once they are written as such")))
@@ -378,8 +378,8 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
         yield Doubt(doubt.evidence, (classes, AMOUNTS))
     for doubt in _of_spellings(cells):
         words, spelled = (getattr(doubt.readings[0].column, key) for key in ("categories", "spellings"))
-        one = other if len(words) < 2 else Reading("spellings", Target(classes=words, spellings=spelled))
-        yield Doubt(doubt.evidence, (one, classes))
+        reading = other if len(words) < 2 else Reading("spellings", Target(classes=words, spellings=spelled))
+        yield Doubt(doubt.evidence, (reading, classes))
     unknown = [
         word for word in cells.words if word.lower() in _PLACEHOLDERS and (word != "-" or "+" not in cells.words)
     ]
@@ -441,11 +441,11 @@ def toml_lines(plain: Mapping[str, Any]) -> list[str]:
         if isinstance(value, dict):
             line = f"{key} = {{ {', '.join(toml_lines(value))} }}"
         elif isinstance(value, list):
-            one = ", ".join(tomli_w.dumps({"x": part}).strip().removeprefix("x = ") for part in value)
-            line = line if len(one) > LINE else f"{key} = [{one}]"
+            items = ", ".join(tomli_w.dumps({"x": part}).strip().removeprefix("x = ") for part in value)
+            line = line if len(items) > LINE else f"{key} = [{items}]"
         lines += line.splitlines()
     return lines
 
 
 def _has_words(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, str) for one in value))
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, str) for item in value))

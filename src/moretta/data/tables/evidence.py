@@ -110,12 +110,14 @@ def plain_name(name: str) -> str:
     >>> plain_name("PatientID"), plain_name("Unnamed: 0"), plain_name("Código_paciente")
     ('patient id', 'unnamed 0', 'codigo paciente')
     """
-    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", _without_accents(name))
-    return re.sub(r"[\W_]+", " ", apart.lower()).strip()
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", _without_accents(name))
+    return re.sub(r"[\W_]+", " ", spaced.lower()).strip()
 
 
 def _without_accents(text: str) -> str:
-    return "".join(one for one in unicodedata.normalize("NFKD", text) if not unicodedata.combining(one))
+    return "".join(
+        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
+    )
 
 
 def is_name_of_ids(name: str, values: int, rows: int) -> bool:
@@ -196,37 +198,37 @@ def _mark_of(words: Sequence[str], decimal: str) -> Mark | None:
     for mark in MARKS:
         fraction = "" if mark == decimal else rf"({re.escape(decimal)}[0-9]+)?"
         grouped, small = marked(mark, decimal), re.compile(rf"^[+-]?[0-9]{{1,3}}{fraction}$")
-        found = [word for word in words if grouped.match(word)]
+        grouped_words = [word for word in words if grouped.match(word)]
         rest = [word for word in words if not grouped.match(word)]
-        if not found or not all(small.match(word) for word in rest):
+        if not grouped_words or not all(small.match(word) for word in rest):
             continue
-        if mark != decimal or _are_grouped(found, rest, mark):
+        if mark != decimal or _are_grouped(grouped_words, rest, mark):
             return mark
     return None
 
 
-def _are_grouped(found: list[str], rest: list[str], mark: str) -> bool:
+def _are_grouped(grouped: list[str], rest: list[str], mark: str) -> bool:
     """Whether 1.234 is no fraction: it lies not among the rest, these come near a thousand, or most are round."""
     if not rest:
-        return 2 * sum(word.endswith("0") for word in found) >= len(found)
+        return 2 * sum(word.endswith("0") for word in grouped) >= len(grouped)
     sizes = [size for word in rest if (size := abs(float(word)))] or [0.0]
-    fractions = [abs(float(word.replace(mark, "."))) for word in found if word.count(mark) == 1]
-    among = any(min(sizes) <= one <= max(sizes) for one in fractions)
-    return len(fractions) < len(found) or max(sizes) >= 100 or not among
+    fractions = [abs(float(word.replace(mark, "."))) for word in grouped if word.count(mark) == 1]
+    among = any(min(sizes) <= fraction <= max(sizes) for fraction in fractions)
+    return len(fractions) < len(grouped) or max(sizes) >= 100 or not among
 
 
 def spellings(words: Iterable[str], counts: Mapping[str, int]) -> dict[str, str]:
     """Return which words are another spelling of one that more rows have, as yes, YES and Y."""
-    found, by_sound = dict[str, str](), dict[str, list[str]]()
+    meanings, by_sound = dict[str, str](), dict[str, list[str]]()
     for word in words:
         by_sound.setdefault(_sound(word), []).append(word)
-    first = {sound: max(alike, key=lambda one: (counts[one], one)) for sound, alike in by_sound.items()}
+    first = {sound: max(alike, key=lambda word: (counts[word], word)) for sound, alike in by_sound.items()}
     for sound, alike in by_sound.items():
         known = () if len(sound) == 2 else _ABBREVIATED & by_sound.keys() - {sound}
         longer = [word for word in known if word.startswith(sound)]
         meant = first[longer[0]] if len(longer) == 1 else first[sound]
-        found |= {word: meant for word in alike if word != meant}
-    return {word: found.get(meant, meant) for word, meant in found.items()}
+        meanings |= {word: meant for word in alike if word != meant}
+    return {word: meanings.get(meant, meant) for word, meant in meanings.items()}
 
 
 def _sound(word: str) -> str:
@@ -245,15 +247,15 @@ def stand_for_none(distinct: NDArray[np.float64]) -> list[float]:
         return []
     low, high = float(rest[0]), float(rest[-1])
     step = low == 0 and high < 5 and (rest == np.round(rest)).all()  # -1, 0 and 1 are steps
-    found = list[float]()
+    absent_codes = list[float]()
     if len(rest) > FEW_ROWS and np.round(low) == low <= -10 and 2 * (rest[1] - low) >= high - rest[1]:
-        found, low = [low], float(rest[1])  # as -200
+        absent_codes, low = [low], float(rest[1])  # as -200
     for code in map(float, codes):
         share = 1.0 if abs(code) < 10 else 0.5 if abs(code) < 100 else 0.25
         far = low - code >= max(20, share * (high - low)) or (low >= 0 and (code < -1 or not step))
         if (code < min(low, 0) and far) or (code > high and code - high >= share * (high - low)):
-            found.append(code)
-    return found if any(code < 0 or code >= 9 for code in found) else []
+            absent_codes.append(code)
+    return absent_codes if any(code < 0 or code >= 9 for code in absent_codes) else []
 
 
 def lone_zero(distinct: NDArray[np.float64], zeros: int, rows: int) -> bool:

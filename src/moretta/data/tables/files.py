@@ -132,11 +132,11 @@ def as_columns(frame: Any, where: str, leave_out: Collection[str] = ()) -> dict[
     names = list(frame if isinstance(frame, Mapping) else frame.columns)
     check_names([str(name) for name in names], where)
     kept = [name for name in names if name not in leave_out]
-    found = {str(name): _of_frame(frame[name], f"{where}: column {str(name)!r}") for name in kept}
-    counts = {name: len(column) for name, column in found.items()}
+    columns = {str(name): _of_frame(frame[name], f"{where}: column {str(name)!r}") for name in kept}
+    counts = {name: len(column) for name, column in columns.items()}
     if not counts or len(set(counts.values())) > 1 or not max(counts.values()):
         raise ParameterError(f"{where}: expected columns of equal length, at least one row; got {len(counts)} columns")
-    return found
+    return columns
 
 
 def _of_frame(column: Any, where: str) -> Column:
@@ -151,11 +151,11 @@ def _of_frame(column: Any, where: str) -> Column:
         return values.astype("datetime64[D]")
     if values.ndim != 1 or values.dtype.kind not in "OUT":
         raise ParameterError(f"{where}: expected numbers, words or dates, one a row; got {values.dtype}")
-    cells = ["" if _is_absent(one) else one for one in values.tolist()]
-    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in cells if one != ""):
-        return np.array([np.nan if one == "" else float(one) for one in cells])
-    words = [str(one).lower() if isinstance(one, bool) else str(one).strip() for one in cells]
-    return np.array(["" if one in ABSENT else one for one in words], object)
+    cells = ["" if _is_absent(cell) else cell for cell in values.tolist()]
+    if all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells if cell != ""):
+        return np.array([np.nan if cell == "" else float(cell) for cell in cells])
+    words = [str(cell).lower() if isinstance(cell, bool) else str(cell).strip() for cell in cells]
+    return np.array(["" if word in ABSENT else word for word in words], object)
 
 
 def _is_absent(cell: Any) -> bool:
@@ -220,8 +220,8 @@ def are_numbers(words: Column, decimal: str = ".") -> NDArray[np.bool_]:
     """Return which words are numbers, bool[rows]."""
     compute, arrow = _pyarrow("compute"), _pyarrow()
     cells = compute.replace_substring(arrow.array(words, arrow.string()), decimal, ".")
-    found: NDArray[np.bool_] = compute.match_substring_regex(cells, _NUMBER).to_numpy(zero_copy_only=False)
-    return found
+    matches: NDArray[np.bool_] = compute.match_substring_regex(cells, _NUMBER).to_numpy(zero_copy_only=False)
+    return matches
 
 
 def check_names(names: list[str], file: str) -> None:
@@ -253,8 +253,8 @@ def _pyarrow(part: str = "") -> ModuleType:
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtra("reading tables needs pyarrow; run: pip install 'moretta[tables]'") from error
-    found: ModuleType = getattr(pyarrow, part) if part else pyarrow
-    return found
+    module: ModuleType = getattr(pyarrow, part) if part else pyarrow
+    return module
 
 
 def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -> Any:
@@ -262,7 +262,7 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
     check_memory((3 if content.isascii() else 6) * len(content), f"{path} takes")  # text, its bytes, the table
     text = _decoded(content, name, form.encoding)
     if form.separator == " ":
-        text = _BLANKS.sub(lambda found: found[1] or " ", re.sub(r"(?m)^[ \t]+|[ \t]+(?=\r?$)", "", text))
+        text = _BLANKS.sub(lambda match: match[1] or " ", re.sub(r"(?m)^[ \t]+|[ \t]+(?=\r?$)", "", text))
     header, separator = _header(text, name, form.separator)
     check_names(header, name)
     cells = (text.count("\n") + text.count(separator)) / len(header) * len(set(header) - set(leave_out))
@@ -331,15 +331,15 @@ def _decoded(content: bytes, name: str, encoding: str) -> str:
         ) from None
 
 
-def _header(text: str, name: str, said: str | None) -> tuple[list[str], str]:
+def _header(text: str, name: str, separator_set: str | None) -> tuple[list[str], str]:
     """Return the names of the first line, and what stands between them."""
     lines = text.splitlines()[:LINES_TRIED]
     first = next(iter(lines), "")
     if not first:
         raise ParameterError(f"{name} has no rows; expected column names and at least one row")
-    separator = said or max(",;\t", key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+    separator = separator_set or max(",;\t", key=lambda mark: len(next(csv.reader([first], delimiter=mark), [])))
     header = [cell.strip() for cell in next(csv.reader([first], delimiter=separator), [])]
-    if said is None and len(header) == 1:  # of one column nothing is learnt
+    if separator_set is None and len(header) == 1:  # of one column nothing is learnt
         for other in "| ":
             counts = {len(line.split(None if other == " " else other)) for line in lines}
             if len(counts) == 1 and counts != {1}:
@@ -365,8 +365,8 @@ def _arrow(content: bytes, path: Path) -> Any:
     except (arrow.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         if isinstance(error, MemoryError):
             raise
-        said = str(error).partition("\n")[0]
-        raise ParameterError(f"{path.name} is not readable as {kind}: {said:.120}") from None
+        reason = str(error).partition("\n")[0]
+        raise ParameterError(f"{path.name} is not readable as {kind}: {reason:.120}") from None
 
 
 def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column:
@@ -401,21 +401,21 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
     )
 
 
-def check_dense(given: object, where: str, name: str = "") -> None:
+def check_dense(value: object, where: str, name: str = "") -> None:
     """Refuse what is no plain array and would be taken for one."""
-    if is_sparse(given):
+    if is_sparse(value):
         raise ParameterError(f"{where}: got a sparse matrix; give all its numbers, as {name}.toarray()")
-    rows = given if isinstance(given, list | tuple) else ()
-    if np.ma.isMaskedArray(given) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have what the mask hides
+    rows = value if isinstance(value, list | tuple) else ()
+    if np.ma.isMaskedArray(value) or any(map(np.ma.isMaskedArray, rows)):  # plain, they have what the mask hides
         what = "masked arrays in a list" if rows else "a masked array"
         remedy = "leave out the rows whose target is masked" if name == "y" else "say what stands for masked values"
         example = "" if name == "y" or rows else f", as {name}.astype(float).filled(nan)"
         raise ParameterError(f"{where}: got {what}; {remedy}{example}")
 
 
-def is_sparse(given: object) -> bool:
+def is_sparse(value: object) -> bool:
     """Whether this is a sparse matrix of SciPy."""
-    return hasattr(given, "toarray")
+    return hasattr(value, "toarray")
 
 
 def written(header: Sequence[str], columns: Sequence[Sequence[str] | Sequence[float]]) -> bytes:
@@ -431,8 +431,8 @@ def escaped(cell: str) -> str:
 
 def unescaped(cell: str) -> str:
     """Return what `escaped` was given."""
-    found = _FORMULA.sub(lambda match: match[1] + match[2][1:], cell)
-    return found if escaped(found) == cell else cell
+    plain = _FORMULA.sub(lambda match: match[1] + match[2][1:], cell)
+    return plain if escaped(plain) == cell else cell
 
 
 def is_predicted(names: Sequence[str]) -> bool:

@@ -62,14 +62,16 @@ class Guess:
     doubt: Doubt | None = None
 
 
-def infer(columns: Columns, wanted: Hints, where: str, form: Format) -> Schema:
+def infer(columns: Columns, hints: Hints, where: str, form: Format) -> Schema:
     """Return the schema of a file that has none. where: the file, which begins the sentence of an error.
 
     Raises `moretta.errors.ParameterError`, with the question, for what cannot be known for sure.
     """
-    guesses = propose(columns, wanted, where, form)
-    target = wanted.target or list(columns)[-1]
-    asked = sorted((name for name, guess in guesses.items() if guess.doubt is not None), key=lambda one: one != target)
+    guesses = propose(columns, hints, where, form)
+    target = hints.target or list(columns)[-1]
+    asked = sorted(
+        (name for name, guess in guesses.items() if guess.doubt is not None), key=lambda name: name != target
+    )
     doubts = [f"column {name!r} {guesses[name].doubt}" for name in asked]
     if doubts:
         more = f" (there are {len(doubts)} such questions)" if len(doubts) > 1 else ""
@@ -78,49 +80,49 @@ def infer(columns: Columns, wanted: Hints, where: str, form: Format) -> Schema:
     strict = [n for n, g in guesses.items() if g.column.kind == "id" or getattr(g.column, "blanks", "") == "refuse"]
     lacking = {name: count for name in strict if (count := int(absent_in(columns[name]).sum()))}
     if lacking:
-        raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), wanted))
-    if wanted.missing == "median":
+        raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), hints))
+    if hints.missing == "median":
         for name, guess in guesses.items():
             if isinstance(guess.column, Number) and absent_in(columns[name]).any():
                 raise ParameterError(f"{where}: column {name!r} {MEDIAN}")
     return Schema(columns={name: guess.column for name, guess in guesses.items()})
 
 
-def propose(columns: Columns, wanted: Hints, where: str, form: Format) -> dict[str, Guess]:
+def propose(columns: Columns, hints: Hints, where: str, form: Format) -> dict[str, Guess]:
     """Return the best guess at each column, in the file's order.
 
     Raises `moretta.errors.ParameterError` for a target or an id column that the file does not have, and where the first
     line looks like a row.
     """
-    target = wanted.target or list(columns)[-1]
-    for key, name in (("the target", wanted.target), ("id-column", wanted.id_column)):
+    target = hints.target or list(columns)[-1]
+    for key, name in (("the target", hints.target), ("id-column", hints.id_column)):
         if name is not None and name not in columns:
             raise ParameterError(f'{where} has no column "{name}" for {key}; {hint_of(name, columns)}')
-    if target == wanted.id_column:
-        which = "the last column, and so the target as none is named" if wanted.target is None else "the target too"
+    if target == hints.id_column:
+        which = "the last column, and so the target as none is named" if hints.target is None else "the target too"
         raise ParameterError(f'{where}: id-column "{target}" is {which}; name another column as target')
-    if not [name for name in columns if name not in (target, wanted.id_column, *wanted.drop)]:
+    if not [name for name in columns if name not in (target, hints.id_column, *hints.drop)]:
         raise ParameterError(
             f"{where} has no column beside the target; expected at least one. Is its separator another "
             f"(--separator), or does its first line not have the names of columns?"
         )
-    cells = {name: Cells(name, column, wanted, form) for name, column in columns.items()}
-    if not wanted.header and not wanted.known:
+    cells = {name: Cells(name, column, hints, form) for name, column in columns.items()}
+    if not hints.header and not hints.known:
         _check_header(cells, where)
-    guesses = {name: _guess(one, name == target) for name, one in cells.items()}
-    for name, guess in guesses.items() if not wanted.known else ():
+    guesses = {name: _guess(column, name == target) for name, column in cells.items()}
+    for name, guess in guesses.items() if not hints.known else ():
         seen = of_leak(cells[name], cells[target]) if name != target and isinstance(guess.column, Feature) else None
         if seen is not None:
             known = Reading("known before it", guess.column)
             guesses[name] = Guess(Drop(), Doubt(seen, (Reading("known with it: leave it out", Drop()), known)))
-    return _once(guesses, wanted)
+    return _once(guesses, hints)
 
 
 def _check_header(cells: Mapping[str, Cells], where: str) -> None:
     """Raise where the first line looks like a row. No name is quoted, as it may be a cell."""
-    if any(one.numbers is not None and one.rows for one in cells.values()):
+    if any(column.numbers is not None and column.rows for column in cells.values()):
         return  # words above numbers are names
-    alike = sum(is_cell(name, one.words) for name, one in cells.items())
+    alike = sum(is_cell(name, column.words) for name, column in cells.items())
     if alike > 1 or 2 * alike >= len(cells):
         raise ParameterError(
             f"{where}: is there a header line? In {alike} of {len(cells)} columns the first line looks like the cells "
@@ -129,13 +131,13 @@ def _check_header(cells: Mapping[str, Cells], where: str) -> None:
         )
 
 
-def _once(guesses: dict[str, Guess], wanted: Hints) -> dict[str, Guess]:
+def _once(guesses: dict[str, Guess], hints: Hints) -> dict[str, Guess]:
     """Return guesses with one id and one group at most, as a schema has them; ids by name come first."""
-    taken = {"id"} if wanted.id_column is not None else set[str]()
+    taken = {"id"} if hints.id_column is not None else set[str]()
     asked = {
         name: guess for name, guess in guesses.items() if guess.doubt is not None and guess.column.kind in ID_KINDS
     }
-    for name in sorted(asked, key=lambda one: is_name_of_ids(one, 3, 3), reverse=True):
+    for name in sorted(asked, key=lambda name: is_name_of_ids(name, 3, 3), reverse=True):
         kind, doubt = guesses[name].column.kind, asked[name].doubt
         if kind in taken and doubt is not None:
             ids, other = doubt.readings
@@ -146,14 +148,14 @@ def _once(guesses: dict[str, Guess], wanted: Hints) -> dict[str, Guess]:
     return guesses
 
 
-def infer_labels(columns: Columns, wanted: Hints, group_column: str | None, where: str, form: Format) -> Schema:
+def infer_labels(columns: Columns, hints: Hints, group_column: str | None, where: str, form: Format) -> Schema:
     """Return the schema of a table that names files of images in its column "file", where it has none.
 
     Columns that are not named are left out. Raises `moretta.errors.ParameterError`, with the remedy, for a column that
     is not there, and for a target that cannot be known for sure.
     """
-    named = {"file": "file", "id-column": wanted.id_column, "group-column": group_column}
-    named["the target"] = wanted.target or list(columns)[-1]
+    named = {"file": "file", "id-column": hints.id_column, "group-column": group_column}
+    named["the target"] = hints.target or list(columns)[-1]
     names = [name for name in named.values() if name is not None]
     for key, name in named.items():
         if name is not None and name not in columns:
@@ -163,10 +165,10 @@ def infer_labels(columns: Columns, wanted: Hints, group_column: str | None, wher
             f'{where}: file, id-column, group-column and the target must be different columns, and "{names[-1]}" is '
             "the target; name another"
         )
-    guess = _guess(Cells(names[-1], columns[names[-1]], wanted, form), is_target=True)
+    guess = _guess(Cells(names[-1], columns[names[-1]], hints, form), is_target=True)
     if guess.doubt is not None:
         raise ParameterError(f"{where}: column {names[-1]!r} {guess.doubt}")
-    kinds: dict[str | None, ColumnKind] = {"file": File(), wanted.id_column: Id(), group_column: Grouping()}
+    kinds: dict[str | None, ColumnKind] = {"file": File(), hints.id_column: Id(), group_column: Grouping()}
     kinds[names[-1]] = guess.column
     return Schema(columns={name: kinds.get(name, Drop()) for name in columns})
 
@@ -193,9 +195,9 @@ def _guess(cells: Cells, is_target: bool) -> Guess:
     return Guess(cells.categories(words))
 
 
-def _lacking(where: str, lacking: Mapping[str, int], rows: int, wanted: Hints) -> str:
+def _lacking(where: str, lacking: Mapping[str, int], rows: int, hints: Hints) -> str:
     listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
-    if wanted.id_column in lacking:
+    if hints.id_column in lacking:
         remedy = "give every row its id"
     else:
         remedy = 'fill them in, or set missing = "mean" or "indicator"'
@@ -220,10 +222,10 @@ def lines_of(schema: Schema) -> list[str]:
                 by_kind.setdefault("ordered categories", []).append(f"{name} ({first_of(words, MOST, ' < ')})")
     kinds = {"images (file)": "file", "not trained on (id)": "id", "kept together (group)": "group"}
     kinds |= {"not read (drop)": "drop"}
-    for said, kind in kinds.items():
-        if found := [name for name, column in schema.columns.items() if column.kind == kind]:
-            by_kind[said] = found
-    lines = [f"{said}: {', '.join(names)}" for said, names in by_kind.items()]
+    for label, kind in kinds.items():
+        if names := [name for name, column in schema.columns.items() if column.kind == kind]:
+            by_kind[label] = names
+    lines = [f"{label}: {', '.join(names)}" for label, names in by_kind.items()]
     target = schema.name_of("target")
     if target is not None:
         classes = schema.classes and f"classes {first_of(schema.classes, MOST)}"

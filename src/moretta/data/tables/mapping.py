@@ -96,8 +96,8 @@ class ColumnMapping(Section):
         rows, left_out = np.arange(len(next(iter(columns.values())))), dict[int, str]()
         while True:
             try:
-                found, _ = mapping.applied({name: column[rows] for name, column in columns.items()}, where, form)
-                return found, left_out, rows + 1
+                mapped, _ = mapping.applied({name: column[rows] for name, column in columns.items()}, where, form)
+                return mapped, left_out, rows + 1
             except WrongRows as error:
                 left_out |= {int(row) + 1: error.what for row in rows[error.wrong]}
                 rows = rows[~error.wrong]
@@ -117,17 +117,17 @@ class ColumnMapping(Section):
                     f"{where}: [mapping] of silo.toml names a column {name!r}, which is not among its {len(columns)}; "
                     f"{hint_of(name, columns)}"
                 )
-        found = {name: column for name, column in columns.items() if name not in self.drop}
+        mapped = {name: column for name, column in columns.items() if name not in self.drop}
         effect = MappingEffect(len(next(iter(columns.values()))), len(self.rename), len(self.drop))
         for name, words in self.recode.items():
-            found[name], effect.recoded[name] = _recoded(found[name], words, f"{where}: ", name)
+            mapped[name], effect.recoded[name] = _recoded(mapped[name], words, f"{where}: ", name)
         for name, conversion in self.units.items():
-            said = f"[mapping.units] converts column {name!r}, which has "
-            found[name], effect.converted[name] = _converted(
-                found[name], conversion, f"{where}: ", said, form or Format()
+            opening = f"[mapping.units] converts column {name!r}, which has "
+            mapped[name], effect.converted[name] = _converted(
+                mapped[name], conversion, f"{where}: ", opening, form or Format()
             )
         renamed = dict[str, Column]()
-        for old, column in found.items():
+        for old, column in mapped.items():
             name = self.rename.get(old, old)
             if name in renamed:
                 raise ParameterError(
@@ -191,8 +191,8 @@ def _converted(column: Column, conversion: Conversion, where: str, what: str, fo
     )
     if (numbers := as_numbers(words, decimal)) is None:
         raise ParameterError(f'{where}{what}numbers with a point, and [data] decimal = ","; write all of them alike')
-    found, count = numbers * factor + offset, int((words != "").sum())
+    converted, count = numbers * factor + offset, int((words != "").sum())
     if not any(signs):
-        return found, count
-    written = ["" if np.isnan(one) else repr(float(one)).replace(".", decimal) for one in found]
+        return converted, count
+    written = ["" if np.isnan(number) else repr(float(number)).replace(".", decimal) for number in converted]
     return np.array([before + word for before, word in zip(signs, written, strict=True)], object), count

@@ -101,12 +101,12 @@ class Expansion:
 
     def apply(self, coded: NDArray[np.generic]) -> NDArray[np.float32]:
         """Return inputs, float32[rows, inputs], NaN where a plain value is absent."""
-        found = np.take(coded, self.source, axis=1).astype(np.float32)
-        absent = np.isnan(found)
+        expanded = np.take(coded, self.source, axis=1).astype(np.float32)
+        absent = np.isnan(expanded)
         one_of, mark = self.kinds == ONE_OF, self.kinds == MARK
-        found[:, one_of] = found[:, one_of] == self.codes[one_of]
-        found[:, mark] = absent[:, mark]
-        return found
+        expanded[:, one_of] = expanded[:, one_of] == self.codes[one_of]
+        expanded[:, mark] = absent[:, mark]
+        return expanded
 
     def undo(self, x: NDArray[np.generic]) -> NDArray[np.float64]:
         """Return the coded rows of inputs, float64[rows, features], NaN where a value is absent."""

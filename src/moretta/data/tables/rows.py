@@ -58,7 +58,7 @@ class TableRows:
 
     def __getitem__(self, places: Any) -> TableRows:
         """Return some of the rows, by their numbers or by true and false: `rows[train]`."""
-        ids, groups = (None if one is None else one[places] for one in (self.ids, self.groups))
+        ids, groups = (None if values is None else values[places] for values in (self.ids, self.groups))
         return TableRows(self.coded[places], self.x[places], self.y[places] if len(self.y) else self.y, ids, groups)
 
 
@@ -92,10 +92,10 @@ def read_table(
     Raises:
         ParameterError: A column or a cell does not fit the schema; the sentence names it.
     """
-    said = Format(separator, decimal, encoding, (absent,) if isinstance(absent, str) else tuple(absent))
-    if form is not None and said != Format():
+    written = Format(separator, decimal, encoding, (absent,) if isinstance(absent, str) else tuple(absent))
+    if form is not None and written != Format():
         raise ParameterError("read_table: form says how a file is written, and so do other keywords; give one of both")
-    form = form or said
+    form = form or written
     if not isinstance(schema, Schema):
         raise ParameterError(
             'read_table: schema: expected a Schema, such as Schema(columns={"age": Number()}), or one read by '
@@ -154,7 +154,7 @@ def encode(
 
 def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[int, str]:
     """Return which rows, from 1, have a cell that is not as the schema says, and why. Raises where all have."""
-    count, found = len(next(iter(columns.values()))), dict[int, str]()
+    count, reasons = len(next(iter(columns.values()))), dict[int, str]()
     ids = [name for name in (schema.name_of("id"), schema.name_of("group")) if name is not None and name in columns]
     for name in (*schema.features, *ids):
         rows = np.arange(count)
@@ -166,25 +166,25 @@ def _wrong(columns: Columns, schema: Schema, where: str, form: Format) -> dict[i
                     _names({name: columns[name][rows]}, name, where, form)
                 break
             except WrongRows as error:
-                found |= {int(row) + 1: error.what for row in rows[error.wrong] if int(row) + 1 not in found}
-                if len(found) == count:  # and so it is the file that is written otherwise
+                reasons |= {int(row) + 1: error.what for row in rows[error.wrong] if int(row) + 1 not in reasons}
+                if len(reasons) == count:  # and so it is the file that is written otherwise
                     raise
                 rows = rows[~error.wrong]
-    return dict(sorted(found.items()))
+    return dict(sorted(reasons.items()))
 
 
 def expansion_of(schema: Schema) -> Expansion:
     """Return how coded rows become a model's inputs."""
-    found = list[tuple[str, int, int, int]]()  # a name, the coded column it is of, a kind and a code
+    inputs = list[tuple[str, int, int, int]]()  # a name, the coded column it is of, a kind and a code
     for place, (name, feature) in enumerate(schema.features.items()):
         if isinstance(feature, Category):
-            found += [(f"{name}={word}", place, ONE_OF, code) for code, word in enumerate(feature.categories)]
+            inputs += [(f"{name}={word}", place, ONE_OF, code) for code, word in enumerate(feature.categories)]
         else:
-            found.append((name, place, PLAIN, 0))
+            inputs.append((name, place, PLAIN, 0))
         if feature.blanks in ("category", "indicator"):
-            found.append((f"{name}={ABSENT_CATEGORY}", place, MARK, 0))
-    names = tuple(name for name, *_ in found)
-    source, kinds, codes = (np.array([one[place] for one in found], np.float64) for place in (1, 2, 3))
+            inputs.append((f"{name}={ABSENT_CATEGORY}", place, MARK, 0))
+    names = tuple(name for name, *_ in inputs)
+    source, kinds, codes = (np.array([entry[place] for entry in inputs], np.float64) for place in (1, 2, 3))
     return Expansion(tuple(schema.features), names, source.astype(np.int64), kinds.astype(np.int8), codes)
 
 
@@ -207,7 +207,7 @@ def words_of(column: Column) -> Column:
         return column
     if column.dtype.kind == "M":
         return np.array(["" if np.isnat(day) else str(day) for day in column], object)
-    return np.array([_number_word(float(one)) for one in column], object)
+    return np.array([_number_word(float(number)) for number in column], object)
 
 
 def _number_word(number: float) -> str:
@@ -219,8 +219,8 @@ def _number_word(number: float) -> str:
 class WrongRows(ParameterError):
     """Some rows of a column are not as the schema says. wrong: bool[rows]. what: the column has in these."""
 
-    def __init__(self, said: str, wrong: NDArray[np.bool_], what: str) -> None:
-        super().__init__(said)
+    def __init__(self, sentence: str, wrong: NDArray[np.bool_], what: str) -> None:
+        super().__init__(sentence)
         self.wrong, self.what = wrong, what
 
 
@@ -241,45 +241,45 @@ class _Reader:
         """Return an input column, NaN where absent."""
         match feature:
             case Number():
-                found = self._within(self._numbers(feature), feature.range)
+                values = self._within(self._numbers(feature), feature.range)
             case Date():
-                found = self._days(feature)
+                values = self._days(feature)
             case Category() | Ordered():
                 unseen = feature.unseen == "blank"
-                found = self._places(feature.categories, feature.spellings, unseen_is_blank=unseen)
+                values = self._places(feature.categories, feature.spellings, unseen_is_blank=unseen)
         if feature.blanks == "refuse":
             self.refuse(
-                np.isnan(found),
+                np.isnan(values),
                 "no value",
                 'fill them in, or say in the schema what they become, for example blanks = "mean"'
                 if not isinstance(feature, Category)
                 else 'fill them in, or say blanks = "category" in the schema',
             )
-        return found
+        return values
 
     def targets(self, target: Target) -> NDArray[Any]:
         """Return the targets; none may be absent."""
         if target.classes:
-            found = self._places(target.classes, target.spellings)
+            values = self._places(target.classes, target.spellings)
         else:
-            found = self._within(self._numbers(Number()), target.range)
-        self.refuse(np.isnan(found), "no target", "remove those rows, as a target cannot be filled in")
-        return found.astype(np.int64) if target.classes else found
+            values = self._within(self._numbers(Number()), target.range)
+        self.refuse(np.isnan(values), "no target", "remove those rows, as a target cannot be filled in")
+        return values.astype(np.int64) if target.classes else values
 
     def refuse(self, wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
         """Raise `moretta.errors.ParameterError` if any row is wrong. what: they have or are."""
         refuse(wrong, f"column {self._name!r} has {what}", remedy, f"{self._where}: ")
 
     def _numbers(self, number: Number) -> NDArray[np.float64]:
-        found = self._as_written(number)
-        none = [one for one in number.absent or () if not isinstance(one, str)]
-        return np.where(np.isin(found, none), np.nan, found) if none else found
+        values = self._as_written(number)
+        none = [word for word in number.absent or () if not isinstance(word, str)]
+        return np.where(np.isin(values, none), np.nan, values) if none else values
 
     def _as_written(self, number: Number) -> NDArray[np.float64]:
         if self._column.dtype.kind == "f":
-            found = self._column
-            self.refuse(np.isinf(found), "infinite numbers", "remove or mend them")
-            return found
+            values = self._column
+            self.refuse(np.isinf(values), "infinite numbers", "remove or mend them")
+            return values
         if self._column.dtype.kind == "M":
             raise ParameterError(f'{self._where}: column {self._name!r} holds dates; say kind = "date" in the schema')
         decimal = self._form.decimal
@@ -305,23 +305,23 @@ class _Reader:
             self.refuse(np.isinf(numbers.astype(np.float32)), "numbers beyond what float32 holds", "give another unit")
         return numbers
 
-    def _within(self, found: NDArray[np.float64], limits: tuple[float, float] | None) -> NDArray[np.float64]:
+    def _within(self, values: NDArray[np.float64], limits: tuple[float, float] | None) -> NDArray[np.float64]:
         if limits is not None:
-            outside = (found < limits[0]) | (found > limits[1])  # false for NaN
-            said = f"a value outside its range {limits[0]:g} to {limits[1]:g}"
-            self.refuse(outside, said, "mend those rows, or widen the range in the schema")
-        return found
+            outside = (values < limits[0]) | (values > limits[1])  # false for NaN
+            fault = f"a value outside its range {limits[0]:g} to {limits[1]:g}"
+            self.refuse(outside, fault, "mend those rows, or widen the range in the schema")
+        return values
 
     def _days(self, feature: Date) -> NDArray[np.float64]:
         if self._column.dtype.kind == "M":
             days = self._column.astype(np.float64)
-            found = np.where(np.isnat(self._column), np.nan, days)
+            days_found = np.where(np.isnat(self._column), np.nan, days)
         elif self._column.dtype.kind == "f":
             raise ParameterError(f"{self._where}: column {self._name!r} holds numbers, and the schema has dates")
         else:
-            found = np.array([_day(word, feature.format) for word in self._column])
-            self.refuse(np.isinf(found), f"no date of the form {feature.format!r}", "mend them, or give format")
-        return self._within(found, None if feature.range is None else limits_of(feature))
+            days_found = np.array([_day(word, feature.format) for word in self._column])
+            self.refuse(np.isinf(days_found), f"no date of the form {feature.format!r}", "mend them, or give format")
+        return self._within(days_found, None if feature.range is None else limits_of(feature))
 
     def _places(
         self, known: Sequence[str], spellings: Mapping[str, str] | None, *, unseen_is_blank: bool = False
@@ -336,8 +336,8 @@ class _Reader:
         def place_of(word: str) -> float:
             return places.get(word, places.get(plain_number(word), truths.get(word.lower(), otherwise)))
 
-        found = np.array([place_of(str(word)) if word else np.nan for word in distinct])
-        column: NDArray[np.float64] = found[which]
+        numbers = np.array([place_of(str(word)) if word else np.nan for word in distinct])
+        column: NDArray[np.float64] = numbers[which]
         listed = ", ".join(known) if len(known) <= 8 else f"{len(known)} of them"
         remedy = f"mend those rows, or add the word to the schema at every site (it has {listed:.200})"
         self.refuse(np.isinf(column), "a word that the schema does not have", remedy)
@@ -355,13 +355,13 @@ def marked(mark: str, decimal: str) -> re.Pattern[str]:
 
 def bare(words: Column, number: Number, decimal: str) -> Column:
     """Return cells without the unit beside them and the marks between thousands; empty what stands for no value."""
-    absent = [one for one in number.absent or () if isinstance(one, str)]
+    absent = [word for word in number.absent or () if isinstance(word, str)]
     if not (number.unit or number.thousands or absent):
         return words
     mark = number.thousands
     groups, drawn = (marked(mark, decimal), re.compile(_MARKS.get(mark, re.escape(mark)))) if mark else (None, None)
 
-    def one(cell: str) -> str:
+    def plain_cell(cell: str) -> str:
         if cell in absent:
             return ""
         text = without_unit(cell, number.unit)
@@ -369,7 +369,7 @@ def bare(words: Column, number: Number, decimal: str) -> Column:
             return text
         return drawn.sub("", text) if groups.match(text) else "not grouped by threes"
 
-    return np.array([one(str(cell)) for cell in words], object)
+    return np.array([plain_cell(str(cell)) for cell in words], object)
 
 
 def without_unit(cell: str, unit: str) -> str:
@@ -424,15 +424,15 @@ def _names(columns: Columns, name: str | None, where: str, form: Format) -> NDAr
 
 
 def _check_columns(columns: Columns, schema: Schema, where: str, *, labelled: bool, training: bool) -> None:
-    wanted = list(schema.features)
-    wanted += [name for name in (schema.name_of("group"), schema.name_of("id")) if name is not None and training]
-    wanted += [name for name in (schema.name_of("file"),) if name is not None]
+    needed = list(schema.features)
+    needed += [name for name in (schema.name_of("group"), schema.name_of("id")) if name is not None and training]
+    needed += [name for name in (schema.name_of("file"),) if name is not None]
     target = schema.name_of("target")
     if labelled:
         if target is None:
             raise ParameterError(f'{where}: the schema has no column of kind "target"; add one')
-        wanted.append(target)
-    for name in wanted:
+        needed.append(target)
+    for name in needed:
         if name not in columns:
             raise ParameterError(
                 f"{where}: expected a column {name!r}, as the schema has it, among its {len(columns)}; "

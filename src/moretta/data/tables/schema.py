@@ -153,7 +153,7 @@ class Date(_Measured):
     def _are_days(cls, value: object) -> object:
         if not isinstance(value, list | tuple):
             return value
-        return tuple(date.fromisoformat(one) if isinstance(one, str) else one for one in value)
+        return tuple(date.fromisoformat(day) if isinstance(day, str) else day for day in value)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -316,10 +316,10 @@ def load(path: Path) -> Schema:
 
     What a Table Schema says and a schema cannot keep is warned of.
     """
-    found, unkept = read(path)
+    schema, unkept = read(path)
     if unkept:
         log.warning("%s: of this Table Schema, not kept: %s", path, "; ".join(unkept))
-    return found
+    return schema
 
 
 def read(path: Path, target: str | None = None) -> tuple[Schema, list[str]]:
@@ -370,11 +370,11 @@ def _plain(value: object) -> str:
 
 
 def _said(error: ValidationError) -> str:
-    found = error.errors(include_url=False)[0]
-    place = [str(part) for part in found["loc"]]
+    fault = error.errors(include_url=False)[0]
+    place = [str(part) for part in fault["loc"]]
     column, keys = place[1] if len(place) > 1 else "", [part for part in place[3:] if not part.isdigit()]
-    message = str(found["ctx"]["error"]) if found["type"] == "value_error" else found["msg"]
-    if found["type"] == "extra_forbidden":
+    message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
+    if fault["type"] == "extra_forbidden":
         message = "this key is not known"
     return f"[columns.{column}] {' '.join(keys)}{': ' if keys else ''}{message[:1].lower()}{message[1:]}"
 

@@ -81,9 +81,9 @@ class _Field(_Descriptor):
             kept = {"categories", "constraints.enum", "trueValues", "falseValues"}
             kept |= {"categoriesOrdered"} if kind == "ordered" or not self.categories_ordered else set()
         elif kind in ("number", "target", "date"):
-            found = self._limits(kind)
-            column |= {"range": found} if found else {}
-            kept |= _LIMITS if found else set()
+            limits_found = self._limits(kind)
+            column |= {"range": limits_found} if limits_found else {}
+            kept |= _LIMITS if limits_found else set()
         absent = [word for word in missing if word not in ABSENT]
         if kind == "number":
             column |= {"absent": [_number(word) for word in absent]} if absent else {}
@@ -96,11 +96,15 @@ class _Field(_Descriptor):
         kept |= {"bareNumber"} if self.moretta.get("unit") else set()
         if kind == "drop" and not self.moretta:
             return column, [f'all of it, as type "{self.type}" without categories is no input (kind = "drop")']
-        said = self.said("name", "type", "constraints", "moretta")
-        said += [f"constraints.{name}" for name in limits.said("required")]
-        said += ["labels"] if any(isinstance(one, _Value) and one.model_extra for one in self.categories) else []
-        said += ["the time of day"] if (kind, self.type) == ("date", "datetime") else []
-        return column, [name for name in said if name not in kept]
+        unkept = self.said("name", "type", "constraints", "moretta")
+        unkept += [f"constraints.{name}" for name in limits.said("required")]
+        unkept += (
+            ["labels"]
+            if any(isinstance(category, _Value) and category.model_extra for category in self.categories)
+            else []
+        )
+        unkept += ["the time of day"] if (kind, self.type) == ("date", "datetime") else []
+        return column, [name for name in unkept if name not in kept]
 
     def _kind(self, words: Mapping[str, str]) -> str:
         if words:
@@ -112,7 +116,7 @@ class _Field(_Descriptor):
     def _words(self) -> dict[str, str]:
         """Return the words that a cell may be, each with the category that it stands for."""
         if self.type == "boolean":
-            return {one: words[0] for words in (self.false_values, self.true_values) for one in words}
+            return {word: words[0] for words in (self.false_values, self.true_values) for word in words}
         if self.type not in ("string", "integer", "any"):
             return {}
         return {word: word for word in _words(self.categories) or map(str, self.constraints.enum)}
@@ -190,28 +194,41 @@ def _native(column: Mapping[str, Any]) -> dict[str, Any]:
     """Return what Table Schema says of a column."""
     kind, limits = column["kind"], column.get("range")
     words = column.get("categories") or column.get("classes")
-    said: dict[str, Any] = {"required": True} if kind != "drop" and column.get("blanks", "refuse") == "refuse" else {}
+    constraints: dict[str, Any] = (
+        {"required": True} if kind != "drop" and column.get("blanks", "refuse") == "refuse" else {}
+    )
     if words:
         ordered = {"categoriesOrdered": True} if kind == "ordered" else {}
-        return {"type": "string", "categories": [*words, *column.get("spellings", ())], **ordered, "constraints": said}
+        return {
+            "type": "string",
+            "categories": [*words, *column.get("spellings", ())],
+            **ordered,
+            "constraints": constraints,
+        }
     if kind == "date":
         pattern = column.get("format", _DATES["date"])
         days = map(date.fromisoformat, limits or ())  # a year is written in four digits, which not every %Y does
         ends = [day.strftime(pattern.replace("%Y", f"{day.year:04}")) for day in days]
-        said |= dict(zip(("minimum", "maximum"), ends, strict=False))
-        return {"type": "date", "format": "default" if pattern == _DATES["date"] else pattern, "constraints": said}
+        constraints |= dict(zip(("minimum", "maximum"), ends, strict=False))
+        return {
+            "type": "date",
+            "format": "default" if pattern == _DATES["date"] else pattern,
+            "constraints": constraints,
+        }
     if kind not in ("number", "target"):
-        return {"type": "any" if kind == "drop" else "string", "constraints": said}
-    said |= dict(zip(("minimum", "maximum"), limits or (), strict=False))
-    field: dict[str, Any] = {"type": "number", "constraints": said}
+        return {"type": "any" if kind == "drop" else "string", "constraints": constraints}
+    constraints |= dict(zip(("minimum", "maximum"), limits or (), strict=False))
+    field: dict[str, Any] = {"type": "number", "constraints": constraints}
     field |= {"groupChar": column["thousands"]} if "thousands" in column else {}
     field |= {"bareNumber": False} if column.get("unit") else {}
-    absent = [one if isinstance(one, str) else json.dumps(one).removesuffix(".0") for one in column.get("absent", ())]
+    absent = [
+        word if isinstance(word, str) else json.dumps(word).removesuffix(".0") for word in column.get("absent", ())
+    ]
     return field | ({"missingValues": list(dict.fromkeys((*ABSENT, *absent)))} if absent else {})
 
 
 def _words(values: Values) -> list[str]:
-    return [str(one.value if isinstance(one, _Value) else one) for one in values]
+    return [str(value.value if isinstance(value, _Value) else value) for value in values]
 
 
 def _number(word: str) -> float | str:

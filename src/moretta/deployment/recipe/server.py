@@ -73,7 +73,7 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
     def send_model(self, *args: Any, data: FLModel, targets: list[str], **options: Any) -> None:
         """Send the round's model, and note it."""
         self._sent, self._kept = data, {}
-        self._asked = sorted(str(getattr(one, "name", one)) for one in targets)
+        self._asked = sorted(str(getattr(target, "name", target)) for target in targets)
         super().send_model(*args, data=data, targets=targets, timeout=self.train_timeout, **options)
 
     def _aggregate_one_result(self, result: FLModel) -> bool:
@@ -98,8 +98,8 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
                 params=dict(self._sent.params), params_type=ParamsType.FULL, current_round=self.current_round
             )
         self._lost, self._opened = 0, self._opened + 1
-        params = {name: _like(one, total.means[WEIGHT + name]) for name, one in self._sent.params.items()}
-        metrics = {n.removeprefix(METRIC): float(one) for n, one in total.means.items() if n.startswith(METRIC)}
+        params = {name: _like(array, total.means[WEIGHT + name]) for name, array in self._sent.params.items()}
+        metrics = {n.removeprefix(METRIC): float(mean) for n, mean in total.means.items() if n.startswith(METRIC)}
         meta = {"nr_aggregated": len(total.silos), "current_round": self.current_round}
         return FLModel(
             params=params, params_type=kind, metrics=metrics or None, current_round=self.current_round, meta=meta
@@ -110,22 +110,22 @@ class SecureFedAvg(FedAvg):  # type: ignore[misc]
             raise RunFailed("no site has a result to sum")
         kind = Counter(str(meta[KIND]) for meta in self._kept.values()).most_common(1)[0][0]
         metrics = sorted(set.intersection(*(set(meta[METRICS]) for meta in self._kept.values())))
-        shapes = {WEIGHT + name: plain(one).shape for name, one in self._sent.params.items()}
+        shapes = {WEIGHT + name: plain(array).shape for name, array in self._sent.params.items()}
         shapes |= {METRIC + name: () for name in metrics}
-        given = run_files.parse_toml(self.settings, Path("run.toml"))
-        secure = run_files.section("secure-aggregation", SecureAggregation, given)
+        tables = run_files.parse_toml(self.settings, Path("run.toml"))
+        secure = run_files.section("secure-aggregation", SecureAggregation, tables)
         secure = secure.model_copy(update={"roster": Path(self.roster) if self.roster else None})
-        told = {SILOS: self._asked, KIND: kind, METRICS: metrics}
-        deliver = {name: self._deliver(name, told) for name in self._asked}
+        request = {SILOS: self._asked, KIND: kind, METRICS: metrics}
+        deliver = {name: self._deliver(name, request) for name in self._asked}
         return secure_sum(deliver, shapes, secure, most_weight=self.most_weight), kind
 
-    def _deliver(self, name: str, told: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    def _deliver(self, name: str, request: Mapping[str, Any]) -> Callable[[bytes], bytes]:
         def deliver(data: bytes) -> bytes:
             if name not in self._kept:
                 raise Disconnected("has no result of this round")
             with self.engine.new_context() as fl_ctx:
-                given = {"topic": TOPIC, "timeout": self.answer_timeout, "fl_ctx": fl_ctx, "optional": True}
-                replies = self.engine.send_aux_request([name], request=Shareable({**told, DATA: data}), **given)
+                options = {"topic": TOPIC, "timeout": self.answer_timeout, "fl_ctx": fl_ctx, "optional": True}
+                replies = self.engine.send_aux_request([name], request=Shareable({**request, DATA: data}), **options)
             reply = replies.get(name)
             if reply is None or reply.get_return_code() != ReturnCode.OK:
                 raise Disconnected("has not answered" if reply is None else str(reply.get_return_code()))

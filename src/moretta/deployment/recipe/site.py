@@ -59,23 +59,28 @@ class TaskResult:
             raise PolicyError(f"expected weights or their difference, got {dxo.data_kind} as a filter changed it")
         if different := sorted(model.keys() ^ dxo.data.keys()):
             raise PolicyError(f"expected the arrays of the model; {different!r:.200} differ")
-        weights = {name: plain(one) for name, one in dxo.data.items()}
-        for name, one in weights.items():
+        weights = {name: plain(array) for name, array in dxo.data.items()}
+        for name, array in weights.items():
             like = plain(model[name])
-            if one.shape != like.shape or one.dtype.kind not in ("f" if like.dtype.kind == "f" else "fiu"):
+            if array.shape != like.shape or array.dtype.kind not in ("f" if like.dtype.kind == "f" else "fiu"):
                 raise PolicyError(
-                    f"`{name}`: expected {like.dtype} {list(like.shape)}, got {one.dtype} {list(one.shape)}"
+                    f"`{name}`: expected {like.dtype} {list(like.shape)}, got {array.dtype} {list(array.shape)}"
                 )
-            if not np.isfinite(one).all():
+            if not np.isfinite(array).all():
                 raise RangeError(f"`{name}` has NaN or infinity; lower its learning rate, or look at its rows")
         steps = dxo.meta.get(MetaKey.NUM_STEPS_CURRENT_ROUND, 1)
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
             raise RowsError(f"{MetaKey.NUM_STEPS_CURRENT_ROUND} is {steps!r:.40}; expected a whole number, 1 or more")
-        given = dxo.meta.get(MetaKey.INITIAL_METRICS)
-        numbers = given if isinstance(given, Mapping) else {} if given is None else {"metric": given}
-        metrics = {str(name): float(one) for name, one in numbers.items() if isinstance(one, int | float | np.number)}
+        metric = dxo.meta.get(MetaKey.INITIAL_METRICS)
+        numbers = metric if isinstance(metric, Mapping) else {} if metric is None else {"metric": metric}
+        metrics = {
+            str(name): float(number) for name, number in numbers.items() if isinstance(number, int | float | np.number)
+        }
         return cls(
-            KINDS[dxo.data_kind], int(steps), weights, {n: one for n, one in metrics.items() if np.isfinite(one)}
+            KINDS[dxo.data_kind],
+            int(steps),
+            weights,
+            {n: number for n, number in metrics.items() if np.isfinite(number)},
         )
 
 
@@ -107,8 +112,8 @@ class RecordViews(Filter):  # type: ignore[misc]
         try:
             if shareable.get_return_code() == ReturnCode.OK:
                 result, now = TaskResult.of(from_shareable(shareable), self._model), Stamp("flare", self._round, 0)
-                base = {name: plain(one) for name, one in self._model.items()} if result.kind == "DIFF" else {}
-                weights = {WEIGHT + name: base.get(name, 0) + one for name, one in result.weights.items()}
+                base = {name: plain(array) for name, array in self._model.items()} if result.kind == "DIFF" else {}
+                weights = {WEIGHT + name: base.get(name, 0) + array for name, array in result.weights.items()}
                 own = PlainUpload.unasked(now, weights, result.weight)
                 self.note(fl_ctx.get_identity_name(), AskSum(stamp=now, encoding={}), own)
         except MorettaError as error:  # the run goes on as it would without this
@@ -119,9 +124,9 @@ class RecordViews(Filter):  # type: ignore[misc]
         """Record a question and its answer, with the model where a question is for a result."""
         seen = [("received", asked), ("sent", answer)]
         if isinstance(asked, AskSum):
-            model = {WEIGHT + name: plain(one) for name, one in self._model.items()}
+            model = {WEIGHT + name: plain(array) for name, array in self._model.items()}
             seen.insert(0, ("received", PlainUpload.unasked(asked.stamp, model)))
-        messages = [views.Seen(way, "server", CODEC.encode(one)) for way, one in seen]
+        messages = [views.Seen(way, "server", CODEC.encode(message)) for way, message in seen]
         views.note(Path(self.folder) / "views", silo, self._round, messages)
 
 
@@ -192,8 +197,8 @@ class KeepResult(RecordViews):
 
     def _begin(self, result: TaskResult, request: Shareable, name: str) -> SumClient:
         silos, metrics = request.get(SILOS), request.get(METRICS)
-        for one in (silos, metrics):
-            if not isinstance(one, list) or not all(isinstance(text, str) for text in one):
+        for names in (silos, metrics):
+            if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
                 raise PeerError("expected names of silos and of metrics")
         if request.get(KIND) != result.kind or not set(metrics) <= result.metrics.keys():
             raise PolicyError(f"expected to sum {result.kind} with metrics of {sorted(result.metrics)!r:.200}")
@@ -203,8 +208,8 @@ class KeepResult(RecordViews):
         if file.silo.name != name:
             raise PolicyError(f"this site is {name!r} to FLARE, and {file.silo.name!r} in its silo.toml")
         secure = permitted_sums(self.settings, Participation(tuple(silos), len(silos)), file)
-        tensors = {WEIGHT + one: array for one, array in result.weights.items()}
-        tensors |= {METRIC + one: np.asarray(result.metrics[one]) for one in metrics}
+        tensors = {WEIGHT + name_of_weight: array for name_of_weight, array in result.weights.items()}
+        tensors |= {METRIC + metric: np.asarray(result.metrics[metric]) for metric in metrics}
         helped = None if self._file is None else self._file.helped.opened
         return SumClient(name, silos, tensors, result.weight, secure, helped)
 

@@ -30,8 +30,8 @@ COUNTER = "num_batches_tracked"
 
 def layers(model: nn.Module) -> dict[str, _BatchNorm]:
     """Return the layers that normalise by a batch's statistics and keep running ones, by name."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    return {name: one for name, one in found.items() if one.training and one.running_mean is not None}
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return {name: norm for name, norm in norms.items() if norm.training and norm.running_mean is not None}
 
 
 def moving(model: nn.Module) -> frozenset[str]:
@@ -41,30 +41,30 @@ def moving(model: nn.Module) -> frozenset[str]:
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a silo's statistics, by the names of the running ones."""
-    return {f"{name}.{key}": (one.num_features,) for name, one in layers(model).items() for key in RUNNING}
+    return {f"{name}.{key}": (norm.num_features,) for name, norm in layers(model).items() for key in RUNNING}
 
 
 def stepped(model: nn.Module, means: Mapping[str, Array]) -> dict[str, Array]:
     """Return the running statistics after a round. means: of the silos', by the names of `shapes`."""
-    found = {}
-    for name, one in layers(model).items():
-        count = 0 if one.num_batches_tracked is None else int(one.num_batches_tracked)
-        momentum = 1 / (count + 1) if one.momentum is None else one.momentum
+    buffers = {}
+    for name, norm in layers(model).items():
+        count = 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)
+        momentum = 1 / (count + 1) if norm.momentum is None else norm.momentum
         for key in RUNNING:
-            old = getattr(one, key).numpy(force=True).astype(np.float64)
-            found[f"{name}.{key}"] = old + momentum * (means[f"{name}.{key}"] - old)
-    return found
+            old = getattr(norm, key).numpy(force=True).astype(np.float64)
+            buffers[f"{name}.{key}"] = old + momentum * (means[f"{name}.{key}"] - old)
+    return buffers
 
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[None]:
     """Have forward passes write a batch's own statistics into the buffers; outside they write nothing."""
-    found = layers(model).values()
-    kept = [one.momentum for one in found]
-    for one in found:
-        one.momentum, one.track_running_stats = 1.0, True
+    norms = layers(model).values()
+    kept = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.track_running_stats = 1.0, True
     try:
         yield
     finally:
-        for one, momentum in zip(found, kept, strict=True):
-            one.momentum, one.track_running_stats = momentum, False
+        for norm, momentum in zip(norms, kept, strict=True):
+            norm.momentum, norm.track_running_stats = momentum, False

@@ -139,13 +139,13 @@ def _convolve_patches(layer: nn.Conv2d, tensors: Tensors, x: Tensor) -> Tensor:
         return _convolve(layer, tensors, x, 1)
     high, wide = layer.padding
     x = F.pad(x, (wide, wide, high, high)) if high or wide else x
-    (tall, broad), (down, right), (apart, beside) = layer.kernel_size, layer.stride, layer.dilation
+    (tall, broad), (down, right), (gap, beside) = layer.kernel_size, layer.stride, layer.dilation
     rows, channels, height, width = x.shape
-    height, width = (height - apart * (tall - 1) - 1) // down + 1, (width - beside * (broad - 1) - 1) // right + 1
+    height, width = (height - gap * (tall - 1) - 1) // down + 1, (width - beside * (broad - 1) - 1) // right + 1
     row, channel, line, place = x.stride()
     patches = x.as_strided(
         (rows, channels, tall, broad, height, width),
-        (row, channel, line * apart, place * beside, line * down, place * right),
+        (row, channel, line * gap, place * beside, line * down, place * right),
     )
     out: Tensor = tensors["weight"].flatten(1) @ patches.reshape(rows, -1, height * width)
     if "bias" in tensors:
@@ -209,5 +209,5 @@ def means_of_squares(x: Tensor) -> Tensor:
 def _means(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return what makes two lines of an image the means of its squares of 2 x 2: [2 width, width / 2]."""
     with torch.inference_mode(False):
-        one = torch.eye(width // 2, dtype=dtype, device=device).repeat_interleave(2, 0)
-        return one.repeat(2, 1) / 4
+        halves = torch.eye(width // 2, dtype=dtype, device=device).repeat_interleave(2, 0)
+        return halves.repeat(2, 1) / 4

@@ -78,15 +78,15 @@ def follow(path: Path, moved: Tensor, channels: slice, kept: Values) -> dict[Nod
     now = {path.start: (moved.flatten(0, 1), channels)}
     for node in path.some:
         now[node] = _some(node, now, kept, moves)
-    found = {node: _whole(*now[node], kept[node], moves) for node in path.handed}
+    moved_values = {node: _whole(*now[node], kept[node], moves) for node in path.handed}
     for node in path.joining:
         values, part = now[node.args[0]]
-        apart = values.view(moves, rows, *values.shape[1:]) - kept[node.args[0]][:, part]
+        change = values.view(moves, rows, *values.shape[1:]) - kept[node.args[0]][:, part]
         arguments = arguments_of(node, kept)
-        arguments[:3] = apart.flatten(0, 1), arguments[1][:, part], None
+        arguments[:3] = change.flatten(0, 1), arguments[1][:, part], None
         joined: Tensor = node.target(*arguments)
-        found[node] = joined.view(moves, rows, *joined.shape[1:]) + kept[node]
-    return found
+        moved_values[node] = joined.view(moves, rows, *joined.shape[1:]) + kept[node]
+    return moved_values
 
 
 def _some(node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, moves: int) -> tuple[Tensor, slice]:

@@ -95,12 +95,12 @@ class Cut:
 
     def after(self, node: Node) -> tuple[Node, ...]:
         """Return what depends on a node, in the order of running."""
-        reached, found = {node}, list[Node]()
+        reached, dependents = {node}, list[Node]()
         for each in self.nodes:
             if any(read in reached for read in each.all_input_nodes):
                 reached.add(each)
-                found.append(each)
-        return tuple(found)
+                dependents.append(each)
+        return tuple(dependents)
 
 
 def cut_of(model: nn.Module, layout: Layout, row_shape: tuple[int, ...], dtype: torch.dtype) -> Cut:
@@ -207,8 +207,8 @@ def arguments_of(node: Node, values: Values) -> list[Any]:
 
 def called(node: Node, values: Values, arguments: Sequence[Any] | None = None) -> Any:
     """Return a node's value. arguments: in the place of its own."""
-    given = arguments_of(node, values) if arguments is None else arguments
-    return node.target(*given, **map_arg(node.kwargs, values.__getitem__))
+    inputs = arguments_of(node, values) if arguments is None else arguments
+    return node.target(*inputs, **map_arg(node.kwargs, values.__getitem__))
 
 
 def blocks_of(cut: Cut, layout: Layout, rule: Rule) -> tuple[LayerBlock, ...]:
@@ -247,45 +247,45 @@ def _layers(cut: Cut, layout: Layout) -> dict[str, Layer]:
         uses.update(cut.tensors[read] for read in node.all_input_nodes if read in cut.tensors)
     for name in unused(cut, layout.shapes):
         raise _uncut(f"its parameter `{name}` does not reach the outputs; freeze it, or remove it")
-    found = dict[str, Layer]()
+    layers = dict[str, Layer]()
     for node in cut.nodes:
         places = _places(cut, node, layout, uses)
         if places:
             tensors = tuple(places.values())
             home = tensors[0].rpartition(".")[0]
-            found[home if home and home not in found else tensors[0]] = Layer(node, tensors, places)
-    held = {name for layer in found.values() for name in layer.tensors}
-    found |= {
+            layers[home if home and home not in layers else tensors[0]] = Layer(node, tensors, places)
+    held = {name for layer in layers.values() for name in layer.tensors}
+    layers |= {
         name: Layer(node, (name,), {}) for node, name in cut.tensors.items() if name in layout.shapes.keys() - held
     }
     order = {node: place for place, node in enumerate([*cut.tensors, *cut.nodes])}
-    return dict(sorted(found.items(), key=lambda item: order[item[1].node]))
+    return dict(sorted(layers.items(), key=lambda item: order[item[1].node]))
 
 
 def _places(cut: Cut, node: Node, layout: Layout, uses: Mapping[str, int]) -> dict[int, str]:
     """Return the trained tensors that an operation alone reads where it is linear in them, by place."""
-    found = dict[int, str]()
+    places = dict[int, str]()
     for place in LINEAR_IN_WEIGHTS.get(node.target, ()):
         read = node.args[place] if place < len(node.args) else None
         name = cut.tensors.get(read, "") if isinstance(read, torch.fx.Node) else ""
         if name in layout.shapes and uses[name] == 1:
-            found[place] = name
-    return found
+            places[place] = name
+    return places
 
 
 def _reason(error: BaseException) -> str:
     """Return in one line why torch could not follow a model."""
     kind = type(error).__name__
-    told = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
-    if told.startswith(FOR_ONE_NUMBER):
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
+    if line.startswith(FOR_ONE_NUMBER):
         return "it runs for one number of rows alone"
-    return "what it does depends on the values that it reads" if kind == "GuardOnDataDependentSymNode" else told
+    return "what it does depends on the values that it reads" if kind == "GuardOnDataDependentSymNode" else line
 
 
-def _uncut(why: str, told: str | None = None) -> ParameterError:
-    """Return the refusal of a model. told: lines of code as Python prints them, the last of a `forward` is named."""
+def _uncut(why: str, traceback: str | None = None) -> ParameterError:
+    """Return the refusal of a model. traceback: as Python prints it; its last line of a `forward` is named."""
     own = Path(torch.__file__).parent
-    lines = re.findall(r'File "(.+)", line (\d+), in forward(?:\n +(.+))?', told or "")
+    lines = re.findall(r'File "(.+)", line (\d+), in forward(?:\n +(.+))?', traceback or "")
     lines = [line for line in lines if own not in Path(line[0]).parents] or lines
     where = ""
     if lines:

@@ -50,7 +50,7 @@ def check_packages(needed: Iterable[str]) -> None:
 def check_tokens(layout: SampleLayout | None, precision: str) -> None:
     """Raise ParameterError where token ids lie beside numbers and would be rounded as those are."""
     if layout is not None and layout.has_integers and precision == "float16":
-        tokens = ", ".join(one.name for one in layout.arrays if one.integers)
+        tokens = ", ".join(array.name for array in layout.arrays if array.integers)
         raise ParameterError(
             f'edge-precision = "float16" would round the token ids of {tokens}, which lie beside numbers in a row; use '
             '"float32" or "int8-activations"'
@@ -89,12 +89,12 @@ def edge_client(protocol: BAFFLE, setup: SiloSetup, engine: Engine, insecure: Se
     )  # its secrets: the first state
     settings = EdgeSettings(setup, recipe, engine.edge_precision, engine.memory_limit_mib, engine.micro_batch)
 
-    def here(message: Message) -> Message | None:
+    def answer_locally(message: Message) -> Message | None:
         return compared(message, setup.subjects, setup.answers) if isinstance(message, AskApart) else None
 
     secret = b"" if insecure is None else insecure.reveal()
     return ChildClient(
-        setup.name, settings.dump(), lends.state(), setup.sent(), schema_of(MESSAGES), COMMAND, secret, here
+        setup.name, settings.dump(), lends.state(), setup.sent(), schema_of(MESSAGES), COMMAND, secret, answer_locally
     )
 
 

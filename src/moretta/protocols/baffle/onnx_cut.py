@@ -50,12 +50,12 @@ class _Graph:
 
     def after(self, names: Iterable[str]) -> list[Any]:
         """Return the nodes that depend on values."""
-        reached, found = set(names), []
+        reached, nodes = set(names), []
         for node in self.graph.node:
             if reached.intersection(node.input):
                 reached.update(node.output)
-                found.append(node)
-        return found
+                nodes.append(node)
+        return nodes
 
     def readers(self, name: str) -> list[Any]:
         """Return the nodes that read a value."""
@@ -67,7 +67,7 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
 
     Raises `moretta.errors.ParameterError` for a layer of units that the graph does not have as such.
     """
-    whole, files, given = _Graph.of(proto), list[Any](), list[dict[str, Any]]()
+    whole, files, entries = _Graph.of(proto), list[Any](), list[dict[str, Any]]()
     for block in blocks:
         reads, moves = _layer(whole, block)
         if block.kind == "units" and not moves:
@@ -88,12 +88,12 @@ def cut(proto: Any, layout: Layout, blocks: Sequence[LayerBlock]) -> bytes:
         if block.kind == "channels" and moves:
             alone, _ = _part(whole, [whole.makers[moves]], [reads], layout, moves)
             files.append(alone)
-        given.append(entry)
-    wanted = {name for entry in given for name in (entry["reads"], entry["moves"], *entry["kept"])} - {"", "x"}
+        entries.append(entry)
+    needed = {name for entry in entries for name in (entry["reads"], entry["moves"], *entry["kept"])} - {"", "x"}
     known = {output.name for output in whole.graph.output}
-    for name in sorted(wanted - known):
+    for name in sorted(needed - known):
         proto.graph.output.append(helper.make_tensor_value_info(name, whole.kinds[name], None))
-    helper.set_model_props(proto, metadata.written(layout, "float32") | {metadata.BLOCKS: json.dumps(given)})
+    helper.set_model_props(proto, metadata.written(layout, "float32") | {metadata.BLOCKS: json.dumps(entries)})
     return metadata.packed([each.SerializeToString() for each in (proto, *files)])
 
 
@@ -125,8 +125,12 @@ def _layer(whole: _Graph, block: LayerBlock) -> tuple[str, str]:
 
 
 def _is_plain(node: Any) -> bool:
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return given.pop("transB", 0) == 1 and not given.pop("transA", 0) and all(value == 1.0 for value in given.values())
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return (
+        attributes.pop("transB", 0) == 1
+        and not attributes.pop("transA", 0)
+        and all(value == 1.0 for value in attributes.values())
+    )
 
 
 def _part(

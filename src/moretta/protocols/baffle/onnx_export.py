@@ -76,12 +76,12 @@ def _further_places(model: nn.Module, layout: Layout) -> dict[str, str]:
         owner, _, leaf = name.rpartition(".")
         return id(owners[owner]), leaf
 
-    places, found = {place(name) for name in layout.shapes}, dict[str, str]()
+    places, first_names = {place(name) for name in layout.shapes}, dict[str, str]()
     for name, first in modules.ties(model).items():
         if first in layout.shapes and place(name) not in places:
             places.add(place(name))
-            found[name] = first
-    return found
+            first_names[name] = first
+    return first_names
 
 
 def graph_of(
@@ -203,11 +203,11 @@ def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
             weight, bias = channels(scaled.input[1], rank), channels(node.input[1], rank)
             if weight and bias and shapes[y][1].dim_value == (length := lengths[weight][0].dim_value):
                 kind = graph.input[1].type.tensor_type.elem_type
-                zero, one = f"{node.output[0]}/mean", f"{node.output[0]}/variance"
-                for name, value in ((zero, 0.0), (one, 1.0)):
+                zero, variance = f"{node.output[0]}/mean", f"{node.output[0]}/variance"
+                for name, value in ((zero, 0.0), (variance, 1.0)):
                     graph.initializer.append(helper.make_tensor(name, kind, [length], [value] * length))
                 nodes.remove(scaled)
-                inputs = [y, weight, bias, zero, one]
+                inputs = [y, weight, bias, zero, variance]
                 node = helper.make_node("BatchNormalization", inputs, node.output, epsilon=0.0)
         nodes.append(node)
     used = {name for node in nodes for name in node.input}
@@ -218,8 +218,8 @@ def _join_scale_and_shift(proto: onnx.ModelProto) -> None:
 def _inexpressible(error: object) -> ParameterError:
     while isinstance(error, BaseException) and error.__cause__ is not None:
         error = error.__cause__  # the first cause says what of the model it is; the others in which step
-    said = next((line for line in str(error).splitlines() if line.strip()), "no reason")
-    return ParameterError(f"this model cannot be expressed in ONNX: {said:.300}")
+    reason = next((line for line in str(error).splitlines() if line.strip()), "no reason")
+    return ParameterError(f"this model cannot be expressed in ONNX: {reason:.300}")
 
 
 def _round_to_half(proto: onnx.ModelProto) -> None:
@@ -242,11 +242,11 @@ def _round_to_half(proto: onnx.ModelProto) -> None:
         if tensor.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE):
             exact = onnx.numpy_helper.to_array(tensor)
             tensor.CopyFrom(onnx.numpy_helper.from_array(exact.astype("float16").astype(exact.dtype), tensor.name))
-    given = {put.name: f"{put.name}/rounded" for put in graph.input if put.name in floats}
-    nodes = [node for name, rounded in given.items() for node in rounding(name, name, rounded)]
+    rounded_names = {put.name: f"{put.name}/rounded" for put in graph.input if put.name in floats}
+    nodes = [node for name, rounded in rounded_names.items() for node in rounding(name, name, rounded)]
     for node in graph.node:
         for place, name in enumerate(node.input):
-            node.input[place] = given.get(name, name)
+            node.input[place] = rounded_names.get(name, name)
         nodes.append(node)
         for place, name in enumerate(node.output):
             if name in floats and node.op_type not in UNROUNDED:

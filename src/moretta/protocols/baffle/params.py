@@ -211,14 +211,14 @@ class BAFFLE(PrivateTraining):
                 f'form = "{self.form}": with perturb = "blocks" the loss at the parameters is known anyway; use "base" '
                 'or "central"'
             )
-        for key, given in {
+        for key, setting in {
             'direction = "gaussian"': self.direction != "rademacher",
             "orthogonal": self.orthogonal,
             "seed-pool": self.seed_pool is not None,
             "k-last": self.k_last is not None,
             "batch-statistics": self.batch_statistics,
         }.items():
-            if given:
+            if setting:
                 raise ParameterError(
                     f'{key} is of directions of all parameters at once; remove it, or use perturb = "all"'
                 )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def build(protocol: BAFFLE, setting: Setting) -> Roles:
     """Build BAFFLE's server and silos."""
-    setting, graph, said = _forward_only(protocol, setting)
+    setting, graph, warnings = _forward_only(protocol, setting)
     scheme = setting.secure_aggregation.scheme
     agreed = common.enrolment_of(setting, scheme, None, setting.columns, protocol.lot(setting.spec.data.batch_size))
     layout = layout_of(setting.model, moving(setting.model) if protocol.batch_statistics else ())
@@ -41,7 +41,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
     device = torch.device(setting.spec.run.device)
     accountant = common.accountant_of(setting, scheme, setting.spec.data.batch_size, agreed.statistics)
     computes = common.model_bound_to(setting, layout.shapes)
-    _check_rows(setting, forward, apart=not protocol.batch_statistics)
+    _check_rows(setting, forward, several=not protocol.batch_statistics)
     most = directions_of(protocol.form, protocol.most_at_once)
     if protocol.orthogonal and order_of(most) > layout.size:
         raise ParameterError(
@@ -62,7 +62,7 @@ def build(protocol: BAFFLE, setting: Setting) -> Roles:
             clients[name] = Client(setup, recipe, forward, setting.insecure_root(name), model=computes, combine=combine)
     server = Server(protocol, recipe, setting, layout, agreed, graph_of, accountant, combine)
     roles = common.roles_of(server, clients, agreed, MESSAGES, setting.least(scheme), accountant)
-    return replace(roles, warnings=said)
+    return replace(roles, warnings=warnings)
 
 
 def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | None, list[str]]:
@@ -70,9 +70,9 @@ def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | No
     model = torch_forward.partly_trained(setting.built, protocol.trainable)
     x = torch.zeros(2, *setting.row_shape, dtype=setting.row_dtype)
     blocks = protocol.recipe(setting.spec.run.rounds, setting.spec.data.varied).rule is not None
-    model, said = torch_forward.forward_only(model, x, blocks=blocks, by_batch=protocol.batch_statistics)
+    model, warnings = torch_forward.forward_only(model, x, blocks=blocks, by_batch=protocol.batch_statistics)
     if not blocks:
-        return replace(setting, built=model), None, said
+        return replace(setting, built=model), None, warnings
     from moretta.protocols.baffle import cut  # torch.export, which takes as long to import as PyTorch
 
     check_model(model)
@@ -81,10 +81,12 @@ def _forward_only(protocol: BAFFLE, setting: Setting) -> tuple[Setting, Cut | No
     for name in idle:
         model.get_parameter(name).requires_grad_(False)
     if idle:
-        said.append(f"the outputs do not depend on {', '.join(f'`{one}`' for one in idle)!s:.300}; it is not trained")
+        warnings.append(
+            f"the outputs do not depend on {', '.join(f'`{name}`' for name in idle)!s:.300}; it is not trained"
+        )
     if len(modules.trainable(model)) == 0:
         raise ParameterError("the outputs depend on no trained parameter; unfreeze one")
-    return replace(setting, built=model), graph, said
+    return replace(setting, built=model), graph, warnings
 
 
 def _forward(protocol: BAFFLE, setting: Setting, layout: Layout, graph: Cut | None) -> tuple[TorchForward, Recipe]:
@@ -109,13 +111,13 @@ def left(client: Role) -> Left:
     return Left(privacy=client.privacy()) if isinstance(client, Client) else Left()
 
 
-def _check_rows(setting: Setting, forward: TorchForward, *, apart: bool) -> None:
+def _check_rows(setting: Setting, forward: TorchForward, *, several: bool) -> None:
     """Raise ParameterError where a row's outputs are not its own or not the same every time.
 
     The first silo's rows are tried, or rows of zeros where all silos are remote.
     """
-    given = next((silo.x[:8] for silo in setting.here), None)
-    x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if given is None else given
+    rows = next((silo.x[:8] for silo in setting.here), None)
+    x = np.zeros((2, *setting.row_shape), setting.silos[0].x.dtype) if rows is None else rows
     inputs = x if x.dtype.kind in "iu" else x.astype(forward.layout.dtype)
     at = forward.layout.flat(modules.arrays(setting.model))
-    check_rows(forward, at, np.ascontiguousarray(inputs), apart=apart)
+    check_rows(forward, at, np.ascontiguousarray(inputs), several=several)

@@ -89,17 +89,17 @@ class Server:
         shapes = self._shapes(k) | {f"{BUFFER}{name}": shape for name, shape in self._statistics.items()}
         most = self._enrolment.most_weight
         if self._accountant is None:
-            wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
+            request = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
         else:
-            wanted = self._accountant.want(aggregation, shapes, self._secure, most)
+            request = self._accountant.want(aggregation, shapes, self._secure, most)
         ask = Estimate(
             stamp=now,
             parameters=at,
             parameter_hash=parameter_hash(self._layout, at),
             k=k,
-            encoding=wanted.fraction_bits,
+            encoding=request.fraction_bits,
         )
-        exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
+        exchange = aggregation.sum(ask, request, query_of(ask, *self._enrolment.agreed, self._seed.seed).digest)
         if self._accountant is not None:  # another cohort has another seed, and so other noise on other scalars
             exchange = counted(exchange, self._accountant.releases, now, ask.parameter_hash, self._seed.seed, k)
         total = yield from exchange

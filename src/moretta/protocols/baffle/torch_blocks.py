@@ -111,11 +111,11 @@ class TorchBlocks(TorchForward):
         """Yield the outputs for moves of some channels each, [moves, rows, outputs], all of a repeat at least."""
         path, kept = self._paths[block.name], self._kept[layer.node]
         for effects in self._effects(block, layer, signs, max(1, TOGETHER // kept.numel())):
-            effects, found = distance * effects, list[Tensor]()
+            effects, outputs = distance * effects, list[Tensor]()
             for channels in block.channels_of(kept.shape[1]):
                 moved = kept[:, channels] + effects[:, :, channels]
-                found.append(self._outputs(path.late, follow(path, moved, channels, self._kept)))
-            yield torch.stack(found, dim=1).flatten(0, 1)
+                outputs.append(self._outputs(path.late, follow(path, moved, channels, self._kept)))
+            yield torch.stack(outputs, dim=1).flatten(0, 1)
 
     def _effects(self, block: LayerBlock, layer: Layer, signs: Signs, together: int) -> Iterator[Tensor]:
         """Yield by what a layer's output moves, [moves, ...], so many repeats at a time."""
@@ -141,19 +141,19 @@ class TorchBlocks(TorchForward):
                 arguments[place] = arguments[place].flatten(0, 1)
             effects: Tensor = target(*arguments)
             return effects.view(len(effects), moves, -1, *effects.shape[2:]).movedim(1, 0)
-        found = list[Tensor]()
+        outputs = list[Tensor]()
         for move in range(moves):
             own = [each[move] if place in places else each for place, each in enumerate(arguments)]
-            found.append(called(layer.node, self._kept, own))
-        return torch.stack(found)
+            outputs.append(called(layer.node, self._kept, own))
+        return torch.stack(outputs)
 
     def _outputs(self, nodes: tuple[Node, ...], moved: Mapping[Node, Tensor]) -> Tensor:
         """Return the model's outputs, [moves, rows, outputs], where what is `moved` is as given, [moves, ...]."""
 
         def go_on(values: Mapping[Node, Tensor]) -> Tensor:
-            found = {**self._kept, **values}
-            _run(nodes, found)
-            outputs: Tensor = found[self._cut.output]
+            values_of = {**self._kept, **values}
+            _run(nodes, values_of)
+            outputs: Tensor = values_of[self._cut.output]
             return outputs
 
         first, names = next(iter(moved.values())), list(moved)  # vmap takes lists, not dictionaries of nodes

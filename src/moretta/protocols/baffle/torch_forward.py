@@ -44,23 +44,25 @@ def layout_of(model: nn.Module, moving: Collection[str] = ()) -> Layout:
     return Layout.of(trained, fixed)
 
 
-def partly_trained(model: nn.Module, wanted: Sequence[str]) -> nn.Module:
+def partly_trained(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
     """Return a copy of a model of which only what is named is trained, parameters or modules; all without names.
 
     Raises `moretta.errors.ParameterError` for a name that the model does not have.
     """
     model = copy.deepcopy(model)
     names, chosen = [name for name, _ in model.named_parameters()], set[str]()
-    for one in wanted:
-        found = [name for name in names if fnmatch.fnmatchcase(name, one) or fnmatch.fnmatchcase(name, f"{one}.*")]
-        if not found:
+    for pattern in patterns:
+        matching = [
+            name for name in names if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
+        ]
+        if not matching:
             homes = sorted({*names, *(name.rpartition(".")[0] for name in names)} - {""})
-            close = nearest(one, homes)
+            close = nearest(pattern, homes)
             hint = f"did you mean `{close}`?" if close else f"they are {', '.join(homes):.200}"
-            raise ParameterError(f"trainable: the model has no parameter or module `{one}`; {hint}")
-        chosen |= set(found)
+            raise ParameterError(f"trainable: the model has no parameter or module `{pattern}`; {hint}")
+        chosen |= set(matching)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and (name in chosen or not wanted))
+        parameter.requires_grad_(parameter.requires_grad and (name in chosen or not patterns))
     return model
 
 
@@ -179,25 +181,25 @@ def forward_only(model: nn.Module, x: Tensor, *, blocks: bool, by_batch: bool = 
 
     x: a few rows. by_batch: BatchNorm normalises by a batch's own statistics.
     """
-    model, said = copy.deepcopy(model), list[str]()
-    norms = [one for one in model.modules() if isinstance(one, _BatchNorm | _InstanceNorm) and one.training]
+    model, warnings = copy.deepcopy(model), list[str]()
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm | _InstanceNorm) and module.training]
     if draws(model, x):
         model.eval()
-        said.append(
+        warnings.append(
             "the model draws at random in training (dropout or the like); silos that run forward alone run it as in "
             "evaluation, without that"
         )
-    keeping = [one for one in norms if one.track_running_stats]
+    keeping = [norm for norm in norms if norm.track_running_stats]
     if blocks and not by_batch and keeping:
         model.eval()
-        said.append(
+        warnings.append(
             f"{len(keeping)} normalisation layers use the statistics that the model came with, as in evaluation: "
             "blocks of layers are moved without a batch's own; start from a trained model, or use GroupNorm"
         )
     else:
-        for one in norms:
-            one.train()
-    return model, said
+        for norm in norms:
+            norm.train()
+    return model, warnings
 
 
 def draws(model: nn.Module, x: Tensor) -> bool:
@@ -211,10 +213,10 @@ def draws(model: nn.Module, x: Tensor) -> bool:
         return not torch.equal(before, torch.get_rng_state())
 
 
-def check_rows(forward: TorchForward, at: Array, x: Array, *, apart: bool = True) -> None:
+def check_rows(forward: TorchForward, at: Array, x: Array, *, several: bool = True) -> None:
     """Raise `moretta.errors.ParameterError` where a row's outputs are not its own, or not the same every time.
 
-    x: a few rows, at least one. That a model's forward pass changes its buffers is seen here too. apart: whether a
+    x: a few rows, at least one. That a model's forward pass changes its buffers is seen here too. several: whether a
     row's outputs must be the same without other rows.
     """
     before = forward.fixed()
@@ -230,7 +232,7 @@ def check_rows(forward: TorchForward, at: Array, x: Array, *, apart: bool = True
             "the model gives other outputs for the same rows each time, so that losses would differ by chance and not "
             "by direction; remove what it draws at random"
         )
-    if not apart:
+    if not several:
         return
     alone = np.concatenate([forward.outputs(at[None], x[row : row + 1])[0] for row in range(len(x))])
     most = np.abs(alone - first).max()
@@ -246,20 +248,20 @@ def perturbed(directions: Directions, at: Array, distance: float, device: torch.
 
     at: the parameters, float32[n] or float64[n] of the CPU.
     """
-    here = torch.from_numpy(at).to(device)
-    together = torch.empty((BLOCK, len(at)), dtype=here.dtype, device=device)
+    centre = torch.from_numpy(at).to(device)
+    together = torch.empty((BLOCK, len(at)), dtype=centre.dtype, device=device)
     for block in range(-(-directions.count // BLOCK)):
-        found = together[: directions.count - block * BLOCK]
+        vectors = together[: directions.count - block * BLOCK]
         if directions.gaussian:
             scale = float(at.dtype.type(distance * 2.0**-GAUSSIAN_BITS))
-            for entries, vector in zip(_gaussian(directions, block), found, strict=True):
-                torch.add(here, entries.to(device).to(here.dtype).mul_(scale), out=vector)
+            for entries, vector in zip(_gaussian(directions, block), vectors, strict=True):
+                torch.add(centre, entries.to(device).to(centre.dtype).mul_(scale), out=vector)
         else:
             step = float(at.dtype.type(distance))  # rounded as on the CPU, as the Gaussian's scale is
-            octets, ahead, behind = _octets(directions, block).to(device), here + step, here - step
-            for bit, vector in enumerate(found):
+            octets, ahead, behind = _octets(directions, block).to(device), centre + step, centre - step
+            for bit, vector in enumerate(vectors):
                 torch.where((octets >> bit & 1).bool(), behind, ahead, out=vector)
-        yield found
+        yield vectors
 
 
 def combine(directions: Directions, coefficients: NDArray[np.float64], device: torch.device) -> NDArray[np.float64]:
@@ -267,7 +269,7 @@ def combine(directions: Directions, coefficients: NDArray[np.float64], device: t
     whole, bits = directions.rounded(coefficients)
     total = torch.zeros(directions.size, dtype=torch.int64, device=device)
     if directions.gaussian:
-        each = (one for block in range(-(-directions.count // BLOCK)) for one in _gaussian(directions, block))
+        each = (vector for block in range(-(-directions.count // BLOCK)) for vector in _gaussian(directions, block))
         for factor, entries in zip(whole, each, strict=True):
             total += int(factor) * entries.to(device).long()
         return scaled_back(total.cpu().numpy(), bits + GAUSSIAN_BITS)

@@ -66,15 +66,15 @@ class CatchingUp:
             return
         replies = yield from self._whereabouts(now, late)
         for name, behind in self._behind.items():
-            found = behind & replies.answers.keys()
-            behind -= {one for one in found if replies.answers[one].steps[name] >= self._last[name]}
+            heard = behind & replies.answers.keys()
+            behind -= {member for member in heard if replies.answers[member].steps[name] >= self._last[name]}
         yield from self._bring_up(now, cohort)
 
     def _whereabouts(self, now: Stamp, of: Sequence[str]) -> Exchange[Replies]:
 
-        def check(silo: str, here: Here) -> None:
+        def check(silo: str, position: Here) -> None:
             mine = {name for name, group in self._groups.items() if silo in group.members}
-            if here.steps.keys() != mine or any(number >= now.round for number in here.steps.values()):
+            if position.steps.keys() != mine or any(number >= now.round for number in position.steps.values()):
                 raise PeerError(f"expected its rounds in {sorted(mine)!r:.100}, all of them before round {now.round}")
 
         return (yield Ask.all(of, Where(stamp=at(now, EVERYBODY)), Here, check))
@@ -90,12 +90,12 @@ class CatchingUp:
             for maker in ahead:
                 shown = yield Ask({maker: ShowDisplacement(stamp=stamp)}, Displacement)
                 if maker in shown.answers:
-                    found = shown.answers[maker]
-                    message = CatchUp(stamp=stamp, maker=maker, sealed=found.sealed, steps=found.steps)
+                    shown_state = shown.answers[maker]
+                    message = CatchUp(stamp=stamp, maker=maker, sealed=shown_state.sealed, steps=shown_state.steps)
                     caught_up = yield Ask.all(present, message, Done)
                     behind.difference_update(caught_up.answers)
                     # One that refuses may take it from another; one that cannot be reached is not asked again.
-                    present = [one for one, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
+                    present = [member for member, why in caught_up.missing.items() if why.reason is Reason.REFUSED]
                 if not present:
                     break
 

@@ -169,12 +169,12 @@ class Client:
             case messages.CatchUp():
                 return self._catch_up(message, group)
             case Begin() if group in self._contributors:
-                self._agreed[group], given = message_digest(message), self._statistics.get(group)
+                self._agreed[group], statistics = message_digest(message), self._statistics.get(group)
                 if self._layers is None or self._layers.weight in self._group(group).shapes:
-                    return self._rows.answer(message, self._contributor(group), self._template, given)
+                    return self._rows.answer(message, self._contributor(group), self._template, statistics)
                 if message.schema != modules.schema(self._template):
                     raise PeerError("the model here has other tensors than the others'; expected the same")
-                self._rows.of.prepare(message, given or NOTHING, inputs=False)
+                self._rows.of.prepare(message, statistics or NOTHING, inputs=False)
                 self._rows.take_up()
                 return Ready(stamp=message.stamp)
         reply = self._group_keys.answer(message) if group not in self._contributors else None
@@ -285,7 +285,7 @@ class Client:
         gradients = {name: means[name] for name in self._group(group).shapes}
         self._check_order(group, ask.stamp)
         factor = self._clips[group].factor(gradients, ask.stamp.round)
-        means = gradients if factor == 1.0 else {name: one * factor for name, one in gradients.items()}
+        means = gradients if factor == 1.0 else {name: gradient * factor for name, gradient in gradients.items()}
         self._step(group, ask.stamp, means)
         return Done(stamp=ask.stamp)
 
@@ -517,5 +517,5 @@ def _displacement_after(steps: int) -> str:
     return f"displacement after {steps}"
 
 
-def _same_time(one: Stamp, other: Stamp) -> bool:
-    return (one.round, one.attempt, one.take) == (other.round, other.attempt, other.take)
+def _same_time(first: Stamp, other: Stamp) -> bool:
+    return (first.round, first.attempt, first.take) == (other.round, other.attempt, other.take)

@@ -51,7 +51,7 @@ def whole_gradient(
     with rows.randomness(*drawn):
         batch = rows.batch(*drawn)
         gradients, mean = modules.gradient(module, modules.trainable(module), loss, batch, phase, rows.passes)
-    saved = {name: one.detach().clone() for name, one in module.named_buffers() if name in weights}
+    saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if name in weights}
     return Local(modules.on_host(gradients), mean, len(batch[0]), modules.on_host(saved))
 
 

@@ -113,7 +113,7 @@ class CGD(Training):
         entries: list[Any] = [value]
         if isinstance(value, Mapping | list | tuple):
             entries = list(value.values() if isinstance(value, Mapping) else value)
-        numbers = all(type(one) in (int, float) and one > 0 for one in entries)
+        numbers = all(type(number) in (int, float) and number > 0 for number in entries)
         if not numbers or (isinstance(value, list | tuple) and len(value) != 2) or not entries:
             raise ValueError("a number above 0, two of them for a range, or a table of one for each participant")
         return tuple(value) if isinstance(value, list) else value

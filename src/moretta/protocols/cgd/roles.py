@@ -79,7 +79,9 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         if len(group.members) > 1
     }
     clients, alone = dict[str, Client](), dict[str, Preparation]()
-    one_labelled = bool(setting.scaled_targets) and not any(one.statistics.targets for one in enrolments.values())
+    one_labelled = bool(setting.scaled_targets) and not any(
+        enrolment.statistics.targets for enrolment in enrolments.values()
+    )
     if one_labelled and not split:
         raise ParameterError(
             "[data] standardise-targets: participants of cgd scale by a sum, and here one has all rows; remove it"
@@ -100,12 +102,12 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         rows_in = partial(
             _rows_in, protocol, setting, setup, silo, row, alone if by_itself else None, targets=one_labelled
         )
-        mine = {group: one for group, one in groups.items() if name in one.members}
+        mine = {group: group_of_name for group, group_of_name in groups.items() if name in group_of_name.members}
         holders, head = (tuple(grid.rows[row]), grid.heads[row]) if joint else ((name,), None)
         position = GridPosition(name, holders, head, silo.columns, mine)
-        given = {group: one.statistics for group, one in enrolments.items() if group in mine}
+        statistics = {group: enrolment.statistics for group, enrolment in enrolments.items() if group in mine}
         clients[name] = _participant(
-            protocol, setting, setup, silo, rows_in, position, row, membership, given, blind=blind
+            protocol, setting, setup, silo, rows_in, position, row, membership, statistics, blind=blind
         )
     server = Server(protocol, setting, grid, groups, enrolments, joint=joint, blind=blind)
     whole = WholeModels(grid, clients, model, layers, enrolments, alone)
@@ -120,30 +122,30 @@ def _participants(protocol: CGD, setting: Setting) -> Roles:
         whole.displaced if len(clients) == len(setting.silos) else None,
         _too_small(grid, groups, joint=joint),
         lambda: next((client.scores for client in clients.values() if client.scores), {}),
-        counted=lambda: next((one.counted for one in enrolments.values()), None),
+        counted=lambda: next((enrolment.counted for enrolment in enrolments.values()), None),
     )
 
 
 def _too_small(grid: Grid, groups: Mapping[str, Group], *, joint: bool) -> list[str]:
     """Return a sentence for each group and row that is too small to hide its members from each other."""
-    said = [
+    sentences = [
         f"{' and '.join(group.members)} share layers with nobody else (group `{name}`), so the sum less one's own part "
         "is the other's gradient; three or more hide it"
         for name, group in groups.items()
         if len(group.members) == 2
     ]
-    said += [
+    sentences += [
         f"row `{row}` has two participants, so the one with the labels sees the other's part of its first layer's "
         "values; of three or more it sees their sum"
         for row, names in grid.rows.items()
         if joint and len(names) == 2
     ]
     if joint and len(grid.rows) == 1 and len(grid.parts) > 1:
-        said.append(
+        sentences.append(
             "the grid has one row, so the participant with the labels works out the others' X X', the inner products "
             "of their rows, by itself; more rows hide it"
         )
-    return said
+    return sentences
 
 
 def _columns_of(setting: Setting, grid: Grid, group: Group, first: str) -> ColumnRules:
@@ -236,26 +238,26 @@ def _simulation(protocol: CGD, setting: Setting) -> Roles:
         setting = replace(setting, silos=_aligned(protocol, setting.silos, grid))
     x, y, counts = common.whole_rows(setting)
     x = loaded(x).reshape(len(x), -1)
-    found = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
-    rows = prepared(x, found, setting.dtype), torch.from_numpy(found.scaled(y)), counts
+    preparation = fitted_alone(x, setting.columns, y if setting.scaled_targets else None)
+    rows = prepared(x, preparation, setting.dtype), torch.from_numpy(preparation.scaled(y)), counts
     simulation = Simulation(protocol, setting.spec, setting.model, grid, *rows)
-    return Roles(simulation, {}, lambda: found, "none", (), 0, simulation.models, simulation.displaced)
+    return Roles(simulation, {}, lambda: preparation, "none", (), 0, simulation.models, simulation.displaced)
 
 
 def _aligned(protocol: CGD, silos: Sequence[Silo], grid: Grid) -> list[Silo]:
     """Return the silos with their rows aligned, as the participants of a row would do it between them."""
-    found = {silo.name: silo for silo in silos}
+    aligned = {silo.name: silo for silo in silos}
     for row, names in grid.rows.items():
         if len(names) < 2:
             continue
-        ids = {name: found[name].subject_ids for name in (grid.heads[row], *names)}
+        ids = {name: aligned[name].subject_ids for name in (grid.heads[row], *names)}
         if missing := [name for name, own in ids.items() if own is None]:
             raise RowsError(_no_ids(missing[0]))
-        given = {name: own for name, own in ids.items() if own is not None}
-        for name, alignment in align(given, protocol.id_rules, protocol.align_pad_to).items():
+        ids_known = {name: own for name, own in ids.items() if own is not None}
+        for name, alignment in align(ids_known, protocol.id_rules, protocol.align_pad_to).items():
             own = alignment.normalised(ids[name], f"silo `{name}`")
-            found[name] = replace(in_order(found[name], alignment.order), ids=own)
-    return list(found.values())
+            aligned[name] = replace(in_order(aligned[name], alignment.order), ids=own)
+    return list(aligned.values())
 
 
 def _no_ids(name: str) -> str:
@@ -318,13 +320,16 @@ class WholeModels:
             agreed = next(iter(self._enrolments.values()), None)
             return Preparation.nothing() if agreed is None else agreed.preparation
         columns = self._layers.columns
-        found = Preparation(np.zeros(columns), np.zeros(columns), np.ones(columns))
+        preparation = Preparation(np.zeros(columns), np.zeros(columns), np.ones(columns))
         for group, members in self._grid.column_groups.items():
             own = self._alone.get(members[0])
             if group in self._enrolments:
                 own = self._enrolments[group].preparation
             if own is not None:
-                found = found.joined(self._grid.parts[members[0]].columns, own)
+                preparation = preparation.joined(self._grid.parts[members[0]].columns, own)
         # The group of the layers above has the targets.
-        sharing = next((one.preparation for one in self._enrolments.values() if one.preparation.scales_targets), None)
-        return found if sharing is None else found.joined((), sharing)
+        sharing = next(
+            (enrolment.preparation for enrolment in self._enrolments.values() if enrolment.preparation.scales_targets),
+            None,
+        )
+        return preparation if sharing is None else preparation.joined((), sharing)

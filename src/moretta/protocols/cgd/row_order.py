@@ -58,8 +58,8 @@ class RowOrder:
         """The ids of the rows, in order: once aligned, as all holders write them."""
         if self._all is None:
             return None
-        found = self._all if self._used is None else self._used.normalised(self._all, self._where)
-        return [str(one) for one in found]
+        ids = self._all if self._used is None else self._used.normalised(self._all, self._where)
+        return [str(identifier) for identifier in ids]
 
     def check(self) -> None:
         """Raise `moretta.errors.MisuseError` while rows are still to be aligned."""
@@ -104,8 +104,8 @@ class RowOrder:
         place = others.index(ask.peer) if self._me == head and ask.peer in others else 0
         if ask.peer == self._me or head not in (self._me, ask.peer) or ask.onward != (place > 0):
             raise PeerError(f"expected `{head}`, the head of the row, to align with each of the others in turn")
-        found = self._aligner.alignment if self._aligner is not None and ask.onward else None
-        if ask.onward and (found is None or len(found.steps) != place):
+        alignment = self._aligner.alignment if self._aligner is not None and ask.onward else None
+        if ask.onward and (alignment is None or len(alignment.steps) != place):
             raise PeerError(f"expected `{head}` to be aligned with those before `{ask.peer}` first")
 
     def _use(self, ask: UseAlignment) -> bytes:
@@ -113,14 +113,14 @@ class RowOrder:
 
         One whose exchange was broken off is not taken up: it may be of some partners only.
         """
-        found = self._aligner.alignment if self._aligner is not None and ask.found else None
-        if found is not None:
-            if self._used is not None and not np.array_equal(found.order, self._used.order):
+        alignment = self._aligner.alignment if self._aligner is not None and ask.found else None
+        if alignment is not None:
+            if self._used is not None and not np.array_equal(alignment.order, self._used.order):
                 raise RowsError(
                     f"{self._where}: the rows that the holders share are others than this run began with; restore the "
                     "ids of all of them, or begin another run"
                 )
-            self._take(found)
+            self._take(alignment)
         return b"" if self._used is None else self._keys.digest(ask.stamp, [self._used.digest.hex()])
 
     def _take(self, alignment: Alignment | None) -> None:
@@ -150,16 +150,16 @@ class RowOrder:
         if ALIGNED_ORDER not in state:
             self._take(None)
             return
-        steps = tuple(Disclosed(*map(int, one)) for one in state["alignment/steps"])
-        found = Alignment(
+        steps = tuple(Disclosed(*map(int, step)) for step in state["alignment/steps"])
+        alignment = Alignment(
             self._aligner.rules,
             state[ALIGNED_ORDER],
             bytes(state["alignment/digest"]),
             bytes(state["alignment/source"]),
             steps,
         )
-        found.check(self._all, self._where)
-        self._take(found)
+        alignment.check(self._all, self._where)
+        self._take(alignment)
 
 
 Rows = Mapping[str, Sequence[str]]  # the participants of each row of the grid, the head first
@@ -173,18 +173,18 @@ def align(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
     rows = {row: names for row, names in rows.items() if names[1:]}
     if not rows:
         return None
-    used = yield from _alignments(now, rows, found=False)
+    used = yield from _alignments(now, rows, fresh=False)
     if isinstance(used, Aborted):
         return used
     stale = {row: names for row, names in rows.items() if not _is_one(used, names)}
     aborted = yield from all_of({row: relay(at(now, row), names) for row, names in stale.items()})
     if aborted is None and stale:
-        used = yield from _alignments(now, stale, found=True)
+        used = yield from _alignments(now, stale, fresh=True)
         if isinstance(used, Aborted):
             aborted = used
-        elif apart := [name for names in stale.values() if not _is_one(used, names) for name in names[1:]]:
-            said = "it does not have the alignment of its row's head"
-            aborted = Aborted(dict.fromkeys(apart, Missing(Reason.MALFORMED, said)))
+        elif members := [name for names in stale.values() if not _is_one(used, names) for name in names[1:]]:
+            reason = "it does not have the alignment of its row's head"
+            aborted = Aborted(dict.fromkeys(members, Missing(Reason.MALFORMED, reason)))
     if aborted is not None and now.round <= 1:
         wrong = [missing.detail for missing in aborted.missing.values() if missing.reason is Reason.BAD_INPUT]
         if wrong:
@@ -208,15 +208,15 @@ def compare(now: Stamp, rows: Rows) -> Exchange[Aborted | None]:
     for row, (head, *others) in rows.items():
         for name in others:
             called = row.removeprefix(row_group(""))
-            if said := _misaligned(called, head, replies.answers[head], name, replies.answers[name]):
-                wrong[name] = Missing(Reason.BAD_INPUT, said)
+            if difference := _misaligned(called, head, replies.answers[head], name, replies.answers[name]):
+                wrong[name] = Missing(Reason.BAD_INPUT, difference)
     if wrong and now.round <= 1:
         raise ParameterError("; ".join(missing.detail for missing in wrong.values()))
     return Aborted(wrong) if wrong else None
 
 
-def _alignments(now: Stamp, rows: Rows, *, found: bool) -> Exchange[Mapping[str, AlignmentUsed] | Aborted]:
-    asks = {name: UseAlignment(stamp=at(now, row), found=found) for row, names in rows.items() for name in names}
+def _alignments(now: Stamp, rows: Rows, *, fresh: bool) -> Exchange[Mapping[str, AlignmentUsed] | Aborted]:
+    asks = {name: UseAlignment(stamp=at(now, row), found=fresh) for row, names in rows.items() for name in names}
     replies = yield Ask(asks, AlignmentUsed)
     return Aborted(replies.missing) if replies.missing else replies.answers
 
@@ -226,17 +226,17 @@ def _is_one(used: Mapping[str, AlignmentUsed], names: Sequence[str]) -> bool:
     return len(marks) == 1 and marks != {b""}
 
 
-def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, found: RowsDescribed) -> str:
+def _misaligned(row: str, head: str, expected: RowsDescribed, name: str, described: RowsDescribed) -> str:
     """Return in what two holders of the same rows differ; nothing if they do not."""
-    if found.rows != expected.rows:
+    if described.rows != expected.rows:
         return (
-            f"row `{row}`: `{name}` has {found.rows} rows and `{head}` {expected.rows}; expected the same rows in "
+            f"row `{row}`: `{name}` has {described.rows} rows and `{head}` {expected.rows}; expected the same rows in "
             "the same order"
         )
-    if bool(found.digest) != bool(expected.digest):
-        without = name if not found.digest else head
+    if bool(described.digest) != bool(expected.digest):
+        without = name if not described.digest else head
         return f"row `{row}`: `{without}` has no ids to compare; give each of its participants the id column, or none"
-    if found.digest != expected.digest:
+    if described.digest != expected.digest:
         return (
             f"row `{row}`: the ids of `{name}` are not those of `{head}` in the same order; sort both by id, and keep "
             "the rows that both have"

@@ -190,20 +190,20 @@ class Server:
             taking_part = [name for row, names in rows.items() if not passed[row] for name in names]
         sums, unopened = dict[str, _Summed](), dict[str, Missing]()
         for stage in self._stages(taking_part):
-            found = yield from side_by_side(
+            results = yield from side_by_side(
                 {
                     name: self._sum(at(now, name), name, members, gone)
                     for name, members in stage.items()
                     if name in self._enrolments
                 }
             )
-            sums |= {name: one for name, one in found.items() if not isinstance(one, Aborted)}
-            aborted = [one for one in found.values() if isinstance(one, Aborted)]
-            unopened |= {silo: why for one in aborted for silo, why in one.missing.items()}
+            sums |= {name: result for name, result in results.items() if not isinstance(result, Aborted)}
+            aborted = [result for result in results.values() if isinstance(result, Aborted)]
+            unopened |= {silo: why for stop in aborted for silo, why in stop.missing.items()}
             spent = any(why.spent for why in unopened.values())
             if aborted and not sums and (spent or not self._opening):
                 self._why = unopened
-                return Aborted(self._why, aborted[0].because, [silo for one in aborted for silo in one.opened])
+                return Aborted(self._why, aborted[0].because, [silo for stop in aborted for silo in stop.opened])
             # Once a sum of this round is known, or may become known as its opening was asked for, none is asked for
             # again: two sums of the same gradients, with and without one participant, differ by that one's own. A group
             # whose sum failed does not step in this round.
@@ -247,17 +247,17 @@ class Server:
         if len(members) < 2:
             return Aborted(gone, f"{len(members)} participants of group `{group}` can take part, too few to sum")
         aggregation = enrolment.aggregation
-        wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), enrolment.most_weight)
-        encoding = wanted.fraction_bits
+        request = aggregation.want(shapes, dict.fromkeys(shapes, self._limit), enrolment.most_weight)
+        encoding = request.fraction_bits
         ask: dict[str, Message] = {member: messages.Contribute(stamp=now, encoding=encoding) for member in members}
 
         def note(ask: Ask) -> None:
             self._opening |= any(isinstance(message, OPENING) for message in ask.messages.values())
 
         if self._blind:
-            relayed = yield from watched(aggregation.relay(ask, wanted), note)
+            relayed = yield from watched(aggregation.relay(ask, request), note)
             return relayed if isinstance(relayed, Aborted) else _Summed(relayed, encoding, {})
-        total = yield from watched(aggregation.sum(ask, wanted), note)
+        total = yield from watched(aggregation.sum(ask, request), note)
         if isinstance(total, Aborted):
             return total
         figures = {"ring_step": max(total.steps.values())}
@@ -268,12 +268,12 @@ class Server:
     def _descend(self, now: Stamp, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Exchange[None]:
         """Send each group its sum. A member that does not take it is behind until it has caught up."""
         for stage in self._stages(self._cohort):
-            asks, wanted = dict[str, Message](), dict[str, list[str]]()
+            asks, receivers = dict[str, Message](), dict[str, list[str]]()
             for name, members in stage.items():
-                wanted[name] = self._steps.up_to_date(name, members)
+                receivers[name] = self._steps.up_to_date(name, members)
                 if name in sums:
                     message = _carried(Descend, at(now, name), sums[name].relayed, sums[name].encoding)
-                    asks |= {member: message for member in wanted[name] if member in self._enrolments[name].cohort}
+                    asks |= {member: message for member in receivers[name] if member in self._enrolments[name].cohort}
                 elif name not in self._enrolments:
                     asks |= {
                         member: messages.StepAlone(stamp=at(now, name)) for member in members if member in taking_part
@@ -282,21 +282,21 @@ class Server:
                 continue
             replies = yield Ask(asks, Done)
             for name in stage.keys() & sums.keys():
-                asked = [member for member in wanted[name] if member in self._enrolments[name].cohort]
+                asked = [member for member in receivers[name] if member in self._enrolments[name].cohort]
                 refused = [replies.missing.get(member) for member in asked]
                 if refused and all(why is not None and why.reason is Reason.REFUSED for why in refused):
                     # One member can spoil a sum by an impossible weight, so that none of them can read it. Nobody
                     # stepped by it, so nobody is behind, and the group goes on with the next round.
                     log.warning("%s: no member of group `%s` took the sum: %s", now, name, refused[0])
                     continue
-                self._steps.stepped(name, now.round, wanted[name], replies.answers)
+                self._steps.stepped(name, now.round, receivers[name], replies.answers)
 
     def _report(self, sums: Mapping[str, _Summed], taking_part: Sequence[str]) -> Report:
         """Report who took part, and the figures of sums that are not blind."""
         left_out = self._enrolments.keys() - sums.keys()
         figures: dict[str, float] = {"participants": float(len(taking_part)), "groups_left_out": float(len(left_out))}
-        for one in sums.values():
-            figures |= {name: max(value, figures.get(name, value)) for name, value in one.figures.items()}
+        for summed in sums.values():
+            figures |= {name: max(value, figures.get(name, value)) for name, value in summed.figures.items()}
         return Report(figures)
 
     def finish(self, now: Stamp) -> Exchange[Outcome | Aborted]:
@@ -314,11 +314,11 @@ class Server:
 
     def _score_blindly(self, now: Stamp, outcome: Outcome, enrolment: Enrolment) -> Exchange[Outcome | Aborted]:
         """Relay the sum of the participants' scores, which they alone read. One that does not take it goes without."""
-        ask, wanted = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
-        relayed = yield from enrolment.aggregation.relay(ask, wanted)
+        ask, request = scoring.ask_for(enrolment.aggregation, now, {}, enrolment.figures)
+        relayed = yield from enrolment.aggregation.relay(ask, request)
         if isinstance(relayed, Aborted):
             return outcome if refused_by_all(relayed, enrolment.aggregation.cohort, now) else relayed
-        yield Ask.all(enrolment.cohort, _carried(Scored, now, relayed, wanted.fraction_bits), Done)
+        yield Ask.all(enrolment.cohort, _carried(Scored, now, relayed, request.fraction_bits), Done)
         return outcome
 
     def state(self) -> State:

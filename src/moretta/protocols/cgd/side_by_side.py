@@ -41,9 +41,9 @@ def side_by_side(exchanges: Mapping[str, Exchange[R]]) -> Exchange[dict[str, R]]
 def all_of(exchanges: Mapping[str, Exchange[Aborted | None]]) -> Exchange[Aborted | None]:
     """Play exchanges side by side; aborted with all who are missing where any is."""
     ended = yield from side_by_side(exchanges)
-    missing = {silo: why for one in ended.values() if one is not None for silo, why in one.missing.items()}
-    opened = [silo for one in ended.values() if one is not None for silo in one.opened]
-    return Aborted(missing, opened=opened) if any(one is not None for one in ended.values()) else None
+    missing = {silo: why for aborted in ended.values() if aborted is not None for silo, why in aborted.missing.items()}
+    opened = [silo for aborted in ended.values() if aborted is not None for silo in aborted.opened]
+    return Aborted(missing, opened=opened) if any(aborted is not None for aborted in ended.values()) else None
 
 
 def _joined(asks: Mapping[str, Ask]) -> Ask:

@@ -87,7 +87,7 @@ class Simulation:
         self._root, seed, size = SecretRoot.fresh(), spec.run.seed, spec.data.batch_size
         self._layers, self._centers = Layers.of(model), centers(params, model, seed)
         self._shared, self._mean_starts = shared_biases(params, model), dict[tuple[int, ...], Tensors]()
-        if any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in model.modules()):
+        if any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules()):
             raise ParameterError(
                 'a simulation does not draw what each participant would; remove dropout, or use engine = "in-process"'
             )
@@ -275,7 +275,7 @@ class Simulation:
             with self.phase("local_forward"):
                 z = start + moved[bias] if bias else start.clone()
                 z = z.addmm_(x, first).view(-1, each, layers.width).requires_grad_()
-                upper = {name: (one[some] + moved[name]).requires_grad_() for name, one in models.upper.items()}
+                upper = {name: (weight[some] + moved[name]).requires_grad_() for name, weight in models.upper.items()}
                 loss = self._params.loss_function(self._upper(upper, z).flatten(0, 1), y) * (len(x) / sum(counts))
             with self.phase("local_backward"):
                 delta, *gradients = torch.autograd.grad(loss, [z, *upper.values()])
@@ -311,10 +311,10 @@ class Simulation:
         secure, shapes = self._spec.secure_aggregation, {name: value.shape for name, value in parts[0][0].items()}
         ring = Ring(secure.ring_bits)
         weight, silos = sum(count for _, count in parts), [str(number) for number in range(len(parts))]
-        wanted = plan(ring, len(parts), shapes, dict.fromkeys(shapes, secure.largest), weight)
-        words = [encode(ring, tensors, count, wanted.fraction_bits, len(parts))[1] for tensors, count in parts]
-        added = {name: add_up([one[name] for one in words]) for name in shapes}
-        return dict(decode(ring, added, weight, silos, wanted).means)
+        request = plan(ring, len(parts), shapes, dict.fromkeys(shapes, secure.largest), weight)
+        words = [encode(ring, tensors, count, request.fraction_bits, len(parts))[1] for tensors, count in parts]
+        added = {name: add_up([word[name] for word in words]) for name in shapes}
+        return dict(decode(ring, added, weight, silos, request).means)
 
 
 def _blocks(counts: Sequence[int]) -> Iterator[tuple[slice, slice, int]]:

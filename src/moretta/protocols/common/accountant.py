@@ -111,13 +111,13 @@ def _divergences(sigma: float, q: float) -> NDArray[np.float64]:
     if q == 1:
         return np.array(ORDERS) / (2 * sigma**2)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, ORDERS[-1] + 1)))])  # their logarithms
-    found = []
+    divergences = []
     for order in ORDERS:
         k = np.arange(order + 1)
         ways = factorials[order] - factorials[k] - factorials[order - k]
         terms = ways + k * math.log(q) + (order - k) * math.log1p(-q) + (k * k - k) / (2 * sigma**2)
-        found.append(np.logaddexp.reduce(terms) / (order - 1))
-    return np.array(found)
+        divergences.append(np.logaddexp.reduce(terms) / (order - 1))
+    return np.array(divergences)
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ class Accountant:
         lattice, limit = self._lattice(shapes), secure.largest
         if secure.ring_bits == 64:
             limit = lattice.range(limit, most_weight)
-        wanted = aggregator.want(shapes, dict.fromkeys(shapes, limit), most_weight)
-        lattice.check(wanted.fraction_bits, most_weight)
-        return replace(wanted, noise=lattice.noise) if self.privacy.noise else wanted
+        request = aggregator.want(shapes, dict.fromkeys(shapes, limit), most_weight)
+        lattice.check(request.fraction_bits, most_weight)
+        return replace(request, noise=lattice.noise) if self.privacy.noise else request
 
     def allows(self, releases: int) -> bool:
         """Return whether so many releases keep to the most that epsilon may come to."""
@@ -199,8 +199,8 @@ class Accountant:
         if not releases:
             return 0.0
         sigma = self.privacy.noise * math.sqrt(part)
-        found = epsilon(sigma, self.privacy.delta, self.rate, releases)
-        return found if math.isfinite(found) else "unbounded"
+        spent = epsilon(sigma, self.privacy.delta, self.rate, releases)
+        return spent if math.isfinite(spent) else "unbounded"
 
 
 def excess_of(total: Sum) -> dict[str, float]:

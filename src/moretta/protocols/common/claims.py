@@ -114,15 +114,15 @@ def opened_sums(record: Record, *of: str, aborted: bool = False) -> Sequence[Map
     sums = record.get("sums")
     if sums is None:
         return None
-    return [one for one in sums if one["of"] in of and (aborted or one.get("used", True))]
+    return [opened for opened in sums if opened["of"] in of and (aborted or opened.get("used", True))]
 
 
 def fewest(record: Record) -> int:
     """Return the number of silos in the smallest sum of a round; of a record without sums, the smallest possible."""
     sums = opened_sums(record, "round")
     if sums is not None:
-        return min((len(one["silos"]) for one in sums), default=record["silos"])
-    missed = Counter(one["round"] for one in record.get("dropped", ()) if one["round"] <= record["rounds"])
+        return min((len(opened["silos"]) for opened in sums), default=record["silos"])
+    missed = Counter(gone["round"] for gone in record.get("dropped", ()) if gone["round"] <= record["rounds"])
     return round_size(record) - max(missed.values(), default=0)
 
 
@@ -157,9 +157,9 @@ def is_on(section: str, key: str, says: str) -> Condition:
 def _has_two_sets(record: Record) -> bool:
     sums = opened_sums(record, "round", aborted=True)
     if sums is None:
-        return any(one["reason"].startswith("late") for one in record.get("dropped", ()))
-    found = {(one.get("group", ""), number, tuple(one["silos"])) for one in sums for number in one["rounds"]}
-    return max(Counter((group, number) for group, number, _ in found).values(), default=0) > 1
+        return any(gone["reason"].startswith("late") for gone in record.get("dropped", ()))
+    sets = {(opened.get("group", ""), number, tuple(opened["silos"])) for opened in sums for number in opened["rounds"]}
+    return max(Counter((group, number) for group, number, _ in sets).values(), default=0) > 1
 
 
 def _is_noised(record: Record) -> bool:
@@ -168,19 +168,19 @@ def _is_noised(record: Record) -> bool:
 
 
 def _columns(record: Record) -> Collection[Mapping[str, Any]]:
-    found = record.get("settings", {}).get("columns", {})
-    return found.values() if isinstance(found, Mapping) else ()
+    columns = record.get("settings", {}).get("columns", {})
+    return columns.values() if isinstance(columns, Mapping) else ()
 
 
 def _fills(record: Record, *how: str) -> bool:
-    return setting(record, "data", "missing") in how or any(one.get("blanks") in how for one in _columns(record))
+    return setting(record, "data", "missing") in how or any(column.get("blanks") in how for column in _columns(record))
 
 
 def _has_different_sums(record: Record) -> bool:
     sums = opened_sums(record, "set-up", "round", aborted=True)
     if sums is None:
         return bool(record.get("dropped")) or chooses_silos(record)
-    sets = {(one.get("group", ""), tuple(one["silos"])) for one in sums}
+    sets = {(opened.get("group", ""), tuple(opened["silos"])) for opened in sums}
     return len(sets) > len({group for group, _ in sets})
 
 
@@ -188,7 +188,7 @@ def _has_few_in_statistics(record: Record) -> bool:
     sums = opened_sums(record, "set-up")
     if sums is None:
         return has_two_silos(record)
-    return record["silos"] >= 2 and any(len(one["silos"]) <= 2 for one in sums)
+    return record["silos"] >= 2 and any(len(opened["silos"]) <= 2 for opened in sums)
 
 
 def _steps_plainly(record: Record) -> bool:
@@ -198,7 +198,7 @@ def _steps_plainly(record: Record) -> bool:
     plain = setting(record, "protocol", "optimizer") in (None, "sgd")
     plain = plain and setting(record, "protocol", "schedule") in (None, "constant")
     sums = opened_sums(record, "round")
-    most = record["silos"] if sums is None else max((len(one["silos"]) for one in sums), default=0)
+    most = record["silos"] if sums is None else max((len(opened["silos"]) for opened in sums), default=0)
     return most >= 2 and plain and not any(setting(record, "protocol", name) for name in other_steps)
 
 
@@ -300,13 +300,13 @@ def unit_of(facts: Mapping[str, Any]) -> tuple[str, str]:
 
 def _epsilons(record: Record) -> str:
     facts, (what, where) = record["facts"], unit_of(record["facts"])
-    said = (
+    sentence = (
         f"ε = {_figure(facts['epsilon'])} and δ = {facts['delta']:.0e} for one {what} added or removed{where}, "
         "towards the server and anyone who gets the model"
     )
     if (others := facts.get("epsilon_to_silos")) is not None:
-        said += f"; towards another silo, which can subtract its own noise, with ε = {_figure(others)}"
-    return said
+        sentence += f"; towards another silo, which can subtract its own noise, with ε = {_figure(others)}"
+    return sentence
 
 
 def _what_epsilon_assumes(record: Record) -> str:
@@ -315,13 +315,13 @@ def _what_epsilon_assumes(record: Record) -> str:
     releases, silos = facts.get("releases"), facts.get("noise_silos")
     if not isinstance(releases, float) or not isinstance(silos, float):
         return ""
-    said = f". That counts {releases:.0f} noised sums that may have been opened"
+    sentence = f". That counts {releases:.0f} noised sums that may have been opened"
     if silos <= 1:
-        return f"{said}; each silo adds all of the noise"
-    said += f", and assumes that the observer does not know the noise of {silos:.0f} silos, less those who are lost"
-    found = {key.removeprefix(WITH_NOISE_OF): value for key, value in facts.items() if WITH_NOISE_OF in key}
-    fewer = [f"of {silos} alone ε = {_figure(value)}" for silos, value in found.items()]
-    return f"{said}{'; with the noise ' if fewer else ''}{', '.join(fewer)}"
+        return f"{sentence}; each silo adds all of the noise"
+    sentence += f", and assumes that the observer does not know the noise of {silos:.0f} silos, less those who are lost"
+    epsilons = {key.removeprefix(WITH_NOISE_OF): value for key, value in facts.items() if WITH_NOISE_OF in key}
+    fewer = [f"of {silos} alone ε = {_figure(value)}" for silos, value in epsilons.items()]
+    return f"{sentence}{'; with the noise ' if fewer else ''}{', '.join(fewer)}"
 
 
 def _what_epsilon_leaves_out(record: Record) -> str:
@@ -454,7 +454,7 @@ class Claim:
 
     def _filled(self, text: str, record: Record | None = None) -> str:
         used = [word for word in self.words if f"{{{word.name}}}" in text]
-        return text.format(**{one.name: one.general if record is None else one(record) for one in used})
+        return text.format(**{word.name: word.general if record is None else word(record) for word in used})
 
 
 server, silo = partial(Claim, "server"), partial(Claim, "silo")

@@ -132,7 +132,7 @@ class SummedStep:
         """
         factor = self._gradient.factor(gradients, number)
         if factor != 1.0:
-            gradients = {name: np.asarray(one * factor) for name, one in gradients.items()}
+            gradients = {name: np.asarray(gradient * factor) for name, gradient in gradients.items()}
         self._optimizer.step(gradients, number)
         clipped = {} if factor == 1.0 else {"clipped": factor}
         return clipped | self._take_buffers(buffers, number) if buffers else clipped
@@ -142,7 +142,7 @@ class SummedStep:
         change = {name: means[name] - old[name].astype(np.float64) for name in old if name in means}
         factor = self._buffers.factor(change, number) if change else 1.0
         if factor != 1.0:
-            means = {name: old[name] + one * factor for name, one in change.items()}
+            means = {name: old[name] + value * factor for name, value in change.items()}
         modules.take_buffers(self._module, means)
         return {} if factor == 1.0 else {"clipped_buffers": factor}
 

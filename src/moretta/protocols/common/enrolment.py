@@ -310,13 +310,13 @@ class Enrolment:
             return outcome
         parameters = self.moving(parameters)
         try:
-            found = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
+            figures = yield from scoring.score(self.aggregation, now, parameters, self.figures, self.agreed)
         except PeerError as error:  # a finished run does not fail because one silo sent an impossible score
             log.warning("%s: the score on rows that silos hold back is left out: %s", now, error)
             return outcome
-        if isinstance(found, Aborted):
-            return outcome if refused_by_all(found, self.aggregation.cohort, now) else found
-        scores, silos = found
+        if isinstance(figures, Aborted):
+            return outcome if refused_by_all(figures, self.aggregation.cohort, now) else figures
+        scores, silos = figures
         tables = (
             (yield from self._tables(now, parameters, silos, scores[scoring.ROWS]))
             if scoring.TABLES in self.figures
@@ -341,8 +341,8 @@ class Enrolment:
         figures = self._setting.validated
         moving = self.moving(parameters())
         asked = scoring.score(self.aggregation, now, moving, figures, self.agreed, validates=True)
-        found = yield from _dispensable(asked, f"{now}: the model is not validated")
-        return {} if found is None else {f"validation_{name}": value for name, value in found[0].items()}
+        scores = yield from _dispensable(asked, f"{now}: the model is not validated")
+        return {} if scores is None else {f"validation_{name}": value for name, value in scores[0].items()}
 
     def _tables(self, now: Stamp, parameters: Tensors, scored: Sequence[str], rows: float) -> Exchange[Tensors]:
         """Return the tables of all silos; none where one is missing: nothing is tried again for them.
@@ -365,12 +365,12 @@ class Enrolment:
         return None
 
     def _look(self, now: Stamp, classes: int) -> Exchange[Aborted | None]:
-        found = yield from counts(self.aggregation, now, classes, CLASSES)
-        if isinstance(found, Aborted):
-            return found
-        self.counted = Counted(*found)
-        by_class = f", by class {', '.join(map(str, shown(found[1], LEAST_SHOWN)))}" if classes > 1 else ""
-        log.info("%s: %s rows to train on at all silos together%s", now, total(found[1], LEAST_SHOWN), by_class)
+        class_counts = yield from counts(self.aggregation, now, classes, CLASSES)
+        if isinstance(class_counts, Aborted):
+            return class_counts
+        self.counted = Counted(*class_counts)
+        by_class = f", by class {', '.join(map(str, shown(class_counts[1], LEAST_SHOWN)))}" if classes > 1 else ""
+        log.info("%s: %s rows to train on at all silos together%s", now, total(class_counts[1], LEAST_SHOWN), by_class)
         return None
 
     def _gather_statistics(self, now: Stamp) -> Exchange[Aborted | None]:
@@ -389,38 +389,38 @@ class Enrolment:
     def _find(self, now: Stamp, what: str, columns: int, of: Sequence[int], may_lack: bool) -> Exchange[Aborted | None]:
         """Find the mean and deviation of a matrix, and what follows from them. columns, of, may_lack: as `moments`."""
         indices = np.array(of, np.int64)
-        found = yield from moments(
+        found_moments = yield from moments(
             self.aggregation, now, columns, what, may_lack=may_lack, of=indices, centers=self._centers
         )
-        if isinstance(found, Aborted):
-            return found
+        if isinstance(found_moments, Aborted):
+            return found_moments
         if what == MAY_LACK:
-            return (yield from self._fit(now, found))
+            return (yield from self._fit(now, found_moments))
         if what == TARGETS:
-            self.preparation = self.preparation.scaling(found.mean, found.deviation)
+            self.preparation = self.preparation.scaling(found_moments.mean, found_moments.deviation)
         elif what == "inputs":
-            self.input_scale = (float(found.mean[0]), float(found.deviation[0]))
+            self.input_scale = (float(found_moments.mean[0]), float(found_moments.deviation[0]))
         else:
-            self.target_scale = float(np.hypot(found.mean[0], found.deviation[0])) or 1.0
+            self.target_scale = float(np.hypot(found_moments.mean[0], found_moments.deviation[0])) or 1.0
         return None
 
-    def _fit(self, now: Stamp, found: Moments) -> Exchange[Aborted | None]:
+    def _fit(self, now: Stamp, inputs: Moments) -> Exchange[Aborted | None]:
         """Find how columns are prepared, and the scale of all inputs together then."""
         rules, layout = self._rules, self._setting.layout
         if layout is not None:  # nothing was asked of ids, masks and images
-            part = Preparation(np.zeros(len(found.mean)), found.mean, usable(found.deviation))
+            part = Preparation(np.zeros(len(inputs.mean)), inputs.mean, usable(inputs.deviation))
             self.preparation = Preparation.nothing(rules.columns).joined(layout.standardised.tolist(), part)
             return None
         if self.counted is not None:
-            self.counted = self.counted.among(found)
-        fill, of = found.mean.copy(), rules.medians
+            self.counted = self.counted.among(inputs)
+        fill, of = inputs.mean.copy(), rules.medians
         if of.size:
             counts = yield from histograms(self.aggregation, now, of, rules.low[of], rules.high[of], MAY_LACK)
             if isinstance(counts, Aborted):
                 return counts
             fill[of] = median_of(counts, rules.low[of], rules.high[of])
-        self.preparation = _of(rules, fill, found.mean, found.deviation)
-        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(found, self.preparation)
+        self.preparation = _of(rules, fill, inputs.mean, inputs.deviation)
+        self.input_scale = (0.0, 1.0) if rules.scaled.all() else _scale_of_all(inputs, self.preparation)
         return None
 
     def state(self) -> State:
@@ -446,28 +446,28 @@ class Enrolment:
         self.input_scale = (mean, deviation)
 
 
-def _scale_of_all(found: Moments, prepared: Preparation) -> tuple[float, float]:
+def _scale_of_all(inputs: Moments, prepared: Preparation) -> tuple[float, float]:
     """Return mean and deviation of all inputs together, prepared."""
-    there = found.present / found.rows
-    mean = (found.mean - prepared.mean) / prepared.deviation
+    there = inputs.present / inputs.rows
+    mean = (inputs.mean - prepared.mean) / prepared.deviation
     filled = (prepared.fill - prepared.mean) / prepared.deviation
     middle = there * mean + (1 - there) * filled
-    squares = there * ((found.deviation / prepared.deviation) ** 2 + mean**2) + (1 - there) * filled**2
+    squares = there * ((inputs.deviation / prepared.deviation) ** 2 + mean**2) + (1 - there) * filled**2
     whole = float(middle.mean())
     return whole, float(np.sqrt(max(float(squares.mean()) - whole**2, 0.0)))
 
 
-def _dispensable(asked: Exchange[T | Aborted], said: str) -> Exchange[T | None]:
+def _dispensable(asked: Exchange[T | Aborted], opening: str) -> Exchange[T | None]:
     """Return what an exchange comes to that a run goes on without; None, with a warning that begins so, for nothing."""
     try:
-        found = yield from asked
+        outcome = yield from asked
     except PeerError as error:
         why = str(error)
     else:
-        if not isinstance(found, Aborted):
-            return found
-        why = "; ".join(f"silo `{silo}`: {one.reason}: {one.detail}" for silo, one in found.missing.items())
-    log.warning("%s: %s", said, why)
+        if not isinstance(outcome, Aborted):
+            return outcome
+        why = "; ".join(f"silo `{silo}`: {gone.reason}: {gone.detail}" for silo, gone in outcome.missing.items())
+    log.warning("%s: %s", opening, why)
     return None
 
 

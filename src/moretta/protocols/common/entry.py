@@ -74,18 +74,18 @@ class Entry:
 
     def settings_class(self) -> type[Training]:
         """Return its class of settings."""
-        found: type[Training] = load(self.settings)
-        return found
+        kind: type[Training] = load(self.settings)
+        return kind
 
     def build(self, setting: Setting) -> Roles:
         """Return the roles of a run. Raises `moretta.errors.ParameterError` where model, data and loss do not fit."""
-        found: Roles = load(self.roles)(setting.spec.protocol, setting)
-        return found
+        roles: Roles = load(self.roles)(setting.spec.protocol, setting)
+        return roles
 
     def own_messages(self, name: str = "MESSAGES") -> Sequence[type[Message]]:
         """Return its messages, without those that every protocol has. name: "KEYS" or "SET_UP" for these alone."""
-        found: Sequence[type[Message]] = getattr(importlib.import_module(self.messages), name, ())
-        return found
+        messages: Sequence[type[Message]] = getattr(importlib.import_module(self.messages), name, ())
+        return messages
 
 
 def load(reference: str) -> Any:
@@ -100,26 +100,26 @@ def added(group: str, named: Mapping[str, T], kind: type[T]) -> dict[str, T]:
     An entry point names one of that kind, or several, or a module that holds some. What cannot be imported, or has a
     name that is taken, is left out with a warning: Moretta works without it.
     """
-    found = dict(named)
+    objects = dict(named)
     for package, held in installed(group):
         values = vars(held).values() if isinstance(held, ModuleType) else held if isinstance(held, tuple) else (held,)
-        for one in (value for value in values if isinstance(value, kind)):
-            if found.setdefault(one.name, one) is not one:  # type: ignore[attr-defined]
-                _left_out(f"{kind.__name__} {one.name!r}", package, "that name is taken")  # type: ignore[attr-defined]
-    return found
+        for value in (value for value in values if isinstance(value, kind)):
+            if objects.setdefault(value.name, value) is not value:  # type: ignore[attr-defined]
+                _left_out(f"{kind.__name__} {value.name!r}", package, "that name is taken")  # type: ignore[attr-defined]
+    return objects
 
 
 @cache
 def installed(group: str) -> Sequence[tuple[str, Any]]:
     """Return what other packages' entry points of a group name, each with its package's name."""
-    found = []
+    objects = []
     for point in _points(group):
         package = point.dist.name if point.dist else point.module
         try:
-            found.append((package, point.load()))
+            objects.append((package, point.load()))
         except Exception as error:  # noqa: BLE001  # whatever that package does as it is imported
             _left_out(point.value, package, f"{type(error).__name__}: {error}")
-    return found
+    return objects
 
 
 def _left_out(what: str, package: str, why: str) -> None:
@@ -129,12 +129,12 @@ def _left_out(what: str, package: str, why: str) -> None:
 @cache
 def packages() -> Mapping[str, Path]:
     """Return the top packages of entry points, each with the folder or file that holds its code."""
-    names = dict.fromkeys(point.module.partition(".")[0] for one in (PROTOCOLS, ATTACKS) for point in _points(one))
-    found = dict[str, Path]()
+    names = dict.fromkeys(point.module.partition(".")[0] for group in (PROTOCOLS, ATTACKS) for point in _points(group))
+    homes = dict[str, Path]()
     for name in names:
         if (spec := importlib.util.find_spec(name)) is not None:
-            found[name] = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
-    return found
+            homes[name] = Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
+    return homes
 
 
 @cache  # so that a confined process, which may not read it later, has it

@@ -45,8 +45,8 @@ def usable_density(mean: float, step: float, class_weights: Sequence[float]) -> 
 
 def chances(targets: Tensor) -> Tensor:
     """Return targets of sum 1 at each position, 0 where it does not count, of weighted ones [..., classes]."""
-    found: Tensor = targets / targets.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(targets.dtype).tiny)
-    return found
+    shares: Tensor = targets / targets.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(targets.dtype).tiny)
+    return shares
 
 
 @dataclass(frozen=True)

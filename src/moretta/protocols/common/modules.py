@@ -56,14 +56,14 @@ DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "float64": torch.
 
 def arrays(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Array]:
     """Return copies of all parameters and buffers by PyTorch's names. dtype: of those in floating point, if given."""
-    found, on_cpu = dict[str, Array](), True
+    copies, on_cpu = dict[str, Array](), True
     state = module.state_dict()
     for name, tensor in state.items():
         state[name] = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
         on_cpu &= tensor.device.type == "cpu"
         if on_cpu:
-            found[name] = np.array(state[name].numpy())
-    return found if on_cpu else on_host(state)
+            copies[name] = np.array(state[name].numpy())
+    return copies if on_cpu else on_host(state)
 
 
 def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.Module:
@@ -72,11 +72,12 @@ def with_tensors(module: nn.Module, tensors: Tensors, dtype: torch.dtype) -> nn.
     tensors: writable arrays for all names of the module's state_dict.
     """
     cast: dict[int, Any] = {
-        id(one): one.to(dtype, copy=True) if one.is_floating_point() else one.clone() for one in module.buffers()
+        id(buffer): buffer.to(dtype, copy=True) if buffer.is_floating_point() else buffer.clone()
+        for buffer in module.buffers()
     }
-    for name, one in module.state_dict(keep_vars=True).items():
+    for name, tensor in module.state_dict(keep_vars=True).items():
         value = torch.from_numpy(tensors[name])
-        cast[id(one)] = nn.Parameter(value, one.requires_grad) if isinstance(one, nn.Parameter) else value
+        cast[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     return copy.deepcopy(module, cast)
 
 
@@ -100,20 +101,20 @@ def on_device(arrays: Tensors, device: torch.device) -> dict[str, Tensor]:
 
     That is one for each dtype.
     """
-    found = dict[str, Tensor]()
+    tensors = dict[str, Tensor]()
     for name, array in arrays.items():
-        found[name] = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
-    return found if device.type == "cpu" else _moved(found, lambda flat: flat.to(device))
+        tensors[name] = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
+    return tensors if device.type == "cpu" else _moved(tensors, lambda flat: flat.to(device))
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     """Return tensors as arrays: of the CPU in their own memory, of another device by one copy for each dtype."""
-    found = dict[str, Array]()
+    arrays = dict[str, Array]()
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu":
             return on_host(_moved(tensors, lambda flat: flat.detach().cpu()))
-        found[name] = tensor.detach().numpy()
-    return found
+        arrays[name] = tensor.detach().numpy()
+    return arrays
 
 
 def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
@@ -121,12 +122,12 @@ def _moved(tensors: Mapping[str, Tensor], move: Callable[[Tensor], Tensor]) -> d
     alike: defaultdict[torch.dtype, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         alike[tensor.dtype].append(name)
-    found = dict[str, Tensor]()
+    moved = dict[str, Tensor]()
     for names in alike.values():
         flat = move(torch.cat([tensors[name].reshape(-1) for name in names]))
         parts = torch.split(flat, [tensors[name].numel() for name in names])
-        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return {name: found[name] for name in tensors}
+        moved |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: moved[name] for name in tensors}
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
@@ -137,8 +138,8 @@ def read_state_dict(path: Path) -> dict[str, Array]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        return {str(name): tensor.numpy() for name, tensor in found.items()}
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return {str(name): tensor.numpy() for name, tensor in tensors.items()}
     except Exception as error:
         raise ParameterError(f"{path}: expected a state_dict in .safetensors or .pt; {error}".split("\n")[0]) from error
 
@@ -191,8 +192,8 @@ def gradient(
             part = loss(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, targets[some])
             part = part * share if passes.rows else part
         with phase("local_backward"):
-            found = torch.autograd.grad(part, list(trained.values()), materialize_grads=True)
-            for name, value in zip(trained, found, strict=True):
+            gradients = torch.autograd.grad(part, list(trained.values()), materialize_grads=True)
+            for name, value in zip(trained, gradients, strict=True):
                 total[name] = total[name] + value if name in total else value
         mean += float(part.detach())
     return total, mean
@@ -202,7 +203,7 @@ def ties(module: nn.Module) -> dict[str, str]:
     """Return the further names of tied parameters, each with the name under which it is trained."""
     first: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
     everything = module.state_dict(keep_vars=True)
-    return {name: first[id(one)] for name, one in everything.items() if first.get(id(one), name) != name}
+    return {name: first[id(tensor)] for name, tensor in everything.items() if first.get(id(tensor), name) != name}
 
 
 def running_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -352,9 +353,9 @@ def first_weights(model: nn.Module) -> nn.Module:
     start = copy.deepcopy(model).double()
     named = dict(start.named_parameters())
     digest = digest_of({name: value.numpy(force=True) for name, value in named.items()})
-    wanted = {name: one for name, one in named.items() if one.is_floating_point() and one.requires_grad}
+    trained = {name: tensor for name, tensor in named.items() if tensor.is_floating_point() and tensor.requires_grad}
     with torch.no_grad():
-        for name, parameter in wanted.items():
+        for name, parameter in trained.items():
             stream = Keystream(derive(digest, "first weights", name))
             noise = torch.from_numpy(stream.normal(parameter.numel())).view_as(parameter).to(parameter.device)
             parameter.add_(SPREAD * parameter.abs().max() * noise)

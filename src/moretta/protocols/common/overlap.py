@@ -54,7 +54,7 @@ class AskApart(Message):
     def check(self) -> None:
         """Raise `moretta.errors.PeerError` for other digests."""
         both = self.ids, self.groups
-        if any(one.ndim != 2 or one.shape[1] != DIGEST_BYTES or one.dtype != np.uint8 for one in both):
+        if any(digests.ndim != 2 or digests.shape[1] != DIGEST_BYTES or digests.dtype != np.uint8 for digests in both):
             raise PeerError(f"{self.TAG}: expected digests uint8[ids or groups, {DIGEST_BYTES}]")
 
 
@@ -70,7 +70,10 @@ class Comparison:
     """The server's half. tested: whom its test rows are about."""
 
     def __init__(self, tested: Subjects) -> None:
-        names = {what: [] if of is None else [str(one) for one in np.unique(of)] for what, of in tested.named().items()}
+        names = {
+            what: [] if of is None else [str(subject) for subject in np.unique(of)]
+            for what, of in tested.named().items()
+        }
         whole = (encode_parts(what, len(of), *map(_text, of)) for what, of in names.items())
         self._key = hashlib.sha256(encode_purpose("key of test rows", *whole)).digest()
         self._ids, self._groups = (_sorted(self._key, what, of) for what, of in names.items())

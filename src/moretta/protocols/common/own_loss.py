@@ -40,9 +40,9 @@ def named(function: Function | str) -> str:
     return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def _known(given: object) -> object:
-    if given is None or callable(given) or (isinstance(given, str) and is_reference(given)):
-        return given
+def _known(value: object) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and is_reference(value)):
+        return value
     raise ValueError('a function, in a run file "module:function"')
 
 
@@ -55,9 +55,9 @@ OwnFunction = Annotated[
 """A field for a function, or in a run file its "module:function"; None for none."""
 
 
-def found(given: Function | str, base: Path = Path(), agreed: Container[str] = ()) -> Function:
+def found(function: Function | str, base: Path = Path(), agreed: Container[str] = ()) -> Function:
     """Return a function, imported by its name from beside a run file in the folder `base`; agreed: see `resolve`."""
-    return resolve(given, base, agreed) if isinstance(given, str) else given
+    return resolve(function, base, agreed) if isinstance(function, str) else function
 
 
 def of_rows(function: Function, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -80,15 +80,15 @@ def of_arrays(function: Function) -> Callable[[Array, Array], Array]:
     def losses(outputs: Array, targets: Array) -> Array:
         import torch
 
-        wanted = targets.astype(np.float64) if targets.dtype.kind == "f" else targets
+        expected = targets.astype(np.float64) if targets.dtype.kind == "f" else targets
         with torch.no_grad():
-            return of_rows(function, torch.tensor(outputs, dtype=torch.float64), torch.tensor(wanted)).numpy()
+            return of_rows(function, torch.tensor(outputs, dtype=torch.float64), torch.tensor(expected)).numpy()
 
     return losses
 
 
 def check(
-    given: Function | str,
+    loss_function: Function | str,
     outputs: int,
     loss: str,
     task: str,
@@ -104,7 +104,7 @@ def check(
     """
     import torch
 
-    function, drawn = found(given), np.random.default_rng(0)
+    function, drawn = found(loss_function), np.random.default_rng(0)
     said_first = f"own-loss `{named(function)}`"
     x = torch.tensor(drawn.normal(size=(ROWS, outputs)), dtype=dtype, requires_grad=True)
     some = _made_up_targets(drawn, outputs, loss, task) if targets is None else targets[np.arange(ROWS) % len(targets)]

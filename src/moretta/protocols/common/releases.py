@@ -88,10 +88,10 @@ class Releases:
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned, unless more was released since, which going back does not undo."""
-        found = bytes(state["releases"])
-        if int.from_bytes(found[:8], "big") >= self.count:
-            self.count = int.from_bytes(found[:8], "big")
-            keys = (found[start : start + KEY_BYTES] for start in range(8, len(found), KEY_BYTES))
+        kept = bytes(state["releases"])
+        if int.from_bytes(kept[:8], "big") >= self.count:
+            self.count = int.from_bytes(kept[:8], "big")
+            keys = (kept[start : start + KEY_BYTES] for start in range(8, len(kept), KEY_BYTES))
             self._known = dict.fromkeys(keys)
 
 

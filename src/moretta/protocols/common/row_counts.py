@@ -37,9 +37,9 @@ class Counted:
     mean: NDArray[np.float64] = field(default_factory=_none)
     deviation: NDArray[np.float64] = field(default_factory=_none)
 
-    def among(self, found: Moments) -> Counted:
+    def among(self, moments: Moments) -> Counted:
         """Return the same with what is known of the input columns."""
-        return Counted(self.rows, self.classes, found.present, found.mean, found.deviation)
+        return Counted(self.rows, self.classes, moments.present, moments.mean, moments.deviation)
 
     def state(self) -> State:
         """Return all that `restored` needs."""
@@ -66,6 +66,8 @@ def class_columns(y: Array, classes: int) -> NDArray[np.float64]:
     """
     if classes == 1:
         return np.ones((len(y), 1))
-    one = y if y.ndim == 1 else (y[:, 0] > 0.5) if y.shape[1] == 1 else y.argmax(axis=1)
-    found: NDArray[np.float64] = (np.asarray(one).astype(np.int64)[:, None] == np.arange(classes)).astype(np.float64)
-    return found
+    labels = y if y.ndim == 1 else (y[:, 0] > 0.5) if y.shape[1] == 1 else y.argmax(axis=1)
+    columns: NDArray[np.float64] = (np.asarray(labels).astype(np.int64)[:, None] == np.arange(classes)).astype(
+        np.float64
+    )
+    return columns

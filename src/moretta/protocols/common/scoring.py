@@ -177,7 +177,7 @@ class HeldOut:
         bins[1] = np.rint(100 * bins[1])
         counts = targets.confusion(targets.predicted(outputs), classes, chances.shape[1])
         made = {CONFUSION: counts, RELIABILITY: bins}
-        return {_tensor(name): statistics.to_limbs(one.ravel().tolist()) for name, one in made.items()}
+        return {_tensor(name): statistics.to_limbs(table.ravel().tolist()) for name, table in made.items()}
 
     def _by_row(self, figure: str, outputs: Array) -> NDArray[np.float64]:
         """Return a figure of each row, float64[rows]."""
@@ -214,9 +214,9 @@ def ask_for(
 ) -> tuple[Question, Wanted]:
     """Return the ask of all silos, and the description of the sum of their uploads."""
     shapes = {_tensor(name, validates): (statistics.LIMBS,) for name in _means(figures)}
-    wanted = aggregator.want(shapes, dict.fromkeys(shapes, float(statistics.HALF)), len(aggregator.cohort))
+    request = aggregator.want(shapes, dict.fromkeys(shapes, float(statistics.HALF)), len(aggregator.cohort))
     kind = Validate if validates else Score
-    return kind(stamp=now, parameters=parameters, encoding=wanted.fraction_bits), wanted
+    return kind(stamp=now, parameters=parameters, encoding=request.fraction_bits), request
 
 
 def score(
@@ -233,8 +233,8 @@ def score(
     The score is rows, and the figures' means. agreed: digests of what the set-up agreed on. validates: on validation
     rows, of all silos or none.
     """
-    ask, wanted = ask_for(aggregator, now, parameters, figures, validates=validates)
-    total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest, whole=validates)
+    ask, request = ask_for(aggregator, now, parameters, figures, validates=validates)
+    total = yield from aggregator.sum(ask, request, asked_of(ask, agreed).digest, whole=validates)
     return total if isinstance(total, Aborted) else (read(total, figures, validates=validates), total.silos)
 
 
@@ -247,15 +247,15 @@ def tables(
     """
     sizes, half = {_tensor(CONFUSION): classes**2, _tensor(RELIABILITY): 3 * targets.BINS}, float(statistics.HALF)
     shapes = {name: (statistics.LIMBS, size) for name, size in sizes.items()}
-    wanted = aggregator.want(shapes, dict.fromkeys(sizes, half), len(aggregator.cohort))
-    ask = Score(stamp=now, parameters=parameters, encoding=wanted.fraction_bits)
-    total = yield from aggregator.sum(ask, wanted, asked_of(ask, agreed).digest, whole=True)
+    request = aggregator.want(shapes, dict.fromkeys(sizes, half), len(aggregator.cohort))
+    ask = Score(stamp=now, parameters=parameters, encoding=request.fraction_bits)
+    total = yield from aggregator.sum(ask, request, asked_of(ask, agreed).digest, whole=True)
     if isinstance(total, Aborted):
         return total
-    found = read_tables(total, classes)
-    if found[CONFUSION].sum() != rows:
+    read = read_tables(total, classes)
+    if read[CONFUSION].sum() != rows:
         raise PeerError("expected tables of as many rows as the score is of, from the same silos")
-    return found
+    return read
 
 
 def read_tables(total: Sum, classes: int) -> dict[str, Array]:
@@ -274,10 +274,10 @@ def read_tables(total: Sum, classes: int) -> dict[str, Array]:
 def _whole(total: Sum, name: str) -> NDArray[np.int64]:
     """Return the whole numbers of a sum that travelled in limbs."""
     limbs = np.rint(total.means[_tensor(name)] * total.weight)
-    found = [divmod(number, 1 << statistics.GRID_BITS) for number in statistics.from_limbs(limbs)]
-    if any(odd or abs(number) > statistics.MOST_ROWS for number, odd in found):
+    parts = [divmod(number, 1 << statistics.GRID_BITS) for number in statistics.from_limbs(limbs)]
+    if any(odd or abs(number) > statistics.MOST_ROWS for number, odd in parts):
         raise PeerError(f"expected whole numbers of rows as a sum's {name}, 2^48 at most")
-    return np.array([number for number, _ in found], np.int64)
+    return np.array([number for number, _ in parts], np.int64)
 
 
 def read(total: Sum, figures: Sequence[str], *, validates: bool = False) -> dict[str, float]:

@@ -194,9 +194,9 @@ class Setting:
         listed += [(TARGETS, order, targets, ()) for order in (1, 2) if targets]
         if scales:
             numbers = () if layout is None else tuple(layout.numbers.tolist())
-            one = [] if rules.fitted or not (layout is None or numbers) else [("inputs", numbers)]
-            one += [] if targets else [("targets", ())]
-            listed += [(what, order, 1, of) for what, of in one for order in (1, 2)]
+            matrices = [] if rules.fitted or not (layout is None or numbers) else [("inputs", numbers)]
+            matrices += [] if targets else [("targets", ())]
+            listed += [(what, order, 1, of) for what, of in matrices for order in (1, 2)]
         return Statistics(tuple(listed), rules.median_ranges)
 
     @property
@@ -291,7 +291,7 @@ class Setting:
         protocol, secure = self.spec.protocol, self.secure_aggregation
         if protocol.privacy is None:
             return b""
-        told = {
+        content = {
             "protocol": protocol.model_dump(mode="json", by_alias=True, exclude={*UNBOUND, *protocol.OWN}),
             "secure-aggregation": secure.model_dump(mode="json", by_alias=True, exclude={"roster", "identity"}),
             "roster": "" if self.roster is None else self.roster.digest,
@@ -303,7 +303,7 @@ class Setting:
             **({} if self.layout is None else {"arrays": self.layout.dump()}),
             **({"micro-batch": self.spec.engine.micro_batch} if self.spec.engine.micro_batch else {}),
         }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
     def setup(
         self, silo: Silo, schema: str, statistics: Statistics, bound: bytes, scheme: str | None = None
@@ -323,7 +323,7 @@ class Setting:
         """
         secure, run, protocol = self.secure_aggregation, self.spec.run, self.spec.protocol
         parts = (silo.held_out if self.figures else None, silo.validation)
-        held_out, validation = (one and (one[0], self.targets(one[1], silo.name)) for one in parts)
+        held_out, validation = (part and (part[0], self.targets(part[1], silo.name)) for part in parts)
         scheme = secure.scheme if scheme is None else scheme
         return SiloSetup(
             silo.name,

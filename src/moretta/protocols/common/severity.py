@@ -22,7 +22,7 @@ SAID: Mapping[Severity, str] = {
 }
 """What an attack of each does, in words for people."""
 
-TRIES: Mapping[Severity, str] = {name: f"to {said.replace('s ', ' ', 1)}" for name, said in SAID.items()}
+TRIES: Mapping[Severity, str] = {name: f"to {text.replace('s ', ' ', 1)}" for name, text in SAID.items()}
 """The same, as what an attack tries."""
 
 _WHERE = "Where an attack of this kind succeeds,"

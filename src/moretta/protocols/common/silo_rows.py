@@ -143,13 +143,13 @@ class TrainingRows:
 
         statistics: those that are given to the message's group; None for the silo's.
         """
-        given = self.statistics if statistics is None else statistics
+        agreed = self.statistics if statistics is None else statistics
         match message:
             case AskMoments():
-                given.check(message, self.answers)
+                agreed.check(message, self.answers)
                 return answer_moments(contributor, message, self._matrix(message))
             case AskHistogram():
-                given.check(message, self.answers)
+                agreed.check(message, self.answers)
                 return answer_histogram(contributor, message, self.x.reshape(-1, self.x.shape[-1]))
             case AskApart():
                 return compared(message, self.subjects, self.answers)
@@ -165,7 +165,7 @@ class TrainingRows:
                     raise RowsError(
                         f"expected {message.mean.size} input columns, as the server has; got {self.x.shape[-1]}"
                     )
-                self.prepare(message, given)
+                self.prepare(message, agreed)
                 self.agreed = (message_digest(message),)
                 return Ready(stamp=message.stamp)
         reply = contributor.answer(message)
@@ -175,23 +175,26 @@ class TrainingRows:
 
     def scored(self, ask: Question) -> HeldOut:
         """Return the rows that a question is about. Raises `moretta.errors.MisuseError` where there are none."""
-        found = self.validation if isinstance(ask, Validate) else self.held_out
-        if found is None:
+        rows = self.validation if isinstance(ask, Validate) else self.held_out
+        if rows is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")
-        return found
+        return rows
 
-    def prepare(self, begin: Begin, given: Statistics, *, inputs: bool = True) -> None:
+    def prepare(self, begin: Begin, statistics: Statistics, *, inputs: bool = True) -> None:
         """Take up how inputs are prepared, and targets where the statistics that are given say that they are scaled.
 
         inputs: false for a group that shares targets alone. Raises `moretta.errors.PeerError` for other targets.
         """
-        found = begin.preparation
-        if len(found.target_mean) != given.targets:
+        preparation = begin.preparation
+        if len(preparation.target_mean) != statistics.targets:
             raise PeerError(
-                f"expected the scale of {given.targets} targets, as the run's settings have it; got that of "
-                f"{len(found.target_mean)}"
+                f"expected the scale of {statistics.targets} targets, as the run's settings have it; got that of "
+                f"{len(preparation.target_mean)}"
             )
-        targets, rest = (found if given.targets else self.prepared), (found if inputs else self.prepared)
+        targets, rest = (
+            (preparation if statistics.targets else self.prepared),
+            (preparation if inputs else self.prepared),
+        )
         self.prepared = replace(rest, target_mean=targets.target_mean, target_deviation=targets.target_deviation)
 
     def _matrix(self, ask: AskMoments) -> NDArray[np.generic]:

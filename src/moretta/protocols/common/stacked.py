@@ -91,22 +91,22 @@ class Stacked:
         model = copy.deepcopy(self._built).train()
         drawn, before, trained = _draws(), _marks(model), modules.trainable(model)
         at = {name: parameter.detach() for name, parameter in trained.items()}
-        apart = {name: value.expand(len(x), *value.shape).clone() for name, value in at.items()}
+        copies = {name: value.expand(len(x), *value.shape).clone() for name, value in at.items()}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 stacked = [
                     _gradients(model, self._loss, at, x, y, True),
-                    _gradients(model, self._loss, apart, x, y, False),
+                    _gradients(model, self._loss, copies, x, y, False),
                 ]
                 if _marks(model) != before or _draws() != drawn:
                     return False
                 for place in range(len(x)):
                     loss = self._loss(model(x[place]), y[place])
                     alone = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-                    for found, losses in stacked:
-                        each = zip([losses, *found.values()], [loss, *alone], strict=True)
-                        if not all(_close(one[place], other) for one, other in each):
+                    for gradients, losses in stacked:
+                        each = zip([losses, *gradients.values()], [loss, *alone], strict=True)
+                        if not all(_close(alone_value[place], other) for alone_value, other in each):
                             return False
         except Exception as error:  # noqa: BLE001  # whatever a user's model raises under vmap
             log.debug("silos are not stacked: %s: %s", type(error).__name__, error)
@@ -153,13 +153,13 @@ class StackedSGD:
 
 def in_own_memory(gradients: Mapping[str, Tensor]) -> Stack:
     """Return gradients that do not overlap: for parameters that are added up, autograd gives one, or parts of one."""
-    taken, found = set[int](), Stack()
+    taken, separate = set[int](), Stack()
     for name, gradient in gradients.items():
         memory = gradient.untyped_storage().data_ptr()
         shared = memory in taken or not gradient.is_contiguous()
-        found[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        separate[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
         taken.add(memory)
-    return found
+    return separate
 
 
 def _gradients(
@@ -178,8 +178,8 @@ def _gradients(
     own = {name: value.expand(len(x), *value.shape) if common else value for name, value in at.items()}
     own = {name: value.detach().requires_grad_() for name, value in own.items()}
     losses = loss.of_each(vmap(outputs_of)(own, x), y)
-    found = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
-    return in_own_memory(dict(zip(own, found, strict=True))), losses.detach()
+    gradients = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
+    return in_own_memory(dict(zip(own, gradients, strict=True))), losses.detach()
 
 
 def _of_a_row(x: Tensor, y: Tensor) -> tuple[Hashable, ...]:
@@ -212,6 +212,6 @@ def _draws() -> Hashable:
     return random.getstate(), np.asarray(words).tobytes(), place
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(first: Tensor, other: Tensor) -> bool:
     scale = float(other.detach().abs().max()) if other.numel() else 0.0
-    return torch.allclose(one, other, rtol=0.0, atol=CLOSE * scale)
+    return torch.allclose(first, other, rtol=0.0, atol=CLOSE * scale)

@@ -57,10 +57,10 @@ class Statistics:
     @property
     def matrices(self) -> dict[str, tuple[int, tuple[int, ...], bool]]:
         """By matrix: how many columns, their indices, and whether the values that are there are counted first."""
-        found = dict[str, tuple[int, tuple[int, ...], bool]]()
+        matrices = dict[str, tuple[int, tuple[int, ...], bool]]()
         for what, order, columns, of in self.moments:
-            found.setdefault(what, (columns, of, not order))
-        return found
+            matrices.setdefault(what, (columns, of, not order))
+        return matrices
 
     @property
     def targets(self) -> int:
@@ -115,8 +115,8 @@ def without_noise(names: Collection[str]) -> str:
         _name("rows", 1): "the number of rows of all silos together",
         COMPARISON: "whether rows are about whom the server's test rows are about",
     }
-    return " and ".join(said for name, said in words.items() if name in names)
+    return " and ".join(use for name, use in words.items() if name in names)
 
 
 def _frozen(values: list[object]) -> tuple[object, ...]:
-    return tuple(tuple(one) if isinstance(one, list) else one for one in values)
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)

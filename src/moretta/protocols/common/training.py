@@ -93,7 +93,9 @@ class Training(Section):
         if self.first_rate is not None and not epochs:
             return self.first_rate
         if self.lr_schedule == "milestones":
-            return float(self.learning_rate * self.milestone_factor ** sum(epochs >= one for one in self.milestones))
+            return float(
+                self.learning_rate * self.milestone_factor ** sum(epochs >= milestone for milestone in self.milestones)
+            )
         if self.lr_schedule == "cosine":
             return self.learning_rate * (1.0 + math.cos(math.pi * done)) / 2.0
         if self.lr_schedule == "step":
@@ -108,11 +110,11 @@ class Training(Section):
     @property
     def own_code(self) -> dict[str, Function | str]:
         """The functions of the user's own, or their "module:function", by the name of the setting."""
-        return {name: given for name in self.OWN if (given := getattr(self, name)) is not None}
+        return {name: function for name in self.OWN if (function := getattr(self, name)) is not None}
 
     def with_own_code(self, base: Path = Path(), agreed: Container[str] = ()) -> Self:
         """Return the same with that code imported from beside a run file in the folder `base` (`own_loss.found`)."""
-        return self.model_copy(update={name: found(one, base, agreed) for name, one in self.own_code.items()})
+        return self.model_copy(update={name: found(function, base, agreed) for name, function in self.own_code.items()})
 
     @property
     def privacy(self) -> Privacy | None:
@@ -122,9 +124,9 @@ class Training(Section):
     @model_serializer(mode="wrap")
     def _without_idle(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not set, so that a run's text, and what noise is bound to, is what it was without it."""
-        found: dict[str, Any] = dump(self)
+        dumped: dict[str, Any] = dump(self)
         idle = {name for name in self._idle() if getattr(self, name) == type(self).model_fields[name].default}
-        return {key: value for key, value in found.items() if key.replace("-", "_") not in idle}
+        return {key: value for key, value in dumped.items() if key.replace("-", "_") not in idle}
 
     def _idle(self) -> tuple[str, ...]:
         return ("autocast",)

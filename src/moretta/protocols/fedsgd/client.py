@@ -187,22 +187,22 @@ class Client:
             model, own = digest_of(self.at(ask)), self.rows.of.digest
             steps, total, rows = self._take_up(self.half_done.begin(ask.stamp.run, *ask.stamp.drawn, model, own), kept)
         for index in batches[steps:]:
-            found, loss = modules.gradient(
+            gradients, loss = modules.gradient(
                 self.model, parameters, self.loss, self.rows.rows(index), self.phase, self.rows.passes
             )
             with self.phase("update"):
                 if self._pull:  # else -0 might become 0, and federated averaging's bits are kept
-                    found = {
+                    gradients = {
                         name: value + self._pull * (parameters[name].detach() - before[name])
-                        for name, value in found.items()
+                        for name, value in gradients.items()
                     }
                 if self.params.clip_norm is not None:
-                    found = in_own_memory(found)  # or what two of them share would be clipped twice
+                    gradients = in_own_memory(gradients)  # or what two of them share would be clipped twice
                     for name, parameter in parameters.items():
-                        parameter.grad = found[name]
+                        parameter.grad = gradients[name]
                     nn.utils.clip_grad_norm_(parameters.values(), self.params.clip_norm)
                 for name, parameter in parameters.items():
-                    take_step(parameter, found[name], kept[name], self.rate(ask), self.params)
+                    take_step(parameter, gradients[name], kept[name], self.rate(ask), self.params)
             steps, total, rows = steps + 1, total + loss * len(index), rows + len(index)
             if steps < len(batches):  # the last of them is what is uploaded
                 self.half_done.keep(partial(self._halfway, steps, total, rows, kept))
@@ -211,9 +211,9 @@ class Client:
 
     def _halfway(self, steps: int, loss: float, rows: int, kept: Mapping[str, Mapping[str, Tensor]]) -> State:
         model = {f"model/{name}": value for name, value in modules.arrays(self.model).items()}
-        optimizer = {f"kept/{key}/{name}": one for name, some in kept.items() for key, one in some.items()}
-        random = {f"random/{place}": one.get_state() for place, one in enumerate(self.rows.generators)}
-        tensors = {name: one.cpu().numpy() for name, one in {**optimizer, **random}.items()}
+        optimizer = {f"kept/{key}/{name}": value for name, some in kept.items() for key, value in some.items()}
+        random = {f"random/{place}": generator.get_state() for place, generator in enumerate(self.rows.generators)}
+        tensors = {name: tensor.cpu().numpy() for name, tensor in {**optimizer, **random}.items()}
         return {**model, **tensors, "steps": steps, "loss": loss, "rows": rows}
 
     def _take_up(self, done: State, kept: Mapping[str, dict[str, Tensor]]) -> tuple[int, float, int]:
@@ -260,8 +260,8 @@ class LocalWork:
         rows = self.silo.rows
         if not isinstance(rows.x, Tensor) or rows.augment or rows.passes != WHOLE or self.silo.half_done.keeps:
             return None
-        found = self.silo.stacked.key(tuple(map(len, self.batches)), rows.x, rows.y)
-        return found and (id(self.silo.params), id(self.ask.parameters), self.ask.stamp, *found)
+        key = self.silo.stacked.key(tuple(map(len, self.batches)), rows.x, rows.y)
+        return key and (id(self.silo.params), id(self.ask.parameters), self.ask.stamp, *key)
 
     def alone(self) -> Upload:
         """Return the upload by the silo's own model."""
@@ -282,15 +282,17 @@ class LocalWork:
         """Return the uploads of silos with this key, stepped together."""
         trained, buffers = self.silo.stacked.load(self.silo.at(self.ask))
         params = self.silo.params
-        found = self._epochs(works, trained, params) if isinstance(params, Epochs) else self._gradients(works, trained)
-        return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in found]
+        uploads = (
+            self._epochs(works, trained, params) if isinstance(params, Epochs) else self._gradients(works, trained)
+        )
+        return [upload | {f"buffer/{name}": value for name, value in buffers.items()} for upload in uploads]
 
     def _gradients(self, works: Sequence[LocalWork], trained: Stack) -> list[Upload]:
         ((x, y),) = self._steps(works)
         with self.silo.phase("local_backward"):
             gradients, losses = self.silo.stacked.gradients(trained, x, y, common=True)
         each = zip(works, _apart(gradients), losses.tolist(), y, strict=True)
-        return [work.silo.weighted(found, loss, targets) for work, found, loss, targets in each]
+        return [work.silo.weighted(gradients, loss, targets) for work, gradients, loss, targets in each]
 
     def _epochs(self, works: Sequence[LocalWork], trained: Stack, params: Epochs) -> list[Upload]:
         silo, rows, pull = self.silo, sum(map(len, self.batches)), params.pull
@@ -307,7 +309,10 @@ class LocalWork:
         with silo.phase("update"):
             differences = _apart(sgd.differences())
         mean = zip(differences, (total / rows).numpy(), strict=True)
-        return [{f"gradient/{name}": one for name, one in found.items()} | {"loss": loss} for found, loss in mean]
+        return [
+            {f"gradient/{name}": gradient for name, gradient in gradients.items()} | {"loss": loss}
+            for gradients, loss in mean
+        ]
 
     def _steps(self, works: Sequence[LocalWork]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the inputs and targets of each step, [silos, rows, ...]."""
@@ -358,9 +363,9 @@ class LoneClient:
         trained = modules.trainable(self._model)
         with self._rows.randomness(number):
             batch, passes = self._rows.batch(number), self._rows.passes
-            found, loss = modules.gradient(self._model, trained, self._loss, batch, self.phase, passes)
+            gradients, loss = modules.gradient(self._model, trained, self._loss, batch, self.phase, passes)
         with self.phase("update"):
-            self._optimizer.step(modules.on_host({name: value.double() for name, value in found.items()}), number)
+            self._optimizer.step(modules.on_host({name: value.double() for name, value in gradients.items()}), number)
         self._last = number, loss, len(batch[0])
 
     def state(self) -> State:

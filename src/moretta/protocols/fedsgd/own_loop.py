@@ -70,7 +70,7 @@ def fitted(
         returned = fit(copied, arrays_of(model, x), y, number)
     except Exception as error:
         raise RowsError(f"{where} failed in round {number} with {cause(error)}; mend it") from error
-    if pulls and not any(one.added for one in pulls):
+    if pulls and not any(pull_term.added for pull_term in pulls):
         raise RowsError(
             f"{where} computed no gradient of the model that it was given, so mu of fedprox pulled nothing; train that "
             "model, or use fedavg"
@@ -119,15 +119,15 @@ def _tensor(weights: Mapping[str, Any], name: str, like: Tensor, where: str) -> 
     if name not in weights:
         raise RowsError(f"{where}: the weights lack `{name}`, which the model has; return all of them")
     try:
-        given = torch.as_tensor(weights[name], device=like.device).detach()
-        found = given.to(like.dtype)
+        weight = torch.as_tensor(weights[name], device=like.device).detach()
+        cast = weight.to(like.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RowsError(f"{where}: `{name}` is no array of numbers: {cause(error)}") from error
-    if found.shape != like.shape:
-        raise RowsError(f"{where}: expected `{name}` of shape {list(like.shape)}, got {list(found.shape)}")
-    if given.is_floating_point() != like.is_floating_point():
-        kinds = (str(one.dtype).removeprefix("torch.") for one in (like, given))
+    if cast.shape != like.shape:
+        raise RowsError(f"{where}: expected `{name}` of shape {list(like.shape)}, got {list(cast.shape)}")
+    if weight.is_floating_point() != like.is_floating_point():
+        kinds = (str(tensor.dtype).removeprefix("torch.") for tensor in (like, weight))
         raise RowsError("{}: expected `{}` of {}, got {}; return the weights as they train".format(where, name, *kinds))
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(cast).all()):
         raise RangeError(f"{where}: `{name}` has NaN or infinity; lower its learning rate, or look at its rows")
-    return found.clone()
+    return cast.clone()

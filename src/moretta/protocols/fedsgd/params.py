@@ -82,10 +82,10 @@ class Epochs(PrivateTraining):
 
     @model_validator(mode="after")
     def _leaves_steps_to_fit(self) -> Self:
-        given = self.changed(*(name for name in type(self).model_fields if name not in WITH_FIT))
-        if self.fit is not None and given:
+        changed = self.changed(*(name for name in type(self).model_fields if name not in WITH_FIT))
+        if self.fit is not None and changed:
             raise ParameterError(
-                f"fit trains by a loop of its own, and {kebab(given[0])} is for the built-in epochs; set it in that "
+                f"fit trains by a loop of its own, and {kebab(changed[0])} is for the built-in epochs; set it in that "
                 "loop, and remove it here"
             )
         return self

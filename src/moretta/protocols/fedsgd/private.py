@@ -148,8 +148,8 @@ class PrivateUpdate:
     ) -> dict[str, Array]:
         """Return the update's ``gradient/<name>`` as it is uploaded, float64; its loss and buffers stay here."""
         names = [name for name in update if name.startswith("gradient/")]
-        one = {name: torch.from_numpy(np.asarray(update[name], dtype=np.float64))[None] for name in names}
-        total = modules.on_host(clipped_sum(one, self.noise.privacy.clip))
+        stacked = {name: torch.from_numpy(np.asarray(update[name], dtype=np.float64))[None] for name in names}
+        total = modules.on_host(clipped_sum(stacked, self.noise.privacy.clip))
         purpose = self.noise.purpose(now, self._rows.of.digest, digest_of(parameters), digest_of(total))
         self.noise.uploading(now, purpose[-1])
         return dict(self.noise.noised(total, encoding, *purpose, sums=sums))

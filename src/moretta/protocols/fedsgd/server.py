@@ -52,12 +52,12 @@ class Server:
         aggregation, shapes = self._enrolment.aggregation, self._shapes
         most = self._enrolment.most_weight
         if self._accountant is None:
-            wanted = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
+            request = aggregation.want(shapes, dict.fromkeys(shapes, self._secure.largest), most)
         else:
-            wanted = self._accountant.want(aggregation, shapes, self._secure, most)
+            request = self._accountant.want(aggregation, shapes, self._secure, most)
         parameters = modules.arrays(self._model)
-        ask = TrainOn(stamp=now, parameters=self._enrolment.moving(parameters), encoding=wanted.fraction_bits)
-        exchange = aggregation.sum(ask, wanted, query_of(ask, *self._enrolment.agreed).digest)
+        ask = TrainOn(stamp=now, parameters=self._enrolment.moving(parameters), encoding=request.fraction_bits)
+        exchange = aggregation.sum(ask, request, query_of(ask, *self._enrolment.agreed).digest)
         if self._accountant is not None:
             exchange = counted(exchange, self._accountant.releases, now, digest_of(parameters))
         total = yield from exchange

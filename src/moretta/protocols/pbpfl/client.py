@@ -92,18 +92,18 @@ class Client:
             if targets.ndim == 3:  # masks
                 own = [targets.sum(dim=2, keepdim=True).expand_as(targets)]
                 targets = chances(targets)
-            own = [self._head.rows(one.flatten(1)) for one in (targets, *own)]
-            found = yield BackwardWork(batch, terms.squared_error, own, self.phase)
-            return self._upload(ask, found, batch, about)
+            own = [self._head.rows(tensor.flatten(1)) for tensor in (targets, *own)]
+            result = yield BackwardWork(batch, terms.squared_error, own, self.phase)
+            return self._upload(ask, result, batch, about)
         z = batch.at.outputs - batch.at.outputs.amax(dim=1, keepdim=True)
-        found = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))
+        result = Predictions(stamp=ask.stamp, **modules.on_host({"z": z, "alpha": batch.at.alpha[:, 0]}))
         if self._root is None:
             self._waiting = _Waiting(ask.stamp, batch, about)
-            return found
+            return result
         # Of the outputs too: two that were asked for under one stamp would have their difference without lambdas.
-        stamp, seen = ask.stamp, digest_of({"z": found.z})
+        stamp, seen = ask.stamp, digest_of({"z": result.z})
         stream = self._root.stream("lambda", stamp.run, *stamp.drawn, "attempt", stamp.attempt, seen)
-        sent, lambdas = ratios.blinded(stamp, found.z, found.alpha, stream)
+        sent, lambdas = ratios.blinded(stamp, result.z, result.alpha, stream)
         self._waiting = _Waiting(stamp, batch, about, lambdas)
         return sent
 
@@ -122,20 +122,20 @@ class Client:
         u = self._loss.weighted_targets(batch.targets, outputs)
         y, k = torch.from_numpy(ask.y).to(outputs), torch.from_numpy(ask.k).to(outputs)
         form = partial(terms.cross_entropy, parts=batch.parts)
-        found = yield BackwardWork(batch, form, [u, y, k], self.phase)
+        gradients = yield BackwardWork(batch, form, [u, y, k], self.phase)
         # Two sums over one set, answered differently to one silo, would differ by its own gradients.
         about = replace(waiting.asked, own=digest_of({"y": ask.y, "k": ask.k}))
-        return self._upload(ask, found, batch, about)
+        return self._upload(ask, gradients, batch, about)
 
     def _upload(self, ask: TrainOn | Softmax, gradients: TermGradients, batch: Forwarded, about: Query) -> Message:
-        found = gradients.terms
+        terms_found = gradients.terms
         with self.phase("aggregation"):
-            sent = {"scalars": found.values}
-            if found.alpha_h is not None:
-                sent["alpha_h"] = found.alpha_h
+            sent = {"scalars": terms_found.values}
+            if terms_found.alpha_h is not None:
+                sent["alpha_h"] = terms_found.alpha_h
             for name, values in gradients.trunk.items():
-                sent |= {f"{prefix}/{name}": value for prefix, value in zip(found.prefixes, values, strict=True)}
-            for name, blocks in ((self._head.weight, found.weight), (self._head.bias or "", found.bias)):
+                sent |= {f"{prefix}/{name}": value for prefix, value in zip(terms_found.prefixes, values, strict=True)}
+            for name, blocks in ((self._head.weight, terms_found.weight), (self._head.bias or "", terms_found.bias)):
                 for prefix, block in blocks.items():
                     value = self._head.like(block, self._shape) if name == self._head.weight else block
                     path = f"{prefix}/{name}"  # a tied head has a part in the trunk already

@@ -51,9 +51,9 @@ def add_to(app: typer.Typer, needs_torch: Callable[[], AbstractContextManager[No
             settings = _settings(loss, partitions, variant, scales)
             shapes = [exactness.Input.parse(text) for text in inputs]
             module = catalogue.build(model, inputs=shapes[0].shape, outputs=classes, base=Path.cwd(), agreed=OWN_CODE)
-            found = exactness.check(module, shapes, classes, settings, fall_back=scales is None)
-        say(found, lambda: _print_check(found))
-        if not found["passes"]:
+            findings = exactness.check(module, shapes, classes, settings, fall_back=scales is None)
+        say(findings, lambda: _print_check(findings))
+        if not findings["passes"]:
             raise typer.Exit(1)
 
 
@@ -72,25 +72,25 @@ def _settings(loss: str, partitions: int, variant: str, scales: str | None) -> P
     return PBPFL.model_validate(settings | ({} if scales is None else {"scales": scales}))
 
 
-def _print_check(found: Mapping[str, Any]) -> None:
-    fell_back = "plain_error_float32" in found
+def _print_check(findings: Mapping[str, Any]) -> None:
+    fell_back = "plain_error_float32" in findings
     if fell_back:
         print(
-            f'passes only with scales = "{found["scales"]}" in float32 (the default, continuous, misses: '
-            f"{found['relative_error_float32_continuous']:.1e})"
+            f'passes only with scales = "{findings["scales"]}" in float32 (the default, continuous, misses: '
+            f"{findings['relative_error_float32_continuous']:.1e})"
         )
-        print(f"  free scales: {found['free_scales']}")
+        print(f"  free scales: {findings['free_scales']}")
     else:
-        verdict = "passes: PBPFL trains this model exactly" if found["passes"] else "does not pass"
-        print(f"{verdict} ({found['free_scales']} free scales, {found['scales']})")
+        verdict = "passes: PBPFL trains this model exactly" if findings["passes"] else "does not pass"
+        print(f"{verdict} ({findings['free_scales']} free scales, {findings['scales']})")
     for name in ("relative_error_float64", "relative_error_float32", "buffers_error_float64"):
-        print(f"  {name.replace('_', ' ')}: {found[name]:.1e}")
+        print(f"  {name.replace('_', ' ')}: {findings[name]:.1e}")
     if fell_back:
         print(
             "  with continuous scales this model is as exact as its own float32 rounding "
-            f"({found['relative_error_float32_continuous']:.1e}, the plain model's own "
-            f'{found["plain_error_float32"]:.1e}); to reach the bar set dtype = "float64" (exact, and hides more), '
-            f'or scales = "{found["scales"]}" at the price of most of what scales hide, see docs/models.md'
+            f"({findings['relative_error_float32_continuous']:.1e}, the plain model's own "
+            f'{findings["plain_error_float32"]:.1e}); to reach the bar set dtype = "float64" (exact, and hides more), '
+            f'or scales = "{findings["scales"]}" at the price of most of what scales hide, see docs/models.md'
         )
-    for forced in found["forced_to_one"]:
+    for forced in findings["forced_to_one"]:
         print(f"  unperturbed: {forced['tensor']}: {forced['because']}")

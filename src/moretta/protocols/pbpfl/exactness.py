@@ -61,13 +61,13 @@ class Input:
     @classmethod
     def parse(cls, text: str) -> Input:
         """Read ``3,32,32`` or ``16:int1000``. Raises `moretta.errors.ParameterError` for anything else."""
-        found = re.fullmatch(r"(\d+(?:,\d+)*)(?::int(\d+))?", text)
-        shape = tuple(int(part) for part in found[1].split(",")) if found else ()
-        if not found or min(shape) < 1 or found[2] == "0":
+        match = re.fullmatch(r"(\d+(?:,\d+)*)(?::int(\d+))?", text)
+        shape = tuple(int(part) for part in match[1].split(",")) if match else ()
+        if not match or min(shape) < 1 or match[2] == "0":
             raise ParameterError(
                 f"--input {text}: expected the shape of a row, as 3,32,32, or of tokens, as 16:int1000"
             )
-        return cls(shape, int(found[2] or 0))
+        return cls(shape, int(match[2] or 0))
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Return random rows, in float64."""
@@ -78,9 +78,9 @@ class Input:
 
 def unpack(module: nn.Module, arguments: tuple[Tensor, ...], inputs: Sequence[Input]) -> tuple[Tensor, ...]:
     """Return a model's inputs from one flat row of numbers, [B, all entries]: a hook before its forward."""
-    parts = torch.split(arguments[0], [math.prod(one.shape) for one in inputs], dim=1)
-    shaped = [part.reshape(len(part), *one.shape) for part, one in zip(parts, inputs, strict=True)]
-    return tuple(part.long() if one.vocabulary else part for part, one in zip(shaped, inputs, strict=True))
+    parts = torch.split(arguments[0], [math.prod(shape_of.shape) for shape_of in inputs], dim=1)
+    shaped = [part.reshape(len(part), *shape_of.shape) for part, shape_of in zip(parts, inputs, strict=True)]
+    return tuple(part.long() if shape_of.vocabulary else part for part, shape_of in zip(shaped, inputs, strict=True))
 
 
 def check(
@@ -101,8 +101,10 @@ def check(
     Raises `moretta.errors.UnsupportedModel`, naming the layer, for a model that cannot be perturbed.
     """
     generator = torch.Generator().manual_seed(0)
-    drawn = [one.draw(generator) for one in inputs]
-    examples = [part[:2].long() if one.vocabulary else part[:2] for part, one in zip(drawn, inputs, strict=True)]
+    drawn = [input_of.draw(generator) for input_of in inputs]
+    examples = [
+        part[:2].long() if input_of.vocabulary else part[:2] for part, input_of in zip(drawn, inputs, strict=True)
+    ]
     double = gives_one_tensor(copy.deepcopy(model).double())
     plan = ScalePlan.of(double, examples)
     if plan.head.outputs != outputs:
@@ -116,18 +118,18 @@ def check(
     if plan.head.positions > 1:  # targets at each
         shape = ROWS, outputs * plan.head.positions
         classes = torch.randn(shape, generator=generator, dtype=torch.float64).numpy()
-    found = _measured(double, plan, rows, classes, protocol)
-    passes_continuous = found["passes"] if protocol.scales == "continuous" else None
+    findings = _measured(double, plan, rows, classes, protocol)
+    passes_continuous = findings["passes"] if protocol.scales == "continuous" else None
     if fall_back and protocol.scales == "continuous":
-        found |= _fallen_back(found, double, plan, rows, classes, protocol)
-    forced = [{"tensor": one.tensor, "because": one.because} for one in plan.forced]
+        findings |= _fallen_back(findings, double, plan, rows, classes, protocol)
+    forced = [{"tensor": tensor.tensor, "because": tensor.because} for tensor in plan.forced]
     return {
-        **found, "passes_continuous": passes_continuous, "free_scales": plan.free, "forced_to_one": forced
+        **findings, "passes_continuous": passes_continuous, "free_scales": plan.free, "forced_to_one": forced
     }  # fmt: skip
 
 
 def _fallen_back(
-    found: Mapping[str, Any],
+    findings: Mapping[str, Any],
     double: nn.Module,
     plan: ScalePlan,
     rows: Tensor,
@@ -138,9 +140,9 @@ def _fallen_back(
 
     They are needed where float32 alone missed, the plain model's own rounding excuses it, and they reach all bars.
     """
-    if [name for name in BARS if found[name] > BARS[name]] != ["relative_error_float32"]:
+    if [name for name in BARS if findings[name] > BARS[name]] != ["relative_error_float32"]:
         return {}
-    continuous = found["relative_error_float32"]
+    continuous = findings["relative_error_float32"]
     targets = enrolment.targets(classes, plan.head.numbers, protocol.loss, "check", torch.float64)
     plain = excuse(continuous, plain_errors(double, rows, targets, protocol.loss_function))
     if plain is None:
@@ -174,9 +176,9 @@ def _measured(
     with CastsToDouble():
         error64, buffers = _errors(double, plan, rows, classes, protocol)
     error32, _ = _errors(double, plan, rows.float(), classes, protocol)
-    found = {"relative_error_float64": error64, "relative_error_float32": error32, "buffers_error_float64": buffers}
-    passes = all(found[name] <= bar for name, bar in BARS.items())
-    return {**found, "scales": protocol.scales, "passes": passes}
+    findings = {"relative_error_float64": error64, "relative_error_float32": error32, "buffers_error_float64": buffers}
+    passes = all(findings[name] <= bar for name, bar in BARS.items())
+    return {**findings, "scales": protocol.scales, "passes": passes}
 
 
 def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) -> Iterator[float]:
@@ -194,16 +196,16 @@ def plain_errors(model: nn.Module, inputs: Tensor, targets: Tensor, loss: Loss) 
             if isinstance(layer, nn.MultiheadAttention):
                 layer.dropout = 0.0  # it draws other numbers in float32, unlike `nn.Dropout`
         with torch.no_grad():
-            for one in clone.parameters():
-                one.mul_(1.0 + jitter * torch.randn(one.shape, generator=generator))
+            for parameter in clone.parameters():
+                parameter.mul_(1.0 + jitter * torch.randn(parameter.shape, generator=generator))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return ideal.gradient(clone, inputs.to(dtype), targets.to(dtype) if loss.name == "mse" else targets, loss)
 
     true, last_bit = gradient(torch.float64, 0.0), float(torch.finfo(torch.float32).eps)
     for jitter in chain([0.0], repeat(last_bit)):
-        found = gradient(torch.float32, jitter)
-        yield _relative_error({name: value.double().numpy() for name, value in found.items()}, true)
+        rounded = gradient(torch.float32, jitter)
+        yield _relative_error({name: value.double().numpy() for name, value in rounded.items()}, true)
 
 
 def _errors(
@@ -220,7 +222,7 @@ def _errors(
     rows = SiloRows(TrainingRows(inputs.numpy(), targets.numpy(), Batches(ROWS, 0, 0, "check")), inputs.dtype)
     true = copy.deepcopy(model)
     with rows.randomness(1):  # dropout draws the same in the true and in the noisy model
-        wanted = ideal.gradient(true, *rows.batch(1), loss)
+        expected = ideal.gradient(true, *rows.batch(1), loss)
     perturbation = Perturbation(plan, protocol.partitions, protocol.form, protocol.scales)
     with rows.randomness(1):
         size = _offset_size(model, perturbation, root.stream("size"), inputs, targets, protocol)
@@ -236,8 +238,8 @@ def _errors(
     )
     upload = client.answer(ask)
     if isinstance(upload, Predictions):
-        found = softmax.true_softmax(upload, key.offset)
-        upload = client.answer(softmax.answer(found, key, protocol.variant, root.stream("delta"), ask.stamp, {}))
+        true_values = softmax.true_softmax(upload, key.offset)
+        upload = client.answer(softmax.answer(true_values, key, protocol.variant, root.stream("delta"), ask.stamp, {}))
     if not isinstance(upload, PlainUpload):
         raise MisuseError(f"expected an upload in the clear, got `{upload.TAG}`")
     density = float(upload.tensors.get("density", np.ones(())))
@@ -245,7 +247,7 @@ def _errors(
     recovered = perturbation.recover(means, key)
     recovered = {name: value / density for name, value in recovered.items()}
     buffers = perturbation.recover_buffers(means, key)
-    return _relative_error(recovered, wanted), _relative_error(buffers, modules.running_buffers(true))
+    return _relative_error(recovered, expected), _relative_error(buffers, modules.running_buffers(true))
 
 
 def _offset_size(
@@ -269,11 +271,11 @@ def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt()) or 1.0
 
 
-def _relative_error(found: Mapping[str, NDArray[np.float64]], wanted: Mapping[str, Tensor]) -> float:
+def _relative_error(computed: Mapping[str, NDArray[np.float64]], expected: Mapping[str, Tensor]) -> float:
     """Return the error of all tensors together, concatenated, relative to their norm."""
-    if not wanted:
+    if not expected:
         return 0.0
-    true = {name: value.detach().double().cpu().numpy() for name, value in wanted.items()}
-    gaps = np.concatenate([(found[name] - value).ravel() for name, value in true.items()])
+    true = {name: value.detach().double().cpu().numpy() for name, value in expected.items()}
+    gaps = np.concatenate([(computed[name] - value).ravel() for name, value in true.items()])
     norm = float(np.linalg.norm(np.concatenate([value.ravel() for value in true.values()])))
     return float(np.linalg.norm(gaps)) / (norm or 1.0)

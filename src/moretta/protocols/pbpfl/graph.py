@@ -115,11 +115,11 @@ class YesOrNo(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, bool) and getattr(func, "__name__", "") in QUESTIONS:
-            found ^= len(self.given) in self.turned
-            self.given.append(found)
-        return found
+        answer = func(*args, **(kwargs or {}))
+        if isinstance(answer, bool) and getattr(func, "__name__", "") in QUESTIONS:
+            answer ^= len(self.given) in self.turned
+            self.given.append(answer)
+        return answer
 
 
 class CastsToDouble(TorchFunctionMode):
@@ -213,7 +213,7 @@ def record(
     """
     model.train(training)
     tensors = (*inputs, *model.parameters(), *model.buffers())
-    weights = [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]
+    weights = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
     recorder = _Recorder({id(tensor) for tensor in tensors}, {id(tensor) for tensor in weights}, keep)
     answers = YesOrNo(turned)
     idle: set[str] = set()

@@ -66,8 +66,8 @@ class Head:
         """Return what a sample has at each position as a row: from [B, ...] to [B positions, width]."""
         if self.channels_last:
             return tensor.reshape(len(tensor) * self.positions, -1)
-        apart = tensor.reshape(len(tensor), -1, self.positions).transpose(1, 2)
-        return apart.reshape(len(tensor) * self.positions, -1)
+        positioned = tensor.reshape(len(tensor), -1, self.positions).transpose(1, 2)
+        return positioned.reshape(len(tensor) * self.positions, -1)
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return the layer's weight as W, [outputs, inputs]."""
@@ -107,8 +107,8 @@ class Head:
     def outputs_of(self, model: nn.Module, h: Tensor, rest: Tensor | None) -> Tensor:
         """Return the outputs, [B positions, outputs]."""
         bias = None if self.bias is None else model.get_parameter(self.bias)
-        found = F.linear(h, self.matrix(model.get_parameter(self.weight)), bias)
-        return found if rest is None else found + rest
+        outputs = F.linear(h, self.matrix(model.get_parameter(self.weight)), bias)
+        return outputs if rest is None else outputs + rest
 
 
 def refuse_dense(head: Head, loss: str, positions: int = 0) -> None:
@@ -170,8 +170,8 @@ def _patches(
 ) -> Tensor:
     """Return the windows of each position, [B, channels window, ...]."""
     count = len(kernel)
-    for axis, (size, step, apart) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        x = x.unfold(2 + axis, (size - 1) * apart + 1, step)[..., ::apart]
+    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
+        x = x.unfold(2 + axis, (size - 1) * gap + 1, step)[..., ::gap]
     windows = range(2 + count, 2 + 2 * count)
     x = x.flip(list(windows)) if reverse else x
     return x.permute(0, 1, *windows, *range(2, 2 + count)).flatten(1, 1 + count)
@@ -210,7 +210,7 @@ def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
         return
     if id(weight) not in names:
         raise UnsupportedModel(f"the weight of the head {path} is computed from others: {WAY_OUT}")
-    users = [call for call in trace.calls if any(one is weight for one in tree_leaves((call.args, call.kwargs)))]
+    users = [call for call in trace.calls if any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs)))]
     tied = len(users) > 1 or names[id(weight)] != f"{path}.weight".lstrip(".")
     bias = None if layer.bias is None else names[id(layer.bias)]
     inputs = weight.numel() // outputs
@@ -223,13 +223,13 @@ def _heads(model: nn.Module, trace: Trace, path: str) -> Iterator[Head]:
 def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: bool) -> bool:
     """Whether the model's outputs are W h + b (+ c), with the layer's weights and with others."""
     weight, drawn = model.get_parameter(head.weight), torch.Generator().manual_seed(0)
-    held = {name: one.detach().clone() for name, one in model.state_dict(keep_vars=True).items()}
+    held = {name: tensor.detach().clone() for name, tensor in model.state_dict(keep_vars=True).items()}
     moves = [torch.zeros_like(weight), torch.randn(weight.shape, generator=drawn, dtype=weight.dtype)]
 
     def run(move: Tensor, work: Callable[[], Any]) -> Any:
         """Return what work gives, on the same random numbers and the same statistics each time."""
-        for name, one in model.state_dict(keep_vars=True).items():
-            one.copy_(held[name])
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            tensor.copy_(held[name])
         weight.add_(move)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -240,9 +240,9 @@ def _holds(model: nn.Module, head: Head, inputs: Sequence[Tensor], training: boo
     try:
         with torch.no_grad(), CastsToDouble():
             for move in moves:
-                wanted = run(move, lambda: model(*inputs))
+                expected = run(move, lambda: model(*inputs))
                 h, rest = run(move, lambda: head.run(model, inputs))
-                agree &= close(head.outputs_of(model, h, rest), head.rows(wanted), FORWARD)
+                agree &= close(head.outputs_of(model, h, rest), head.rows(expected), FORWARD)
     except FAILURES:
         return False
     finally:

@@ -73,8 +73,12 @@ def recurrent(solver: Solver, call: Call) -> Known:
     x, state, weights, biased, layers, dropout, _, both_ways, _ = call.args
     each, ways = (4 if biased else 2), 1 + both_ways
     views = _views(solver, *weights)
-    begun = [solver.ids(one) for one in tree_leaves(state)]
-    if views is None or len(views) != each * layers * ways or any(bool((one.scale != ANY).any()) for one in begun):
+    begun = [solver.ids(leaf) for leaf in tree_leaves(state)]
+    if (
+        views is None
+        or len(views) != each * layers * ways
+        or any(bool((state_ids.scale != ANY).any()) for state_ids in begun)
+    ):
         return opaque(solver, call)
     inward = solver.collapse(solver.ids(x), (-1,)).map(lambda numbers: numbers.reshape(-1))
     blocks, hidden = list[Tensor](), weights[1].shape[1]
@@ -84,7 +88,7 @@ def recurrent(solver: Solver, call: Call) -> Known:
             first = each * (layer * ways + way)
             channel = solver.channels.fresh_blocks(hidden)
             gates = channel.repeat(weights[first].shape[0] // hidden)
-            out, own = (Ids(torch.zeros_like(one), one) for one in (gates, channel))
+            out, own = (Ids(torch.zeros_like(channels), channels) for channels in (gates, channel))
             _bind(solver, views[first], out.along(0, 2), inward.inverse().along(1, 2))
             _bind(solver, views[first + 1], out.along(0, 2), own.along(1, 2))
             for bias in views[first + 2 : first + each]:
@@ -98,7 +102,7 @@ def recurrent(solver: Solver, call: Call) -> Known:
     output, *states = call.result
     return [
         inward.along(-1, 3).expand(output.shape),
-        *(Ids(torch.zeros_like(last), last).expand(one.shape) for one in states),
+        *(Ids(torch.zeros_like(last), last).expand(state_ids.shape) for state_ids in states),
     ]
 
 
@@ -270,8 +274,8 @@ def attention(solver: Solver, call: Call) -> Known:
         solver.force(solver.ids(mask))
         solver.pin(solver.ids(mask).channel)
     keys, values = (
-        solver.ids(one).map(lambda numbers: numbers.repeat_interleave(shared, -3) if shared > 1 else numbers)
-        for one in (k, v)
+        solver.ids(tensor).map(lambda numbers: numbers.repeat_interleave(shared, -3) if shared > 1 else numbers)
+        for tensor in (k, v)
     )
     keys = keys.map(lambda numbers: numbers.transpose(-1, -2))
     logits = contract(solver, solver.ids(q), keys, torch.Size((*q.shape[:-1], k.shape[-2])))
@@ -290,20 +294,20 @@ _ATTENTION = [
 
 def multi_head(solver: Solver, call: Call) -> Known:
     """nn.MultiheadAttention: queries s_q, keys 1 / s_q, values free, each channel in its head; out a fresh scale."""
-    given = {name: call.argument(position, name) for position, name in enumerate(_ATTENTION)}
-    views = {name: solver.value(given[name]) for name in _ATTENTION if isinstance(given[name], Tensor)}
+    arguments = {name: call.argument(position, name) for position, name in enumerate(_ATTENTION)}
+    views = {name: solver.value(arguments[name]) for name in _ATTENTION if isinstance(arguments[name], Tensor)}
     weights = [name for name in views if name.endswith(("weight", "bias")) or name.startswith("bias")]
     if any(isinstance(views[name], Ids) for name in weights):
         return opaque(solver, call)
     for mask in ("key_padding_mask", "attn_mask"):
         if mask in views:
-            solver.force(solver.ids(given[mask]))
-            solver.pin(solver.ids(given[mask]).channel)
-    heads, width = given["num_heads"], given["out_proj_weight"].shape[0]
+            solver.force(solver.ids(arguments[mask]))
+            solver.pin(solver.ids(arguments[mask]).channel)
+    heads, width = arguments["num_heads"], arguments["out_proj_weight"].shape[0]
     pairs, values = solver.fresh(width, heads), solver.fresh(width, heads)
     parts = {"query": pairs, "key": pairs.inverse(), "value": values}
     inward = {
-        name: solver.collapse(solver.ids(given[name]), (-1,)).map(lambda numbers: numbers.reshape(-1)).inverse()
+        name: solver.collapse(solver.ids(arguments[name]), (-1,)).map(lambda numbers: numbers.reshape(-1)).inverse()
         for name in parts
     }
     if "in_proj_weight" in views:

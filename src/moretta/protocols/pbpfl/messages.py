@@ -41,8 +41,8 @@ class TrainOn(Message):
         """Raise `moretta.errors.PeerError` where parts and direction do not fit each other."""
         if not self.direction.size or self.parts.shape != self.direction.shape:
             raise PeerError("pbpfl/train-on: expected a part and a direction of each output")
-        found = np.unique(self.parts)  # sorted; nothing is made as large as the peer's numbers say
-        if found[0] != 0 or found[-1] != found.size - 1:
+        numbers = np.unique(self.parts)  # sorted; nothing is made as large as the peer's numbers say
+        if numbers[0] != 0 or numbers[-1] != numbers.size - 1:
             raise PeerError("pbpfl/train-on: expected parts that number the outputs 0 to m - 1 without a gap")
 
 

@@ -97,7 +97,7 @@ class Pattern:
         sizes = [pattern.shape[0] for pattern in patterns]
         follows = []
         for term in range(max(len(pattern.follows) for pattern in patterns)):
-            places = [one.follows[term] if term < len(one.follows) else _ONE for one in patterns]
+            places = [pattern.follows[term] if term < len(pattern.follows) else _ONE for pattern in patterns]
             follows.append(np.concatenate([np.broadcast_to(*pair) for pair in zip(places, sizes, strict=True)]))
         if not any(pattern.shuffles for pattern in patterns):
             return cls((sum(sizes),), tuple(follows))
@@ -106,10 +106,10 @@ class Pattern:
             for pattern, size in zip(patterns, sizes, strict=True)
         ]
         number = np.repeat(np.arange(len(sizes)), sizes)
-        channel = np.concatenate([one.channel for one in axes])
+        channel = np.concatenate([axis.channel for axis in axes])
         # Ranks count within one tensor. All channels of a block stand equally often in it (`settle_axes`), so counting
         # on from tensor to tensor gives corresponding positions the same rank.
-        rank = _counted(channel, np.lexsort((np.concatenate([one.rank for one in axes]), number, channel)))
+        rank = _counted(channel, np.lexsort((np.concatenate([axis.rank for axis in axes]), number, channel)))
         return cls((sum(sizes),), tuple(follows), (Shuffle(0, Positions.of(channel, rank)),))
 
     def multiplier(self, factors: Factors) -> NDArray[np.float64]:
@@ -143,14 +143,14 @@ class Pattern:
 
 def follows(stored: Stored, scales: SignedUnion, number: dict[int, int]) -> tuple[Indices, ...]:
     """Return the factors of R of a tensor; `number` gives each free root its place in the key."""
-    found = []
+    factors = []
     for ids in (stored.out, stored.into):
         roots = None if ids is None else compress(scales.values(ids.scale)).numpy()
         if roots is None or not np.any((roots != 0) & (np.abs(roots) != ANY)):
             continue
         places = [_place(root, number) for root in roots.reshape(-1).tolist()]
-        found.append(_filled(np.array(places, dtype=np.int64).reshape(roots.shape), stored.shape))
-    return tuple(found)
+        factors.append(_filled(np.array(places, dtype=np.int64).reshape(roots.shape), stored.shape))
+    return tuple(factors)
 
 
 def _filled(places: Indices, shape: Sequence[int]) -> Indices:
@@ -184,8 +184,8 @@ def settle_axes(tensors: Sequence[Stored], channels: Channels) -> None:
                     channels.force_all(ids.channel, why)
     for stored in tensors:
         for labels in _labels(stored, channels).values():
-            found, counts = torch.unique(labels, return_counts=True)
-            channels.tag(found, counts)
+            distinct, counts = torch.unique(labels, return_counts=True)
+            channels.tag(distinct, counts)
 
 
 def shuffles(
@@ -195,7 +195,7 @@ def shuffles(
 
     known: the positions of other tensors, which this one shares and adds to.
     """
-    found = []
+    shuffles_found = []
     for axis, labels in sorted(_labels(stored, channels).items()):
         places = [number.get(root, -1) for root in channels.values(labels).tolist()]
         if max(places) >= 0:
@@ -205,8 +205,8 @@ def shuffles(
             order = np.array(sorted(range(len(channel)), key=lambda at: (channel[at], marks[at], at)))
             rank = _counted(channel, order)
             positions = known.setdefault((channel.tobytes(), rank.tobytes()), Positions.of(channel, rank))
-            found.append(Shuffle(axis, positions))
-    return tuple(found)
+            shuffles_found.append(Shuffle(axis, positions))
+    return tuple(shuffles_found)
 
 
 def _terms(stored: Stored) -> list[Ids]:

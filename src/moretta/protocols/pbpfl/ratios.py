@@ -67,20 +67,20 @@ def blinded(now: Stamp, z: Array, alpha: Array, stream: Keystream) -> tuple[Rati
     return Ratios(stamp=now, words=to_words(mu, RATIO_WORDS), alpha=alpha), lambdas
 
 
-def answer(found: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, int]) -> BlindedSoftmax:
+def answer(ratios: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, int]) -> BlindedSoftmax:
     """Return what the server answers (Eq. 23). delta is drawn for each row and part, uniform in [-1, 1].
 
     Raises `moretta.errors.PeerError` where alpha is so large that alpha r leaves the range.
     """
-    alpha, r = found.alpha.astype(np.float64), key.offset
+    alpha, r = ratios.alpha.astype(np.float64), key.offset
     delta = 2.0 * stream.uniform(len(alpha) * len(key.gamma)).reshape(len(alpha), -1) - 1.0
     each = delta[:, key.parts]
-    apart = alpha[:, None, None] * (r[None, :] - r[:, None])  # (r_j - r_i) alpha at [:, i, j]
-    _check_gap(apart, "alpha r of a row")
-    factors = _others(whole(np.exp(each[:, :, None] - apart)))
-    totals = whole(np.exp(each)) * ONE + (from_words(found.words) * factors).sum(axis=2)
+    gaps = alpha[:, None, None] * (r[None, :] - r[:, None])  # (r_j - r_i) alpha at [:, i, j]
+    _check_gap(gaps, "alpha r of a row")
+    factors = _others(whole(np.exp(each[:, :, None] - gaps)))
+    totals = whole(np.exp(each)) * ONE + (from_words(ratios.words) * factors).sum(axis=2)
     return BlindedSoftmax(
-        stamp=found.stamp,
+        stamp=ratios.stamp,
         totals=to_words(totals, TOTAL_WORDS),
         rests=to_words(factors.sum(axis=2), REST_WORDS),
         k=-np.expm1(delta) / key.xi,
@@ -88,14 +88,14 @@ def answer(found: Ratios, key: Key, stream: Keystream, encoding: Mapping[str, in
     )
 
 
-def unblinded(found: BlindedSoftmax, lambdas: Whole) -> Rows:
+def unblinded(blinded: BlindedSoftmax, lambdas: Whole) -> Rows:
     """Return y* = p exp(-delta), [B, classes] (Eq. 24).
 
     Raises `moretta.errors.PeerError` for an answer of another shape, or that leaves nothing above 0.
     """
-    if found.totals.shape[:2] != lambdas.shape:
-        raise PeerError(f"expected an answer for {list(lambdas.shape)}, got {list(found.totals.shape[:2])}")
-    left = from_words(found.totals) - lambdas * from_words(found.rests)  # multiples of 2^-(2 FRACTION)
+    if blinded.totals.shape[:2] != lambdas.shape:
+        raise PeerError(f"expected an answer for {list(lambdas.shape)}, got {list(blinded.totals.shape[:2])}")
+    left = from_words(blinded.totals) - lambdas * from_words(blinded.rests)  # multiples of 2^-(2 FRACTION)
     if (left <= 0).any():
         raise PeerError("expected an answer above what lambda adds to it, got one below; nothing was sent")
     return _floats(ONE * ONE, left)
@@ -110,12 +110,12 @@ def from_differences(words: Array) -> Rows | None:
     classes = words.shape[1]
     if classes < 3:
         return None
-    found = []
+    relative = []
     for mu in from_words(words):
         square = [np.insert(row, i, 0) for i, row in enumerate(mu)]
         each = _relative(square, [0, *(1 + np.argsort(mu[0])[::-1])])
-        found.append(_relative(square, np.argsort(each)[::-1].tolist()))
-    return _floats(np.array(found, dtype=object), ONE)
+        relative.append(_relative(square, np.argsort(each)[::-1].tolist()))
+    return _floats(np.array(relative, dtype=object), ONE)
 
 
 def _relative(mu: Sequence[Whole], order: Sequence[int]) -> list[int]:
@@ -141,9 +141,9 @@ def whole(values: Rows) -> Whole:
     mantissas, exponents = np.frexp(values)
     digits, shifts = (mantissas * 2.0**53).astype(np.int64), exponents + (FRACTION - 53)
     pairs = zip(digits.ravel().tolist(), shifts.ravel().tolist(), strict=True)
-    found = np.empty(values.size, dtype=object)
-    found[:] = [digit << shift if shift >= 0 else digit >> -shift for digit, shift in pairs]
-    return found.reshape(values.shape)
+    numbers = np.empty(values.size, dtype=object)
+    numbers[:] = [digit << shift if shift >= 0 else digit >> -shift for digit, shift in pairs]
+    return numbers.reshape(values.shape)
 
 
 def to_words(values: Whole, words: int) -> Array:
@@ -155,9 +155,9 @@ def to_words(values: Whole, words: int) -> Array:
 def from_words(words: Array) -> Whole:
     """Return the whole numbers behind their words."""
     octets, size = words.astype("<u8").tobytes(), 8 * words.shape[-1]
-    found = np.empty(words[..., 0].size, dtype=object)
-    found[:] = [int.from_bytes(octets[at : at + size], "little") for at in range(0, len(octets), size)]
-    return found.reshape(words.shape[:-1])
+    numbers = np.empty(words[..., 0].size, dtype=object)
+    numbers[:] = [int.from_bytes(octets[at : at + size], "little") for at in range(0, len(octets), size)]
+    return numbers.reshape(words.shape[:-1])
 
 
 def _others(square: Whole) -> Whole:

@@ -44,9 +44,9 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
 
 def _of_frozen(model: nn.Module) -> Iterator[str]:
     """Yield what whoever trains beside frozen parameters should know."""
-    frozen = [one.numel() for one in model.parameters() if not one.requires_grad]
+    frozen = [parameter.numel() for parameter in model.parameters() if not parameter.requires_grad]
     if frozen:
-        whole = sum(one.numel() for one in model.parameters())
+        whole = sum(parameter.numel() for parameter in model.parameters())
         yield (
             f"{sum(frozen)} of {whole} parameters are frozen and count as public: silos are sent them as they are, so "
             "that what trains between them has no scale towards them; a silo sees the product of an adapter's two "

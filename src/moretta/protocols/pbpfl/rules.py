@@ -328,8 +328,10 @@ def _count(solver: Solver, before: Tensor, after: list[Tensor]) -> None:
     """Keep apart the channels of one tensor that occur unequally often in the results (slices, chunks)."""
     names = torch.tensor(names_in(before), dtype=torch.int64)
     for result in after:
-        found = dict(zip(*(part.tolist() for part in torch.unique(compress(result), return_counts=True)), strict=True))
-        counts = torch.tensor([found.get(name, 0) for name in names.tolist()])
+        occurrences = dict(
+            zip(*(part.tolist() for part in torch.unique(compress(result), return_counts=True)), strict=True)
+        )
+        counts = torch.tensor([occurrences.get(name, 0) for name in names.tolist()])
         if len(counts) and bool((counts != counts[0]).any()):
             solver.channels.tag(names, counts)
 

@@ -105,17 +105,17 @@ class ScalePlan:
 
     @classmethod
     def _of(cls, clone: nn.Module, inputs: Sequence[Tensor]) -> ScalePlan:
-        found = _solved(clone, inputs)
-        plan = _plan(clone, found.solver, found.head)
+        solved = _solved(clone, inputs)
+        plan = _plan(clone, solved.solver, solved.head)
         still = replace(plan, blocks=(), parameters=_still(plan.parameters), buffers=_still(plan.buffers))
         for candidate in (plan, still):
-            ways = [turned for turned in found.ways if selfcheck.agrees(candidate, clone, inputs, turned)]
+            ways = [turned for turned in solved.ways if selfcheck.agrees(candidate, clone, inputs, turned)]
             # Of the other ways some may be none that rows lead to; a silo is not let go on those that disagree.
-            if ways[:1] == [frozenset()] and (len(ways) == len(found.ways) or candidate is still):
-                answers = frozenset[tuple[bool, ...]]().union(*(found.ways[turned] for turned in ways))
-                return replace(candidate, head=replace(found.head, answers=answers - {()}))
-        predict = partial(_predicted, found.solver.scales, _free_roots(found.solver))
-        raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, found.history))
+            if ways[:1] == [frozenset()] and (len(ways) == len(solved.ways) or candidate is still):
+                answers = frozenset[tuple[bool, ...]]().union(*(solved.ways[turned] for turned in ways))
+                return replace(candidate, head=replace(solved.head, answers=answers - {()}))
+        predict = partial(_predicted, solved.solver.scales, _free_roots(solved.solver))
+        raise UnsupportedModel(selfcheck.first_deviation(still, clone, inputs, predict, solved.history))
 
     def draw(self, stream: Keystream) -> ScaleKey:
         """Draw a key: scales log-uniform in [1/2, 2], uniform permutations of each block."""
@@ -169,13 +169,13 @@ class ScalePlan:
 
         Vectors of one dtype are joined end to end: there are many small ones, and for each alone calls dominate.
         """
-        names, found = [], dict[str, Values]()
+        names, values = [], dict[str, Values]()
 
         def keep(name: str, value: Values, result: Array) -> None:
             if into is not None:
                 into[name][...] = result
                 result = into[name]
-            found[name] = _like(value, result, keep_dtype)
+            values[name] = _like(value, result, keep_dtype)
 
         vectors: defaultdict[np.dtype[np.generic], dict[str, Values]] = defaultdict(dict)
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
@@ -193,7 +193,7 @@ class ScalePlan:
             for name, value in alike.items():
                 keep(name, value, joined[start : start + len(value)])
                 start += len(value)
-        return {name: found[name] for name in names}
+        return {name: values[name] for name in names}
 
     def _joined(self, names: tuple[str, ...]) -> Pattern:
         """Return the pattern of some vectors end to end; cached, as every round has the same names."""
@@ -280,7 +280,7 @@ def _solved(clone: nn.Module, inputs: Sequence[Tensor]) -> _Solved:
     selfcheck.refuse_non_finite(clone, inputs, evaluation)
     head = heads.find(clone, evaluation, inputs)
     selfcheck.refuse_mixed_rows(clone, inputs, evaluation)
-    solver = Solver({name: one.shape for name, one in [*clone.named_parameters(), *clone.named_buffers()]})
+    solver = Solver({name: tensor.shape for name, tensor in [*clone.named_parameters(), *clone.named_buffers()]})
     history = _solve(solver, clone, inputs, evaluation)
     seen = evaluation.outline
     del evaluation
@@ -301,7 +301,11 @@ def _solve(solver: Solver, model: nn.Module, inputs: Sequence[Tensor], trace: Tr
     """State the equalities of every call of a trace, in order, and those of its output; return the results' ids."""
     solver.values = {id(tensor): constant(tensor.shape) for tensor in inputs}
     # What is frozen is known to silos, or comes to be as an average over rounds: it has scale 1 and stays in its place.
-    floats = [(n, one) for n, one in model.named_parameters() if one.is_floating_point() and one.requires_grad]
+    floats = [
+        (n, parameter)
+        for n, parameter in model.named_parameters()
+        if parameter.is_floating_point() and parameter.requires_grad
+    ]
     solver.values |= {id(tensor): View(name, tensor.shape) for name, tensor in floats}
     solver.buffers = {id(tensor): name for name, tensor in model.named_buffers()}
     history = []
@@ -322,15 +326,15 @@ def _follow(solver: Solver, call: Call) -> list[Ids | View]:
     known = any(id(tensor) in solver.values for tensor in arguments)
     if not known and call.name not in ("zeros", "zeros_like", "embedding"):
         return []
-    found = None
-    if call.name in LAYERS and (call.args or not arguments) and all(one.numel() for one in arguments):
+    result = None
+    if call.name in LAYERS and (call.args or not arguments) and all(tensor.numel() for tensor in arguments):
         # A rule is of the usual ways to call a function. What it stated before it met another makes less free.
         with suppress(*FAILURES):
-            found = LAYERS[call.name](solver, call)
-    if found is None:
+            result = LAYERS[call.name](solver, call)
+    if result is None:
         solver.where = f"{call.place}, an operation without a rule,"
-        found = opaque(solver, call)
-    values = [found] if isinstance(found, Ids | View) else list(found)
+        result = opaque(solver, call)
+    values = [result] if isinstance(result, Ids | View) else list(result)
     for tensor, value in zip(results, values, strict=True):
         # A whole number has no scale, so its arguments must have scale 1.
         solver.values[id(tensor)] = value if tensor.is_floating_point() else constant(tensor.shape)
@@ -345,29 +349,29 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
     moving = {root: place for place, root in enumerate(root for block in blocks for root in block)}
     free = _free_roots(solver)
     known: dict[tuple[bytes, bytes], Positions] = {}
-    found = {
+    described = {
         name: Pattern(
-            tuple(one.shape),
-            patterns.follows(one, solver.scales, free),
-            patterns.shuffles(one, solver.channels, moving, known),
+            tuple(tensor.shape),
+            patterns.follows(tensor, solver.scales, free),
+            patterns.shuffles(tensor, solver.channels, moving, known),
         )
-        for name, one in stored.items()
+        for name, tensor in stored.items()
     }
     named = dict(model.named_parameters())
     first = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     everything = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return ScalePlan(
-        parameters={name: found[name] for name in named},
-        buffers={name: found[name] for name in stored if name not in named},
+        parameters={name: described[name] for name in named},
+        buffers={name: described[name] for name in stored if name not in named},
         aliases={name: first[id(tensor)] for name, tensor in everything if first[id(tensor)] != name},
         free=len(free),
         blocks=tuple(len(block) for block in blocks),
         forced=tuple(
             Forced(name, why)
-            for name, one in named.items()
+            for name, parameter in named.items()
             if name != head.bias
-            and one.is_floating_point()
-            and (why := _why(solver, stored[name], found[name]) if one.requires_grad else FROZEN)
+            and parameter.is_floating_point()
+            and (why := _why(solver, stored[name], described[name]) if parameter.requires_grad else FROZEN)
         ),
         head=head,
     )
@@ -375,7 +379,7 @@ def _plan(model: nn.Module, solver: Solver, head: Head) -> ScalePlan:
 
 def _free_roots(solver: Solver) -> dict[int, int]:
     """Return the free scales that some tensor follows, each with its place in a key."""
-    terms = [ids for one in solver.stored.values() for ids in (one.out, one.into) if ids is not None]
+    terms = [ids for stored in solver.stored.values() for ids in (stored.out, stored.into) if ids is not None]
     roots = sorted({abs(root) for ids in terms for root in names_in(solver.scales.values(ids.scale))})
     return {root: place for place, root in enumerate(roots)}
 
@@ -388,20 +392,20 @@ def _why(solver: Solver, stored: Stored, pattern: Pattern) -> str:
     if stored.out is None or stored.into is None:
         return "no operation of the model uses it"
     reasons = dict.fromkeys(why for ids in (stored.out, stored.into) if (why := _reason(solver, ids)))
-    told = [why for why in reasons if why != OUTPUT or not pattern.follows]
-    return "; ".join(told) or ("" if pattern.follows else "it stands between tensors of scale 1")
+    named_reasons = [why for why in reasons if why != OUTPUT or not pattern.follows]
+    return "; ".join(named_reasons) or ("" if pattern.follows else "it stands between tensors of scale 1")
 
 
 def _reason(solver: Solver, ids: Ids) -> str | None:
     return next((why for name in names_in(ids.scale) if (why := solver.scales.reason(name))), None)
 
 
-def _still(found: Mapping[str, Pattern]) -> dict[str, Pattern]:
-    return {name: replace(pattern, shuffles=()) for name, pattern in found.items()}
+def _still(patterns_by_name: Mapping[str, Pattern]) -> dict[str, Pattern]:
+    return {name: replace(pattern, shuffles=()) for name, pattern in patterns_by_name.items()}
 
 
 def _predicted(scales: SignedUnion, number: dict[int, int], ids: Ids, key: ScaleKey) -> Tensor:
     """Return the factor by which a key should scale a tensor, broadcastable to it; 1 where any would do."""
-    one = Stored(ids.scale.shape, ids)
-    pattern = Pattern(tuple(one.shape), patterns.follows(one, scales, number))
+    stored = Stored(ids.scale.shape, ids)
+    pattern = Pattern(tuple(stored.shape), patterns.follows(stored, scales, number))
     return torch.from_numpy(pattern.multiplier(patterns.factors(key.scales)))

@@ -94,8 +94,8 @@ def refuse_non_finite(model: nn.Module, inputs: Sequence[Tensor], trace: Trace) 
         return
     calls = record(model, inputs, keep=True).calls
     # Minus infinity may be meant, as in a mask.
-    results = ((call.place, one) for call in calls for one in call.copies if one.is_floating_point())
-    place = next((place for place, one in results if (one.isnan() | one.isposinf()).any()), "the model")
+    results = ((call.place, copy) for call in calls for copy in call.copies if copy.is_floating_point())
+    place = next((place for place, copy in results if (copy.isnan() | copy.isposinf()).any()), "the model")
     raise UnsupportedModel(
         f"the model's output on the example inputs is not finite (first from {place}): give inputs that it is made for"
     )
@@ -108,7 +108,9 @@ def refuse_mixed_rows(model: nn.Module, inputs: Sequence[Tensor], together: Trac
     first = [tensor[:1] for tensor in inputs]
     same = close(record(model, first).output, together.output[:1], FORWARD)
     if same and together.answers:  # a question about all rows may have the same answer for one of them
-        others = [torch.cat([one[:1], -one[1:] if one.is_floating_point() else one[1:].flip(-1)]) for one in inputs]
+        others = [
+            torch.cat([rows[:1], -rows[1:] if rows.is_floating_point() else rows[1:].flip(-1)]) for rows in inputs
+        ]
         with suppress(UnsupportedModel):  # of token ids, say, whose negatives are none
             same, inputs = close(record(model, others).output[:1], together.output[:1], FORWARD), others
     if same:
@@ -127,15 +129,15 @@ def _differs(alone: Call, whole: Call) -> bool:
     return any(not close(a, b if a.shape == b.shape else b[:1], FORWARD) for a, b in pairs)
 
 
-def close(found: Tensor, wanted: Tensor, bar: float) -> bool:
+def close(computed: Tensor, expected: Tensor, bar: float) -> bool:
     """Whether two tensors agree relative to the largest element."""
-    if found.shape != wanted.shape:
+    if computed.shape != expected.shape:
         return False
-    if not wanted.numel():
+    if not expected.numel():
         return True
     # Masks of minus infinity agree when they are the same; their differences are no numbers.
-    error = (found.double() - wanted.double()).abs().masked_fill(found == wanted, 0.0)
-    size = wanted.double().abs().masked_fill(~wanted.isfinite(), 0.0)
+    error = (computed.double() - expected.double()).abs().masked_fill(computed == expected, 0.0)
+    size = expected.double().abs().masked_fill(~expected.isfinite(), 0.0)
     return bool(error.max() <= bar * max(float(size.max()), 1e-300))
 
 
@@ -200,7 +202,9 @@ def _train_step(
     model: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the gradients of a fixed function of the outputs in training, and the buffers afterwards."""
-    leaves = {name: one.detach().requires_grad_() for name, one in parameters.items() if one.is_floating_point()}
+    leaves = {
+        name: tensor.detach().requires_grad_() for name, tensor in parameters.items() if tensor.is_floating_point()
+    }
     after = {name: tensor.clone() for name, tensor in buffers.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -234,6 +238,8 @@ def first_deviation(
 
 def _deviates(was: Call, now: Call, ids: Sequence[Ids | None], predict: Callable[[Ids, Any], Tensor], key: Any) -> bool:
     return any(
-        one is not None and before.is_floating_point() and not close(after, before * predict(one, key), FORWARD)
-        for before, after, one in zip(was.copies, now.copies, ids, strict=False)
+        ids_of_copy is not None
+        and before.is_floating_point()
+        and not close(after, before * predict(ids_of_copy, key), FORWARD)
+        for before, after, ids_of_copy in zip(was.copies, now.copies, ids, strict=False)
     )

@@ -100,17 +100,17 @@ class Server:
         with self.phase("perturbation"):
             sizes, rho, key = self._drawn(now)
             noisy = self._enrolment.moving(self._perturbation.perturb(self._tensors, key, self._dtype))
-        wanted = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight)
+        request = aggregation.want(*self._uploads(sizes.alpha), self._enrolment.most_weight)
         exchanged: Exchanged | None = None
-        encoding = wanted.fraction_bits if self._params.loss == "mse" else {}
+        encoding = request.fraction_bits if self._params.loss == "mse" else {}
         ask = TrainOn(stamp=now, parameters=noisy, parts=key.parts, direction=key.direction, encoding=encoding)
         if self._params.loss != "mse":
-            ended = yield from self._exchange(ask, key, wanted.fraction_bits, sizes)
+            ended = yield from self._exchange(ask, key, request.fraction_bits, sizes)
             if isinstance(ended, Aborted):
                 return ended
             exchanged = ended
         expected = query_of(ask, *self._enrolment.agreed).digest
-        total = yield from aggregation.sum(exchanged.answers if exchanged else ask, wanted, expected)
+        total = yield from aggregation.sum(exchanged.answers if exchanged else ask, request, expected)
         left_out = exchanged.left_out if exchanged else {}
         if isinstance(total, Aborted):
             return Aborted({**total.missing, **left_out}, total.because, total.opened)
@@ -123,12 +123,12 @@ class Server:
             buffers = self._perturbation.recover_buffers(total.means, key) if self._buffers else {}
             clipped = self._stepper.step(gradient, now.round, buffers)
         if exchanged:
-            found = exchanged.sizes
+            measured = exchanged.sizes
         else:  # the last of the squared error's scalars is beta, mean(alpha^2 / 2)
             positions = self._perturbation.plan.head.positions
             alpha = float(np.sqrt(2.0 * max(total.means["scalars"][-1], 0.0) / positions))
-            found = Sizes(alpha, self._enrolment.target_scale)
-        self._sizes = within(found, self._so_far)
+            measured = Sizes(alpha, self._enrolment.target_scale)
+        self._sizes = within(measured, self._so_far)
         figures = {"rows": float(total.weight), "rho": rho, **clipped}
         figures["ring_step"] = self._perturbation.largest_step(total.steps, key) / density
         if self._params.variant == "paper" and (self._params.class_weights or self._params.exchange == "ratios"):
@@ -157,14 +157,14 @@ class Server:
         stream = self._root.stream("perturbation", now.run, *now.drawn)
         return sizes, rho, self._perturbation.draw_key(stream, rho * sizes.outputs / sizes.alpha)
 
-    def _deltas(self, now: Stamp, silo: str, found: Predictions | Ratios) -> Keystream:
+    def _deltas(self, now: Stamp, silo: str, predictions: Predictions | Ratios) -> Keystream:
         """Return the keystream of a silo's deltas. Answers to different predictions never share deltas.
 
         The same predictions in one take get the same answer in every attempt, as a silo is answered once in a take.
         Ratios have other blinds in each attempt, so there alpha alone says whether they are the same.
         """
-        seen = {"z": found.z} if isinstance(found, Predictions) else {}
-        predicted = digest_of({**seen, "alpha": found.alpha})
+        seen = {"z": predictions.z} if isinstance(predictions, Predictions) else {}
+        predicted = digest_of({**seen, "alpha": predictions.alpha})
         return self._root.stream("delta", now.run, *now.drawn, silo, predicted)
 
     def _exchange(
@@ -176,8 +176,8 @@ class Server:
         """
         blinded, outputs, now = self._params.exchange == "ratios", len(key.parts), ask.stamp
 
-        def check(silo: str, found: Predictions | Ratios) -> None:
-            got, what = (found.words, "ratios of ") if isinstance(found, Ratios) else (found.z, "")
+        def check(silo: str, predictions: Predictions | Ratios) -> None:
+            got, what = (predictions.words, "ratios of ") if isinstance(predictions, Ratios) else (predictions.z, "")
             if got.shape[1] != outputs:
                 raise PeerError(f"expected {what}{outputs} outputs a row, got {got.shape[1]}")
 
@@ -187,19 +187,19 @@ class Server:
         if not replies.answers:
             return Aborted(replies.missing)
         with self.phase("perturbation"):
-            found, true = replies.answers, dict[str, softmax.TrueSoftmax]()
+            predicted, true = replies.answers, dict[str, softmax.TrueSoftmax]()
             if blinded:
                 size = self._synthetic_sizes(now).outputs
-                told = {silo: Sizes(rms(one.alpha), size) for silo, one in found.items()}
+                reported = {silo: Sizes(rms(predictions.alpha), size) for silo, predictions in predicted.items()}
             else:
-                true = {silo: softmax.true_softmax(one, key.offset) for silo, one in found.items()}
-                told = {silo: sizes_of(batch) for silo, batch in true.items()}
-            left_out, answers = outliers(told, agreed(told, last)), dict[str, Softmax | BlindedSoftmax]()
-            for silo in [silo for silo in found if silo not in left_out]:
-                deltas = self._deltas(now, silo, found[silo])
+                true = {silo: softmax.true_softmax(predictions, key.offset) for silo, predictions in predicted.items()}
+                reported = {silo: sizes_of(batch) for silo, batch in true.items()}
+            left_out, answers = outliers(reported, agreed(reported, last)), dict[str, Softmax | BlindedSoftmax]()
+            for silo in [silo for silo in predicted if silo not in left_out]:
+                deltas = self._deltas(now, silo, predicted[silo])
                 try:
                     answers[silo] = (
-                        ratios.answer(found[silo], key, deltas, encoding)
+                        ratios.answer(predicted[silo], key, deltas, encoding)
                         if blinded
                         else softmax.answer(true[silo], key, self._params.variant, deltas, now, encoding)
                     )
@@ -207,13 +207,13 @@ class Server:
                     left_out[silo] = Missing(Reason.MALFORMED, str(error))
         if not answers:
             return Aborted({**replies.missing, **left_out})
-        return Exchanged(answers, true, agreed({silo: told[silo] for silo in answers}, last), left_out)
+        return Exchanged(answers, true, agreed({silo: reported[silo] for silo in answers}, last), left_out)
 
     def _synthetic_sizes(self, now: Stamp) -> Sizes:
         """Return the sizes that the model has on inputs drawn with the silos' common mean and deviation."""
         stream = self._root.stream("synthetic inputs", now.run, now.round)
         rows = min(SYNTHETIC_ROWS, max(LEAST_ROWS, SYNTHETIC_NUMBERS // math.prod(self._sample_shape)))
-        inputs, found = self._synthetic_inputs(stream, rows), list[tuple[torch.Tensor, torch.Tensor]]()
+        inputs, batches = self._synthetic_inputs(stream, rows), list[tuple[torch.Tensor, torch.Tensor]]()
         # A copy, as a forward in train mode moves running statistics. It has a key like a round's, as the outputs of a
         # normalisation may sum to 0 until they are scaled.
         key, head = self._perturbation.draw_key(stream, offset_size=0.0), self._perturbation.plan.head
@@ -223,8 +223,8 @@ class Server:
             torch.default_generator.manual_seed(0)
             trunk = Trunk(model, head)
             for start in range(0, SYNTHETIC_ROWS, rows):
-                found.append(trunk.forward(self._synthetic_inputs(stream, rows) if start else inputs))
-        h, outputs = (torch.cat(parts) for parts in zip(*found, strict=True))
+                batches.append(trunk.forward(self._synthetic_inputs(stream, rows) if start else inputs))
+        h, outputs = (torch.cat(parts) for parts in zip(*batches, strict=True))
         alpha = bounded_alpha(h, bias=head.bias is not None)
         if self._params.loss == "mse":
             return Sizes(alpha, self._enrolment.target_scale)
@@ -235,7 +235,9 @@ class Server:
         mean, deviation = self._enrolment.input_scale
         shape = (rows, *self._sample_shape)
         tables = [
-            one.num_embeddings for one in self._model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)
+            module.num_embeddings
+            for module in self._model.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         ]
         if tables and deviation == 0 and self._layout is None:  # tokens: they have no scale
             return torch.from_numpy((stream.uniform(math.prod(shape)) * min(tables)).astype(np.int64).reshape(shape))
@@ -275,7 +277,7 @@ class Server:
         key = self._perturbation.draw_key(self._root.stream("release", now.run, now.round), offset_size=0.0)
         plan = self._perturbation.plan
         facts: dict[str, float | str] = {"free_scales": float(plan.free), "forced_to_one": float(len(plan.forced))}
-        if frozen := [one for one in self._model.parameters() if not one.requires_grad]:
+        if frozen := [parameter for parameter in self._model.parameters() if not parameter.requires_grad]:
             facts["frozen"] = float(len(frozen))
         if self._params.exchange == "ratios":
             facts["outputs"] = float(len(key.parts))  # two are hidden by what more are not
@@ -293,8 +295,8 @@ class Server:
         model = {f"model/{name}": value for name, value in modules.arrays(self._model).items()}
         sizes = {} if self._sizes is None else {"alpha": self._sizes.alpha, "outputs": self._sizes.outputs}
         seen: State = {"loss": self._loss, "secret_root": self._root.reveal(), **sizes}
-        so_far = {f"sizes/{name}": np.array(one.seen) for name, one in self._so_far.items()}
-        return {**model, **self._stepper.state(), **self._enrolment.state(), **so_far, **seen}
+        medians = {f"sizes/{name}": np.array(median.seen) for name, median in self._so_far.items()}
+        return {**model, **self._stepper.state(), **self._enrolment.state(), **medians, **seen}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""

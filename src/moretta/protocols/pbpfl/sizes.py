@@ -55,30 +55,30 @@ def rms(values: Array) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
-def agreed(told: Mapping[str, Sizes], last: Sizes) -> Sizes:
+def agreed(reported: Mapping[str, Sizes], last: Sizes) -> Sizes:
     """Return the median of each figure over silos; 0 where all are 0. last: the sizes of the round before."""
-    found = list[float]()
-    for column, before in zip(zip(*map(astuple, told.values()), strict=True), astuple(last), strict=True):
+    medians = list[float]()
+    for column, before in zip(zip(*map(astuple, reported.values()), strict=True), astuple(last), strict=True):
         positive = [value for value in column if value > 0]
         odd = positive if len(positive) % 2 else [*positive, before]
-        found.append(float(np.median(odd)) if positive else 0.0)
-    return Sizes(*found)
+        medians.append(float(np.median(odd)) if positive else 0.0)
+    return Sizes(*medians)
 
 
-def outliers(told: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:
+def outliers(reported: Mapping[str, Sizes], median: Sizes) -> dict[str, Missing]:
     """Return the silos whose figure is out of proportion to the others'."""
-    found = dict[str, Missing]()
-    for silo, one in told.items():
-        for what, value, middle in zip(("alpha", "outputs"), astuple(one), astuple(median), strict=True):
+    refused = dict[str, Missing]()
+    for silo, sizes in reported.items():
+        for what, value, middle in zip(("alpha", "outputs"), astuple(sizes), astuple(median), strict=True):
             if value > 0 and middle > 0 and not LEAST * middle <= value <= MOST * middle:
                 detail = f"its {what} have rms {value:.6g}, and the median over silos is {middle:.6g}; it is left out"
-                found.setdefault(silo, Missing(Reason.MALFORMED, detail))
-    return found
+                refused.setdefault(silo, Missing(Reason.MALFORMED, detail))
+    return refused
 
 
-def within(found: Sizes, before: Mapping[str, RunningMedian]) -> Sizes:
+def within(measured: Sizes, before: Mapping[str, RunningMedian]) -> Sizes:
     """Return the sizes of a round within bounds, and note them. A figure of 0 is the running median, or 1."""
-    return Sizes(_within(before["alpha"], found.alpha), _within(before["outputs"], found.outputs))
+    return Sizes(_within(before["alpha"], measured.alpha), _within(before["outputs"], measured.outputs))
 
 
 def _within(before: RunningMedian, value: float) -> float:

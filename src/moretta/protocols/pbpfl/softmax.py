@@ -43,10 +43,10 @@ class TrueSoftmax:
     log_normaliser: Rows
 
 
-def true_softmax(found: Predictions, offset: NDArray[np.float64]) -> TrueSoftmax:
+def true_softmax(predictions: Predictions, offset: NDArray[np.float64]) -> TrueSoftmax:
     """Return softmax(z - alpha r) by row, in float64 and in the log domain."""
-    alpha = found.alpha.astype(np.float64)
-    y = found.z.astype(np.float64) - np.outer(alpha, offset)
+    alpha = predictions.alpha.astype(np.float64)
+    y = predictions.z.astype(np.float64) - np.outer(alpha, offset)
     largest = y.max(axis=1, keepdims=True)
     log_normaliser = largest[:, 0] + np.log(np.exp(y - largest).sum(axis=1))
     return TrueSoftmax(np.exp(y - log_normaliser[:, None]), y, alpha, log_normaliser)
@@ -67,22 +67,22 @@ def answer(
     return Softmax(stamp=now, y=y, k=-np.expm1(delta) / key.xi, encoding=encoding)
 
 
-def check_answer(found: Softmax, variant: str) -> None:
+def check_answer(softmax: Softmax, variant: str) -> None:
     """Raise `moretta.errors.PeerError` for an answer that no softmax leads to, in either form.
 
     y has no negative entry. Its rows sum to 1, or in the paper's form to 1/e to e, as |delta| <= 1. |k| is at most
     2 (e - 1). Each bound allows a rounding of 1e-5. A row's weight in a silo's gradient is then at most e.
     """
-    if (found.k.shape[1] > 0) != (variant == "paper"):
+    if (softmax.k.shape[1] > 0) != (variant == "paper"):
         raise PeerError(f'expected the answer of variant = "{variant}", got the other form of it')
     least, most = (np.exp(-1.0), np.exp(1.0)) if variant == "paper" else (1.0, 1.0)
-    sums = found.y.sum(axis=1, dtype=np.float64)
-    if not (np.isfinite(sums).all() and found.y.min() >= 0):
+    sums = softmax.y.sum(axis=1, dtype=np.float64)
+    if not (np.isfinite(sums).all() and softmax.y.min() >= 0):
         raise PeerError("expected a softmax without negative entries, got one with; nothing was sent")
     if sums.min() < least * (1.0 - ROUNDING) or sums.max() > most * (1.0 + ROUNDING):
         raise PeerError(
             f"expected a softmax whose rows sum to {least:.6g} to {most:.6g}, got others: a row that weighs more "
             "than the others is read out of the sum; nothing was sent"  # under "ratios" its sum tells of outputs
         )
-    if not np.abs(found.k).max(initial=0.0) <= LARGEST_K * (1.0 + ROUNDING):
+    if not np.abs(softmax.k).max(initial=0.0) <= LARGEST_K * (1.0 + ROUNDING):
         raise PeerError(f"expected k of at most 2 (e - 1) = {LARGEST_K:.6g} in size, got more; nothing was sent")

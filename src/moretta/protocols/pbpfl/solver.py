@@ -231,11 +231,11 @@ class Solver:
 
     def _ids_of(self, view: View) -> Ids:
         stored = self.stored[view.name]
-        one, count = constant((1,) * len(stored.shape)), prod(stored.shape)
-        out = stored.out or one
+        neutral, count = constant((1,) * len(stored.shape)), prod(stored.shape)
+        out = stored.out or neutral
         if stored.out is None and count <= MOST_ELEMENTS:
             out = self.fresh(count).map(lambda numbers: numbers.reshape(stored.shape))
-        self.bind(View(view.name, stored.shape), out, one)
+        self.bind(View(view.name, stored.shape), out, neutral)
         return out.expand(stored.shape).map(lambda numbers: numbers.reshape(-1)[view.positions()])
 
     def bind(self, view: View, out: Ids | None, into: Ids | None = None) -> None:

@@ -97,13 +97,15 @@ class Trunk:
             way = self._ways.pop(0)
             h, rest = way() if callable(way) else way
             some, ends = slice(begin, begin + len(h)), [h]
-            seeds = [[one[some]] for one in cotangents]
+            seeds = [[cotangent[some]] for cotangent in cotangents]
             if rest is not None and rest.requires_grad and beside is not None:
                 ends, seeds = [h, rest], [[a[some], b[some]] for a, b in zip(cotangents, beside, strict=True)]
             for number, seed in enumerate(seeds):
-                found = torch.autograd.grad(ends, parameters, seed, retain_graph=number < last, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    ends, parameters, seed, retain_graph=number < last, materialize_grads=True
+                )
                 before = total[number]
-                total[number] = [a + b for a, b in zip(before, found, strict=True)] if before else list(found)
+                total[number] = [a + b for a, b in zip(before, gradients, strict=True)] if before else list(gradients)
             begin = some.stop
         return dict(zip(self._parameters, zip(*total, strict=True), strict=True))
 
@@ -124,7 +126,7 @@ class Trunk:
     ) -> Mapping[str, Tensor]:
         gradients: dict[str, Tensor] = {}
         some = places is not None and len(places) < len(self._activations[0])
-        activations = [one[places] for one in self._activations] if some else self._activations
+        activations = [activation[places] for activation in self._activations] if some else self._activations
         names = list(layers)
         for depth in range(len(names), 0, -1):
             layer, below = layers[names[depth - 1]], activations[depth - 1]
@@ -179,8 +181,8 @@ class TermGradients:
 class NoisyModel:
     """A model that takes the noisy weights of each round. given: never written to; a copy is made where it is run."""
 
-    def __init__(self, given: nn.Module, head: Head, rows: SiloRows) -> None:
-        self.given, self.head, self.passes, self._frozen = given, head, rows.passes, rows.frozen
+    def __init__(self, model: nn.Module, head: Head, rows: SiloRows) -> None:
+        self.given, self.head, self.passes, self._frozen = model, head, rows.passes, rows.frozen
 
     @cached_property
     def own(self) -> nn.Module:
@@ -252,7 +254,9 @@ class ForwardWork:
         inputs = torch.stack([inputs for inputs, _ in batches])
         with self.phase("local_forward"):
             h, outputs = trunk.forward(inputs)
-        heads = [NoisyHead(*one, weight, head.bias is not None, spread) for one in zip(h, outputs, strict=True)]
+        heads = [
+            NoisyHead(*features, weight, head.bias is not None, spread) for features in zip(h, outputs, strict=True)
+        ]
         each = enumerate(zip(heads, batches, strict=True))
         return [Forwarded(at, targets, parts, trunk, place) for place, (at, (_, targets)) in each]
 
@@ -272,24 +276,24 @@ class BackwardWork:
         """Equal for silos that went forward together; None for a silo that did so alone."""
         if self.forwarded.place is None:
             return None
-        return id(self.forwarded.trunk), tuple((tuple(one.shape), one.dtype) for one in self.own)
+        return id(self.forwarded.trunk), tuple((tuple(tensor.shape), tensor.dtype) for tensor in self.own)
 
     def alone(self) -> TermGradients:
         """Return the silo's terms and gradients."""
         if self.forwarded.place is not None:
             return self.together([self])[0]
         with self.phase("local_backward"):
-            found = self.form(self.forwarded.at, *self.own)
-            return TermGradients(found, self.forwarded.trunk.backward(found.cotangents, beside=found.beside))
+            result = self.form(self.forwarded.at, *self.own)
+            return TermGradients(result, self.forwarded.trunk.backward(result.cotangents, beside=result.beside))
 
     def together(self, works: Sequence[BackwardWork]) -> list[TermGradients]:
         """Return the terms and gradients of silos that went forward together."""
         prefixes: list[tuple[str, ...]] = []
 
         def tensors_of(h: Tensor, outputs: Tensor, *own: Tensor) -> dict[str, Any]:
-            found = self.form(replace(self.forwarded.at, h=h, outputs=outputs), *own)
-            prefixes.append(found.prefixes)
-            named = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "prefixes"}
+            result = self.form(replace(self.forwarded.at, h=h, outputs=outputs), *own)
+            prefixes.append(result.prefixes)
+            named = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "prefixes"}
             return {name: value for name, value in named.items() if value is not None}
 
         ats = [(work.forwarded.at.h, work.forwarded.at.outputs, *work.own) for work in works]
@@ -297,12 +301,12 @@ class BackwardWork:
             stack = vmap(tensors_of)(*map(torch.stack, zip(*ats, strict=True)))
             places = [place for work in works if (place := work.forwarded.place) is not None]
             trunk = self.forwarded.trunk.backward(stack["cotangents"].transpose(0, 1), places)
-        found = []
+        results = []
         for place in range(len(works)):
             own = {name: _part(value, place) for name, value in stack.items()}
             gradients = {name: value[:, place] for name, value in trunk.items() if isinstance(value, Tensor)}  # all are
-            found.append(TermGradients(Terms(prefixes=prefixes[0], **own), gradients))
-        return found
+            results.append(TermGradients(Terms(prefixes=prefixes[0], **own), gradients))
+        return results
 
 
 def _part(of: Any, place: int) -> Any:

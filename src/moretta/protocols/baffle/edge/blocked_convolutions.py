@@ -154,7 +154,7 @@ def _texts(message: memoryview, field: int) -> list[str]:
 
 def _constants(model: bytes) -> list[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
     """Return the float32 constants of an ONNX file, flat, with their names and shapes."""
-    found = []
+    constants = []
     for number, _, _, graph, _ in fields(memoryview(model)):
         for inner, _, _, tensor, _ in fields(graph) if number == GRAPH else ():
             if inner != INITIALIZER:
@@ -163,8 +163,8 @@ def _constants(model: bytes) -> list[tuple[str, tuple[int, ...], NDArray[np.floa
             raw = next((part for kind, wire, _, part, _ in parts if (kind, wire) == (RAW_DATA, TEXT)), None)
             if raw is not None and any((kind, value) == (DATA_TYPE, FLOAT) for kind, _, value, _, _ in parts):
                 dims = tuple(value for kind, _, value, _, _ in parts if kind == DIMS)
-                found.append((_texts(tensor, NAME)[0], dims, np.frombuffer(raw, np.float32)))
-    return found
+                constants.append((_texts(tensor, NAME)[0], dims, np.frombuffer(raw, np.float32)))
+    return constants
 
 
 def _place(

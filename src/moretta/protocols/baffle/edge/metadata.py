@@ -84,11 +84,15 @@ def described(text: str) -> list[tuple[LayerBlock, str, str, list[str]]]:
     return [
         (
             LayerBlock(
-                str(one["name"]), one["kind"], tuple(map(str, one["tensors"])), int(one["repeats"]), int(one["pieces"])
+                str(entry["name"]),
+                entry["kind"],
+                tuple(map(str, entry["tensors"])),
+                int(entry["repeats"]),
+                int(entry["pieces"]),
             ),
-            str(one["reads"]),
-            str(one["moves"]),
-            list(map(str, one["kept"])),
+            str(entry["reads"]),
+            str(entry["moves"]),
+            list(map(str, entry["kept"])),
         )
-        for one in json.loads(text)
+        for entry in json.loads(text)
     ]

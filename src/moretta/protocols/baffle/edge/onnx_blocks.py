@@ -30,14 +30,14 @@ class _Part:
 
     def run(self, outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
         try:
-            found: list[Array] = self.session.run(list(outputs), {name: values[name] for name in self.inputs})
+            results: list[Array] = self.session.run(list(outputs), {name: values[name] for name in self.inputs})
         except KeyError as error:
             raise ParameterError(
                 f"this cut model reads {error}, which nothing gives; have the server export it again"
             ) from None
         except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
             raise cannot_run(error) from None
-        return found
+        return results
 
 
 class _Layer(NamedTuple):
@@ -77,7 +77,7 @@ class OnnxBlocks:
         if rows is None or not set(first.inputs) <= {"x", *self.layout.shapes}:
             raise _other_files()
         try:
-            given = metadata.described(described[metadata.BLOCKS])
+            entries = metadata.described(described[metadata.BLOCKS])
             left = iter(others)
             self._layers = {
                 block.name: _Layer(
@@ -87,17 +87,17 @@ class OnnxBlocks:
                     next(left) if moves != "outputs" else None,  # nothing comes after the last layer
                     next(left) if block.kind == "channels" and moves else None,
                 )
-                for block, reads, moves, kept in given
+                for block, reads, moves, kept in entries
             }
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError, StopIteration):
             raise _other_files() from None
         fits = all(
             layer.fits(block, self.layout.shapes)
-            for (block, *_), layer in zip(given, self._layers.values(), strict=False)
+            for (block, *_), layer in zip(entries, self._layers.values(), strict=False)
         )
-        if not fits or next(left, None) is not None or len(self._layers) != len(given):
+        if not fits or next(left, None) is not None or len(self._layers) != len(entries):
             raise _other_files()
-        self.blocks = tuple(block for block, *_ in given)
+        self.blocks = tuple(block for block, *_ in entries)
         rule.check(self.blocks, self.layout.shapes)
         self._whole, (self.row_shape, self._x_dtype) = first, row_of(rows)
         self.micro_batch = micro_batch
@@ -117,13 +117,13 @@ class OnnxBlocks:
     def outputs(self, parameters: NDArray[np.floating], x: Array) -> Array:
         """Return the outputs of the model at each of m parameter vectors, as `OnnxForward.outputs`."""
         step = self.micro_batch or max(1, len(x))
-        found = [
+        outputs = [
             np.concatenate(
                 [self._whole.run(["outputs"], self._feeds(flat, x[at : at + step]))[0] for at in range(0, len(x), step)]
             )
             for flat in parameters
         ]
-        return np.stack(found)
+        return np.stack(outputs)
 
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need; return the outputs, [rows, outputs]."""
@@ -161,8 +161,8 @@ class OnnxBlocks:
                 (effect,) = layer.alone.run([layer.moves], self._kept | own)
                 for some in stretches(len(pieces), together):
                     moved = np.stack([kept] * len(pieces[some]))
-                    for one, channels in zip(moved, pieces[some], strict=True):
-                        one[:, channels] += step * effect[:, channels]
+                    for moved_outputs, channels in zip(moved, pieces[some], strict=True):
+                        moved_outputs[:, channels] += step * effect[:, channels]
                     yield moved
         elif block.kind == "units":
             for some in stretches(kept.shape[1], together):
@@ -191,8 +191,8 @@ class OnnxBlocks:
         step = np.dtype(self.layout.dtype).type(distance)
         if block.kind == "rank-one":
             u, v = (side.astype(self.layout.dtype) for side in block.sides(self.layout.shapes, signs))
-            for one, other in zip(u, v, strict=True):
-                product = np.outer(one, other) * step
+            for column, other in zip(u, v, strict=True):
+                product = np.outer(column, other) * step
                 columns = self.layout.shapes[block.tensors[0]][1]
                 sides = product[:, :columns], product[:, columns:].reshape(-1)
                 yield {name: self._kept[name] + side for name, side in zip(block.tensors, sides, strict=False)}

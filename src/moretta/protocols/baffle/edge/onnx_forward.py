@@ -75,15 +75,15 @@ class OnnxForward:
             return
         plain = self._blocks
         try:
-            found = in_blocks(graph, self.layout, session_of, ort.OrtValue.ortvalue_from_numpy)
-            if found is None:
+            session = in_blocks(graph, self.layout, session_of, ort.OrtValue.ortvalue_from_numpy)
+            if session is None:
                 return
             # Any weights and rows that differ from each other; two of them, as arrays that are filled anew must count.
             tried = np.sin(np.arange(2 * self.layout.size, dtype=np.float32)).reshape(2, -1) / 8
             x = np.cos(np.arange(math.prod(self.row_shape), dtype=np.float32)).reshape(1, *self.row_shape)
-            wanted = self.outputs(tried, x)
-            self._use(found)
-            as_wanted = same(self.outputs(tried, x), wanted)
+            expected = self.outputs(tried, x)
+            self._use(session)
+            as_wanted = same(self.outputs(tried, x), expected)
         except Exception as error:  # noqa: BLE001  # of a runtime that has no such kernels
             log.info("convolutions' weights are not kept in blocks: %s", type(error).__name__)
             self._use(plain)
@@ -114,10 +114,10 @@ class OnnxForward:
         x = np.ascontiguousarray(x, self._x_dtype)
         out = np.empty((len(parameters), len(x), *self._output_shape), self.layout.dtype)
         step = self.micro_batch or max(1, len(x))
-        for flat, found in zip(parameters, out, strict=True):
+        for flat, results in zip(parameters, out, strict=True):
             self._bind(flat)
             for start in range(0, len(x), step):
-                self._run(x[start : start + step], found[start : start + step])
+                self._run(x[start : start + step], results[start : start + step])
         return out
 
     def _bind(self, flat: NDArray[np.floating]) -> None:
@@ -154,7 +154,7 @@ def row_of(put: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     Raises ParameterError for a size that is not a number, or a dtype that no model of ours has.
     """
     shape = tuple(put.shape[1:])
-    if put.type not in DTYPES or not all(type(one) is int for one in shape):
+    if put.type not in DTYPES or not all(type(size) is int for size in shape):
         raise ParameterError(
             f"this ONNX file's `{put.name:.80}` is {put.type:.40} of {list(shape)!s:.80}; expected a shape in numbers "
             f"and one of {', '.join(DTYPES)}"
@@ -183,11 +183,15 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
             options.add_initializer(name, array)
     left_out = LEFT_OUT if saved else None
     try:
-        given = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": left_out, "enable_fallback": 0}
-        found = ort.InferenceSession(graph, options, **given)  # a fallback would print what failed
-        puts = (*found.get_inputs(), *found.get_outputs())
-        _ = found.get_modelmeta().custom_metadata_map, [(put.name, put.shape) for put in puts]  # raises unless UTF-8
-        return found
+        options_of_session = {
+            "providers": ["CPUExecutionProvider"],
+            "disabled_optimizers": left_out,
+            "enable_fallback": 0,
+        }
+        session = ort.InferenceSession(graph, options, **options_of_session)  # a fallback would print what failed
+        puts = (*session.get_inputs(), *session.get_outputs())
+        _ = session.get_modelmeta().custom_metadata_map, [(put.name, put.shape) for put in puts]  # raises unless UTF-8
+        return session
     except Exception as error:  # noqa: BLE001  # each has its own class, with Exception as the only common root
         raise cannot_run(error) from None
     finally:
@@ -196,10 +200,10 @@ def session_of(graph: bytes | str, *, saved: str = "", arrays: Mapping[str, Any]
 
 def cannot_run(error: Exception) -> ParameterError:
     """Return what ONNX Runtime said, in one sentence."""
-    said = str(error) or type(error).__name__
-    if "bad_alloc" in said or "bad allocation" in said or "Failed to allocate memory" in said:
+    reason = str(error) or type(error).__name__
+    if "bad_alloc" in reason or "bad allocation" in reason or "Failed to allocate memory" in reason:
         return ParameterError(
             "ONNX Runtime cannot run this model: it asks for more memory than this process may take; give a larger "
             "memory-limit-mib, or a smaller model or micro-batch"
         )
-    return ParameterError(f"ONNX Runtime cannot run this model: {said.splitlines()[0]:.300}")
+    return ParameterError(f"ONNX Runtime cannot run this model: {reason.splitlines()[0]:.300}")

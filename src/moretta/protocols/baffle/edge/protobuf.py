@@ -61,11 +61,11 @@ def head(number: int, length: int, wire: int = TEXT) -> bytes:
 
 def octets(value: int) -> bytes:
     """Return a whole number, 0 or more, as it is written."""
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def no_file() -> ParameterError:

@@ -136,11 +136,11 @@ def admitted(file: bytes) -> bytes:
     if len(file) > LARGEST:
         raise ParameterError(f"expected an ONNX file of at most {LARGEST} bytes, got {len(file)}")
     pieces, _ = _again("model", memoryview(file), 0)
-    found = b"".join(pieces)
-    read, _ = _again("model", memoryview(found), 0)
-    if b"".join(read) != found:
+    rewritten = b"".join(pieces)
+    read, _ = _again("model", memoryview(rewritten), 0)
+    if b"".join(read) != rewritten:
         raise no_file()
-    return found
+    return rewritten
 
 
 def _again(kind: str, data: memoryview, depth: int) -> tuple[Pieces, int]:
@@ -190,12 +190,12 @@ def _numbers(rule: Rule, number: int, wire: int, value: int, part: memoryview) -
             raise no_file()
         return head(number, len(part), wire) + bytes(part)
     values: Sequence[int] = list(numbers(part)) if packed else [value]
-    if rule.holds == INT32 and any(one >> 31 and one >> 31 != (1 << 33) - 1 for one in values):
+    if rule.holds == INT32 and any(number_read >> 31 and number_read >> 31 != (1 << 33) - 1 for number_read in values):
         raise no_file()  # a reader would cut it to 32 bits
     if not packed:
         return octets(number << 3) + octets(value)
-    found = b"".join(map(octets, values))
-    return head(number, len(found)) + found
+    content = b"".join(map(octets, values))
+    return head(number, len(content)) + content
 
 
 def _check(kind: str, number: int, part: memoryview) -> None:

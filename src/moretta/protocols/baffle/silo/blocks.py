@@ -77,12 +77,12 @@ class LayerBlock:
 
     def by_tensor(self, shapes: Mapping[str, tuple[int, ...]], signs: Signs) -> dict[str, Signs]:
         """Return the signs on each tensor, [R, ...], of a block that is not of rank one."""
-        found, start = dict[str, Signs](), 0
+        signs_of, start = dict[str, Signs](), 0
         for name in self.tensors:
             end = start + math.prod(shapes[name])
-            found[name] = signs[:, start:end].reshape(-1, *shapes[name])
+            signs_of[name] = signs[:, start:end].reshape(-1, *shapes[name])
             start = end
-        return found
+        return signs_of
 
     def sides(self, shapes: Mapping[str, tuple[int, ...]], signs: Signs) -> tuple[Signs, Signs]:
         """Return u, [R, m], and v, [R, n], of a block of rank one; the bias has the last column of v."""
@@ -104,7 +104,7 @@ class LayerBlock:
             weight = shapes[self.tensors[0]]
             parts = [matrix[:, : weight[1]].reshape(weight), matrix[:, weight[1] :].reshape(-1)]
             return dict(zip(self.tensors, parts, strict=False))
-        found = dict[str, NDArray[np.float64]]()
+        estimates = dict[str, NDArray[np.float64]]()
         for name, moved in self.by_tensor(shapes, signs).items():
             weights = scalars[:, None]
             if self.kind == "channels":
@@ -112,8 +112,8 @@ class LayerBlock:
                 weights = np.repeat(scalars.reshape(self.repeats, self.pieces), widths, axis=1)
             lead = weights.shape[1]
             joined = np.einsum("rc,rce->ce", weights, moved.reshape(self.repeats, lead, -1).astype(np.float64))
-            found[name] = joined.reshape(shapes[name]) / self.repeats
-        return found
+            estimates[name] = joined.reshape(shapes[name]) / self.repeats
+        return estimates
 
     def _sides(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
         units, inputs = shapes[self.tensors[0]]
@@ -222,13 +222,13 @@ def gradient(
     keys: Sequence[bytes],
 ) -> NDArray[np.float64]:
     """Return the estimate of the whole gradient, float64[n]. scalars: mean x of each move. estimate: as above."""
-    found, start = dict[str, NDArray[np.float64]](), 0
+    estimates, start = dict[str, NDArray[np.float64]](), 0
     for block, key in zip(blocks, keys, strict=True):
         if block.kind != "units":
             part = scalars[start : start + block.scalars]
-            found |= block.estimate(layout.shapes, block.signs(layout.shapes, key), part)
+            estimates |= block.estimate(layout.shapes, block.signs(layout.shapes, key), part)
             start += block.scalars
-    whole = whole_of(layout, found)
+    whole = whole_of(layout, estimates)
     return whole if estimate is None else whole + estimate
 
 

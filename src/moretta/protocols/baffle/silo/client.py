@@ -169,8 +169,8 @@ class Client:
         if not self._recipe.batch_statistics or not isinstance(forward, Normalises):
             return {}
         with self.phase("local_forward"):
-            found = forward.statistics(work.at, work.inputs)
-        return {f"{BUFFER}{name}": value for name, value in found.items()}
+            statistics = forward.statistics(work.at, work.inputs)
+        return {f"{BUFFER}{name}": value for name, value in statistics.items()}
 
     def _asked(self, ask: Estimate, *, whole: bool) -> Query:
         """Return what an upload answers: the ask, what the set-up agreed on, and the seed of the directions."""
@@ -178,12 +178,14 @@ class Client:
         self._contributor.check(ask.stamp, about)
         return about
 
-    def _means(self, work: LossWork | BlockWork, found: Differences) -> tuple[Estimated, Estimated | None, Estimated]:
+    def _means(
+        self, work: LossWork | BlockWork, differences: Differences
+    ) -> tuple[Estimated, Estimated | None, Estimated]:
         """Return the batch's x_k, float64[K], the estimate of layers of units, float64[n], if any, and the loss.
 
         The loss is followed by the mean weight of rows where classes have weights.
         """
-        means, loss, estimate = found.derivatives.mean(axis=1), found.losses.mean(), found.estimate
+        means, loss, estimate = differences.derivatives.mean(axis=1), differences.losses.mean(), differences.estimate
         weights = self._recipe.loss.weights(work.targets)
         whole = means if estimate is None else np.concatenate([means, estimate])
         if not np.isfinite(whole).all() or not np.isfinite(loss):
@@ -289,11 +291,11 @@ class Client:
         if {name: array.shape for name, array in ask.parameters.items()} != layout.shapes:
             raise PeerError(f"expected the {len(layout.shapes)} tensors that are trained, got {len(ask.parameters)}")
         at, step = layout.flat(ask.parameters)[None], len(rows.batches.of_round(1))
-        found = []
+        outputs_of = []
         for start in range(0, len(held_out.x), step):
             chunk = rows.prepared.apply(held_out.x[start : start + step], layout.dtype)
-            found.append(forward.outputs(at, chunk)[0])
-        outputs = rows.prepared.unscaled(np.concatenate(found))
+            outputs_of.append(forward.outputs(at, chunk)[0])
+        outputs = rows.prepared.unscaled(np.concatenate(outputs_of))
         return held_out.upload(ask, self._contributor, outputs, rows.agreed)
 
     @property
@@ -303,7 +305,7 @@ class Client:
 
     def state(self) -> State:
         """Return the root of contributions, lots and noise, commitments answered, releases, and Adam's moments."""
-        return {f"{prefix}{key}": one for prefix, part in self._parts.items() for key, one in part.state().items()}
+        return {f"{prefix}{key}": value for prefix, part in self._parts.items() for key, value in part.state().items()}
 
     def restore(self, state: State) -> None:
         """Take up what `state` returned."""

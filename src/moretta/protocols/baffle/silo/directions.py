@@ -89,10 +89,10 @@ class Directions:
         entries = itertools.islice(itertools.chain.from_iterable(blocks), self.count)
         together = np.empty((min(at_once, self.count), self.size), dtype=parameters.dtype)
         for start in range(0, self.count, at_once):
-            found = together[: self.count - start]
-            for vector in found:
+            vectors = together[: self.count - start]
+            for vector in vectors:
                 np.add(parameters, next(entries), out=vector)
-            yield found
+            yield vectors
 
     def combine(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return sum_k c_k d_k, float64[n].

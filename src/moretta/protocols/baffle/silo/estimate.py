@@ -83,16 +83,16 @@ def differences_together(
 
     def losses(distance: float) -> list[NDArray[np.float64]]:
         """Return the losses of each batch's rows, [K, rows], at all perturbed parameters."""
-        found: list[list[NDArray[np.float64]]] = [[] for _ in batches]
+        parts_of: list[list[NDArray[np.float64]]] = [[] for _ in batches]
         rows = len(batches[0][0])
         if isinstance(forward, Perturbs):
             perturbed = forward.perturbed(directions, at, distance, rows)
         else:
             perturbed = directions.perturbed(at, distance, forward.at_once(rows))
         for vectors in perturbed:
-            for parts, (x, y) in zip(found, batches, strict=True):
+            for parts, (x, y) in zip(parts_of, batches, strict=True):
                 parts.append(loss(forward.outputs(vectors, x), y))
-        return [np.concatenate(parts) for parts in found]
+        return [np.concatenate(parts) for parts in parts_of]
 
     with np.errstate(invalid="ignore", over="ignore"):  # the caller looks for losses that are not finite
         ahead = losses(sigma)
@@ -101,9 +101,12 @@ def differences_together(
             return [((each - middle) / sigma, middle) for each, middle in zip(ahead, middles, strict=True)]
         if form == "central":
             pairs = zip(ahead, losses(-sigma), strict=True)
-            return [((one - two) / (2 * sigma), (one.mean(axis=0) + two.mean(axis=0)) / 2) for one, two in pairs]
-        here = [loss(forward.outputs(at[None], x), y)[0] for x, y in batches]
-        return [((each - own) / sigma, own) for each, own in zip(ahead, here, strict=True)]
+            return [
+                ((ahead_losses - two) / (2 * sigma), (ahead_losses.mean(axis=0) + two.mean(axis=0)) / 2)
+                for ahead_losses, two in pairs
+            ]
+        own_losses = [loss(forward.outputs(at[None], x), y)[0] for x, y in batches]
+        return [((each - own) / sigma, own) for each, own in zip(ahead, own_losses, strict=True)]
 
 
 def gradient(

@@ -66,10 +66,10 @@ class LocalSteps:
         if self._now.shape[1] != len(at):
             self._now = np.zeros((2, len(at)), at.dtype)
         self._done += 1
-        (mean, square), (one, two) = self._now, self._betas
-        mean += (1 - one) * (gradient - mean)
+        (mean, square), (beta, two) = self._now, self._betas
+        mean += (1 - beta) * (gradient - mean)
         square += (1 - two) * (np.square(gradient) - square)
-        return np.asarray(mean / (1 - one**self._done) / (np.sqrt(square / (1 - two**self._done)) + EPS))
+        return np.asarray(mean / (1 - beta**self._done) / (np.sqrt(square / (1 - two**self._done)) + EPS))
 
     def state(self) -> State:
         """Return the moments and counts of Adam, bytes alone, as an edge client's state has them; else nothing."""

@@ -52,10 +52,10 @@ class LossWork:
         """Return those of several silos, whose directions are made once."""
         recipe, batches = self.recipe, [(work.inputs, work.targets) for work in works]
         with self.phase("local_forward"):
-            found = differences_together(
+            differences = differences_together(
                 recipe.form, recipe.sigma, self.directions(), self.forward, recipe.loss, self.at, batches
             )
-        return [Differences(derivatives, losses) for derivatives, losses in found]
+        return [Differences(derivatives, losses) for derivatives, losses in differences]
 
     def gradient(self, means: NDArray[np.float64], estimate: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """Return the estimate that the mean x_k give, float64[n]."""
@@ -112,14 +112,14 @@ def differences(
         for start in range(0, len(x), step):
             some = slice(start, start + step)
             own = recipe.loss(forward.start(at, x[some])[None], y[some])[0]
-            found = [np.zeros((0, len(own)))]
+            slopes_of = [np.zeros((0, len(own)))]
             for block, drawn in zip(recipe.blocks, signs, strict=True):
                 slopes = _slopes(recipe, forward, block, drawn, own, y[some])
                 if block.kind == "units":
                     _add_up(sums, block, slopes, forward.inputs(block), silo_of[some])
                 else:
-                    found.append(slopes)
-            parts.append((np.concatenate(found), own))
+                    slopes_of.append(slopes)
+            parts.append((np.concatenate(slopes_of), own))
     derivatives, losses = (np.concatenate(all_rows, axis=-1) for all_rows in zip(*parts, strict=True))
     found_by = list[Differences]()
     for silo, own in enumerate(sums):
