@@ -644,7 +644,7 @@ def _read(record: Mapping[str, Any], path: str) -> float:
     value: Any = record
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise ParameterError(f"a run's record has no {path}; mend the figure's path")
+            raise ParameterError(f"a run's record has no {path}; fix the figure's path")
         value = value[part]
     return float(value)
 

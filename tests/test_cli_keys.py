@@ -96,7 +96,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(here: Path) -> None:
         ("show", "empty"): "empty: expected identity.key or identity.pub, got neither; name the one that is meant",
         ("show", "keys"): "keys/identity.key is open to others (mode 0644); run: chmod 600 keys/identity.key",
         ("new", "--out", "file"): "file: is there already; name another, or remove it",
-        ("new", "--out", "file/keys"): "file/keys: is or lies below a file, and expected is a folder; name another",
+        ("new", "--out", "file/keys"): "file/keys: is a file, or lies below one; expected a directory: name another",
     }.items():
         for more in ([], ["--json"]):
             done = call("keys", *words, *more)

@@ -222,7 +222,7 @@ def test_a_confined_process_reaches_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("program")
 @pytest.mark.parametrize(
     ("what", "sentence"),
-    [("dies", "has ended .*signal 11"), ("prints", "sent what is no answer")],
+    [("dies", "has ended .*signal 11"), ("prints", "sent a malformed answer")],
 )
 def test_how_a_confined_process_ends_is_one_sentence(what: str, sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence) as caught:

@@ -217,4 +217,7 @@ def test_a_site_s_own_table_of_images_is_read_as_its_silo_toml_says(here: Path) 
     assert (here / "plain.csv").read_text() == (here / "eigene.csv").read_text()
     assert told[0] == told[1]
     folder = call("predict", "mine", "--data", "scans", "--out", "all.csv", "--silo-file", "silo.toml")
-    assert folder.sentence == "scans: [mapping] of silo.toml is for tables, and this is none; leave out --silo-file"
+    assert (
+        folder.sentence
+        == "scans: [mapping] of silo.toml is for tables, and this is another file; leave out --silo-file"
+    )

@@ -38,7 +38,7 @@ def test_packages_and_installed_modules(tmp_path: Path) -> None:
     ("source", "message"),
     [
         ("no_such_module_here:make", r'importing "no_such_module_here" .* ModuleNotFoundError: No module named'),
-        ("broken_source:make", r'importing "broken_source" .* failed with SyntaxError: .*mend the error in it'),
+        ("broken_source:make", r'importing "broken_source" .* failed with SyntaxError: .*fix the error in it'),
         ("leaving_source:make", "failed with SystemExit: 3"),
         ("good_source:mak", 'module "good_source" has no function "mak"; did you mean "make"'),
         ("good_source:value", 'has no function "value"'),

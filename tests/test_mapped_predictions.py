@@ -118,7 +118,7 @@ def test_what_options_say_comes_before_silo_toml_and_what_cannot_be_mapped_is_re
     assert call(*words, "eigene.csv", "--separator", "|").code == 0
     np.savez("rows.npz", x=np.zeros((2, 5), np.float32))
     sentence = call(*words, "rows.npz").sentence
-    assert sentence == "rows.npz: [mapping] of silo.toml is for tables, and this is none; leave out --silo-file"
+    assert sentence == "rows.npz: [mapping] of silo.toml is for tables, and this is another file; leave out --silo-file"
     Path("silo.toml").write_text(SILO.split("[mapping]")[0])
     assert call(*words, "rows.npz").code == 0
     Path("silo.toml").write_text(SILO.replace("drop =", "dorp ="))

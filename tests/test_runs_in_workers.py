@@ -255,7 +255,7 @@ def test_how_many_workers_there_are_by_default(monkeypatch: pytest.MonkeyPatch) 
     assert not engines.computes_on_one_thread(large)
     monkeypatch.delattr(os, "fork")
     assert engines.workers_of(few, 100, 1000) == 1
-    with pytest.raises(ParameterError, match=r"\[engine\] workers = 3: silos play in other processes on the CPU"):
+    with pytest.raises(ParameterError, match=r"\[engine\] workers = 3: silos run in other processes on the CPU"):
         engines.workers_of(given, 100, 1)
 
 

@@ -121,7 +121,7 @@ def test_sums_of_all_rows_that_were_signed_are_not_made_again_over_fewer(tmp_pat
     enrol(tmp_path, NAMES)
     engine = Engine(faults=Faults.model_validate({"drop": [{"round": 2, "silo": "west", "phase": "unmasking"}]}))
     federation = make(FedSGD(), aggregation=signed(tmp_path, threshold=3), engine=engine, batch_size=0)
-    with pytest.raises(RunFailed, match=r"round 2 can only be played again by the same silos.* missing: west; bring"):
+    with pytest.raises(RunFailed, match=r"round 2 can only be repeated by the same silos.* missing: west; bring"):
         federation.train(3)
 
 

@@ -211,7 +211,7 @@ def test_an_exchange_is_played_again_with_the_same_lists_alone() -> None:
         Aligner("b", ["1", "3"], IdRules(), None, "`b`"),
         Aligner("b", ["9", "2"], IdRules(), None, "`b`", root=b.root),
     ):
-        with pytest.raises(PeerError, match="played before with other lists"):
+        with pytest.raises(PeerError, match="ran before with other lists"):
             play(a, other, 2)
 
 

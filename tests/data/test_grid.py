@@ -237,7 +237,7 @@ def test_bad_id_columns(tmp_path: Path, text: str, arguments: dict[str, Any], me
 
 def test_only_a_table_has_an_id_column() -> None:
     with pytest.raises(
-        ParameterError, match=r'id-column is for a table without a schema, but source = "rows[.]npz" is none; remove'
+        ParameterError, match=r'id-column is for a table without a schema, not for source = "rows[.]npz"; remove'
     ):
         load("rows.npz", id_column="patient")
 

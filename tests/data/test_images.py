@@ -94,7 +94,7 @@ def test_forms_of_images_that_cannot_be(mnist: Path, settings: dict[str, Any], m
 
 
 def test_channels_are_for_images() -> None:
-    with pytest.raises(ParameterError, match='channel-mean is for images, but source = "digits" is none'):
+    with pytest.raises(ParameterError, match='channel-mean is for images, not for source = "digits"'):
         load("digits", channel_mean=(0.5,), channel_deviation=(1.0,))
 
 

@@ -146,7 +146,5 @@ def test_dates_have_no_unit_and_arrays_no_columns(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="converts column 'day', which has dates; remove it there"):
         ColumnMapping(units={"day": Conversion(factor=2)}).applied({"day": days}, "rows.parquet", None)
     mapping = ColumnMapping(drop=("a",))
-    with pytest.raises(
-        RowsError, match=r"\[mapping\] of silo.toml is for tables, and source = 'rows.npz' is none; remove"
-    ):
+    with pytest.raises(RowsError, match=r"\[mapping\] of silo.toml is for tables, not for source = 'rows.npz'; remove"):
         read(Source("rows.npz", base=tmp_path, mapping=mapping), ExpectedRows((2,), False, 2, None), "silo `a`")

@@ -183,7 +183,7 @@ def test_module_function_beside_the_run_file(tmp_path: Path) -> None:
         load("sales_source:torn", base=tmp_path)
     with pytest.raises(ParameterError, match=r"must return \(x_train, y_train, x_test, y_test\), got 3 values"):
         load("sales_source:three", base=tmp_path)
-    with pytest.raises(ParameterError, match=r"as arrays, but one is none"):
+    with pytest.raises(ParameterError, match=r"as arrays, but one is not"):
         load("sales_source:ragged", base=tmp_path)
 
 
@@ -193,8 +193,8 @@ def test_module_function_beside_the_run_file(tmp_path: Path) -> None:
         ("wdcb", {}, 'source = "wdcb" is neither .* did you mean "wdbc"'),
         ("wdbc", {"validation_fraction": 0.9}, "fractions of 0 or more that leave rows for training, got 0.2, 0.9"),
         ("wdbc", {"test_fraction": 1e-6}, "569 rows cannot be split by fractions 1e-06, 0.0"),
-        ("wdbc", {"target": "y"}, 'target is for a table without a schema, but source = "wdbc" is none; remove target'),
-        ("wdbc", {"path": "x"}, 'path is for a built-in set of files, but source = "wdbc" is none'),
+        ("wdbc", {"target": "y"}, 'target is for a table without a schema, not for source = "wdbc"; remove target'),
+        ("wdbc", {"path": "x"}, 'path is for a built-in set of files, not for source = "wdbc"'),
         ("wdbc", {"missing": "meidan"}, 'missing: expected .* got "meidan"; did you mean "median"'),
         ("wdbc", {"task": "regresion"}, 'task: expected .* got "regresion"; did you mean "regression"'),
         ("none.csv", {}, "there is no file"),

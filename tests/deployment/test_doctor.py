@@ -184,14 +184,14 @@ def test_a_certificate_that_ends_soon_is_a_warning_and_one_that_ended_is_not(her
 def test_a_server_that_is_not_there_or_of_another_federation(here: Path, tmp_path: Path) -> None:
     found = looked("--kit", "kits/north")
     assert "have it started there (moretta serve)" in found["server"]["sentence"]
-    assert "cannot be told" in found["clock"]["sentence"]
+    assert "is unknown" in found["clock"]["sentence"]
     with answering(provisioning.provision(tmp_path / "other", "localhost", 8102, ["north"]).server) as port:
         aim(here / "kits/north", port)
         assert "has no certificate for localhost of this kit's root" in failed("--kit", "kits/north")["server"]
     edit(here / "kits/north/startup/fed_client.json", f"localhost:{port}", "nowhere.invalid:8102")
     sentences = failed("--kit", "kits/north")
     assert "the name nowhere.invalid of the server means nothing to this machine" in sentences["server's name"]
-    assert "mend those first" in sentences["server"]
+    assert "fix those first" in sentences["server"]
 
 
 def test_a_kit_that_is_none_of_this_site(here: Path) -> None:

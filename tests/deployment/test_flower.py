@@ -402,7 +402,7 @@ def test_one_sum_of_a_round_is_kept_in_the_folder(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(agreement.secrets, "token_hex", same_run)
     again = Nodes(list(made.values())[:3], app(steps))  # with nothing in memory
-    with pytest.raises(RunFailed, match="only be played again by the same silos"):
+    with pytest.raises(RunFailed, match="only be repeated by the same silos"):
         play(again, strategy(tmp_path))
     assert not any(isinstance(one, Unmask) for _, message in again.sent for one in unpacked(message.content))
 

@@ -229,9 +229,9 @@ def test_a_signed_job_is_played_once(run_file: RunFile, tmp_path: Path) -> None:
     for _ in range(2):  # one that found too few sites may be submitted again
         job.check_signed(job.signed_part(**server), signature, KEY, local)
     job.play_once(signature, local)
-    with pytest.raises(ParameterError, match="was played before"):  # a copy that came while the first one gathered
+    with pytest.raises(ParameterError, match="this job ran before"):  # a copy that came while the first one gathered
         job.play_once(signature, local)
-    with pytest.raises(ParameterError, match="was played before"):
+    with pytest.raises(ParameterError, match="this job ran before"):
         job.check_signed(job.signed_part(**server), signature, KEY, local)
     job.write_job(run_file, tmp_path / "job", KEY)
     assert arguments(tmp_path / "job")[0]["signature"] != signature

@@ -130,7 +130,9 @@ def test_a_site_that_knows_no_key_of_its_server(here: Path) -> None:
     pinned = here / "kits/north/local" / server_key.SERVER_KEY
     line = pinned.read_text().strip()
     pinned.unlink()
-    assert refused(join()).startswith("no key of the server's is pinned here, so that anybody could play it: have its")
+    assert refused(join()).startswith(
+        "no key of the server's is pinned here, so that anybody could pose as it: have its"
+    )
     called = call("kit", "patch", "kits/north", "--server-key", "kits")
     assert (called.code, pinned.read_text().strip()) == (0, line)
     assert "Whom the site takes for the server has been written down" in called.out

@@ -284,7 +284,7 @@ def test_bytes_that_are_no_request(here: Path, key: rsa.RSAPrivateKey) -> None:
     bad = [b"", b"north", good[:200], good.replace(b"REQUEST", b"THING"), Path("north/client.key").read_bytes()]
     for data in bad:
         Path("bad.request").write_bytes(data)
-        with refused("expected to be a site's request", here / "kits"):
+        with refused("expected a site's request", here / "kits"):
             sign(Path("bad.request"))
     Path("long.request").write_bytes(good + b"\n" * certificate_requests.LARGEST)
     with refused("is longer than 65536 bytes", here / "kits"):

@@ -154,7 +154,7 @@ LONG = (1 << 40).to_bytes(8, "little")
         (READ + "sys.stdout.close()", r"has ended \(exit code 0\)"),
         (
             READ + "print('hello, world, how are you?')",
-            "sent what is no answer: expected a frame of at most",
+            "sent a malformed answer: expected a frame of at most",
         ),
         (
             READ + f"sys.stdout.buffer.write({LONG!r})",

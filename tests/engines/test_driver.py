@@ -118,7 +118,7 @@ def test_too_few_silos_end_the_run_and_all_who_are_missing_are_named(clients: Cl
     server = ToyServer()
     rounds = driver_of(server, clients).rounds(1, 3)
     assert next(rounds).number == 1
-    with pytest.raises(RunFailed, match=r"round 2 .* \(a: ValueError: the disk is full; b: I have left\).*mend what"):
+    with pytest.raises(RunFailed, match=r"round 2 .* \(a: ValueError: the disk is full; b: I have left\).*fix what"):
         next(rounds)
     assert server.sums == [321]
 
@@ -246,7 +246,7 @@ class Again(Opening):
 
 def without(only: str, by: str) -> str:
     return (
-        f"spent: {', '.join(by)} said that only {', '.join(only)} may play this round again, having helped to open a "
+        f"spent: {', '.join(by)} said that only {', '.join(only)} may repeat this round, having helped to open a "
         "sum of theirs"
     )
 
@@ -431,7 +431,7 @@ def test_a_round_that_others_will_not_mend_is_not_lost() -> None:
     clients = spenders()
     for silo in "bc":
         clients[silo].faults["toy/say", 2] = PeerError("no")
-    with pytest.raises(RunFailed, match=r"round 2 .*mend what these silos say"):
+    with pytest.raises(RunFailed, match=r"round 2 .*fix what these silos report"):
         play(ToyServer(), clients)
 
 
@@ -462,7 +462,7 @@ def test_a_silo_that_names_an_impossible_set_is_malformed_and_costs_the_round_on
     assert server.sums == [11111, 11011, 11111]
     assert [cohort for _, cohort in server.setups] == [tuple("abcde"), tuple("abde"), tuple("abcde")]
     said = (
-        "malformed: it says that only some silos may play this round again; expected silos of the round, itself among "
+        "malformed: it says that only some silos may repeat this round; expected silos of the round, itself among "
         f"them and at least 2, got {list(named)}; if others of them took part before, bring them back, or allow sums "
         "over other sets at each silo ([privacy] repeat-whole-rows)"
     )
@@ -492,8 +492,7 @@ def test_who_names_an_impossible_set_while_others_are_bound_has_cost_the_take() 
 
 
 ALONE = (
-    "refused: it says that only the same silos as before may play this round again, and most of the others do not say "
-    "so"
+    "refused: it says that only the same silos as before may repeat this round, and most of the others do not say so"
 )
 
 

@@ -294,7 +294,7 @@ def test_where_the_second_process_cannot_start_the_first_ends(monkeypatch: pytes
         return started[-1]
 
     monkeypatch.setattr(os, "fork", once)
-    with pytest.raises(ParameterError, match=r"cannot play in other processes here .*temporarily unavailable.*; use 1"):
+    with pytest.raises(ParameterError, match=r"cannot run in other processes here .*temporarily unavailable.*; use 1"):
         InProcess(toys(), Codec(SCHEMA), workers=2)  # type: ignore[arg-type]
     assert not alive(started[0])
 
@@ -335,7 +335,7 @@ def test_a_worker_that_cannot_start_is_told(make: Make) -> None:
     def prepare() -> None:
         raise RuntimeError("threads were started before")
 
-    with pytest.raises(ParameterError, match=r"cannot play in other processes here \(.*threads were started before"):
+    with pytest.raises(ParameterError, match=r"cannot run in other processes here \(.*threads were started before"):
         make(toys(), prepare=prepare)
 
 

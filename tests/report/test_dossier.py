@@ -326,7 +326,7 @@ def test_what_no_attack_tested_remains(run):
     assert counts[0] is not None
     assert counts[1] is not None
     assert int(counts[0][1]) < int(counts[0][2]) == int(counts[1][1]) == int(counts[1][2])
-    assert "A silo takes its time: this attack was not played, as it is slow." in texts(audited, "4.2.b")
+    assert "A silo takes its time: this attack was not run, as it is slow." in texts(audited, "4.2.b")
 
 
 def test_a_run_without_an_audit_says_so_and_what_would_do(run):

@@ -194,9 +194,9 @@ def test_curves_stand_above_all_seconds_and_noise_is_not_magnified(make_run, tmp
 
 def test_it_is_said_what_an_audit_would_need(make_run):
     assert "were not recorded, so only a new run" in sentences(read_run(make_run("local")))[2]
-    assert "so moretta audit can play attacks on them" in sentences(read_run(make_run("fedsgd", views="a")))[2]
+    assert "so moretta audit can attack them" in sentences(read_run(make_run("fedsgd", views="a")))[2]
     empty = sentences(read_run(audited(make_run("pbpfl"), attacks=[])))[2]
-    assert empty.startswith("An audit ran and no attack of it came to a score")
+    assert empty.startswith("An audit ran and none of its attacks gave a score")
 
 
 def test_baselines_stand_beside_a_run_that_is_alike(make_run):

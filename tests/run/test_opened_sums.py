@@ -209,7 +209,7 @@ def test_two_sets_in_a_round_are_said_as_what_they_are(
 ) -> None:
     """One of the two comes back: the first sum was of four and the second is of three."""
     if not batch_size:  # of whole rows the same silos alone may play again, so it comes to no second set
-        with pytest.raises(Exception, match="can only be played again by the same silos"):
+        with pytest.raises(Exception, match="can only be repeated by the same silos"):
             play(tmp_path / "run", monkeypatch, HELD_UP, ["s3"], silos=4, aggregation=FLOORS, batch_size=0)
         return
     record = play(tmp_path / "run", monkeypatch, HELD_UP, ["s3"], silos=4, aggregation=FLOORS, batch_size=batch_size)

@@ -104,7 +104,7 @@ def test_a_tracker_that_fails_costs_a_warning(where: str, failure: BaseException
     assert (len(other.lines), other.ends, result.record["rounds"]) == (3, ["whole"], 3)
     (warning,) = [one for one in result.record["warnings"] if "tracker" in one]
     why = "give a place" if isinstance(failure, ParameterError) else type(failure).__name__
-    assert warning == f"the tracker tracker failed ({why}) and was told no more of the run"
+    assert warning == f"the tracker tracker failed ({why}) and receives no more of the run"
     assert "hunter2" not in (tmp_path / "run" / "log.txt").read_text()  # the words of others may hold a password
     assert weights(result) == weights(federation_of("fedsgd").train(3, 7, progress=False))
 

@@ -366,7 +366,7 @@ BAD: Mapping[str, tuple[str, str]] = {
     ),
     "empty": ("", r"expected a \[\[silo\]\] for each silo, got none; add one"),
     "a list of none": ("silo = []", r"expected a \[\[silo\]\] for each silo, got none"),
-    "no TOML": ("[[silo]\n", r"expected a roster in TOML, got an error: .*line 1.*; mend it there"),
+    "no TOML": ("[[silo]\n", r"expected a roster in TOML, got an error: .*line 1.*; fix it there"),
     "half a file": (entry("a", A)[:-3], r"expected a roster in TOML, got an error"),
     "a long number": (f"silo = {'1' * 5000}", r"expected a roster in TOML, got an error"),
     "deep": ("silo = " + "[" * 20000, r"expected a roster in TOML, got an error"),

@@ -372,7 +372,7 @@ def test_a_run_that_is_resumed_with_all_silos_has_the_same_sums(scheme: str, ros
 def test_of_whole_rows_a_resumed_run_waits_for_the_same_silos(scheme: str, roster: bool) -> None:
     room = Room(scheme, roster=roster)
     before, _ = run(room, 1, 2, whole=True)
-    with pytest.raises(RunFailed, match=r"round 2 can only be played again by the same silos .* missing: f; bring"):
+    with pytest.raises(RunFailed, match=r"round 2 can only be repeated by the same silos .* missing: f; bring"):
         run(room, 2, 2, whole=True, gone=[2])
     after, ends = run(room, 2, 3, whole=True)
     assert [end.take for end in ends] == [0, 0]

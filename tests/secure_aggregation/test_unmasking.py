@@ -179,7 +179,7 @@ def test_a_refusal_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("survivors", "sentence"),
     [
-        ("bcdef", "`a` was told that it dropped out itself"),
+        ("bcdef", "`a` received its own name among the lost silos"),
         ("abcd", "expected at least 5 of the 6 silos that hold shares of `a`, 4 are left"),
         ("abcdex", r"survivors of the cohort, got \['x'\]"),
     ],

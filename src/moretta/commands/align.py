@@ -85,7 +85,9 @@ def answer(
 
 @align.command()
 def finish(
-    step: Annotated[Path, typer.Argument(metavar="STEP", help="Step 2, at whoever began; step 3, at the other.")],
+    step: Annotated[
+        Path, typer.Argument(metavar="STEP", help="Step 2, at the partner that began; step 3, at the other.")
+    ],
     rows: RowsPath,
     id_column: IdColumn,
     secret: SecretPath,
@@ -135,7 +137,9 @@ def finish(
 
 @align.command()
 def narrow(
-    left: Annotated[Path, typer.Argument(metavar="LEFT", help="What is left, from the partner that went on.")],
+    left: Annotated[
+        Path, typer.Argument(metavar="LEFT", help="The file of remaining rows, from the partner that went on.")
+    ],
     alignment: Annotated[Path, typer.Option(metavar="FILE", help="The alignment with that partner.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the narrower alignment goes.")],
 ) -> None:

@@ -210,7 +210,7 @@ def accept(
             tell(line)
     if (closed or changes) and not yes:
         if not (sys.stdin.isatty() and screen.is_terminal):
-            raise ParameterError("what is shown is to be accepted by a person; run this in a terminal, or add --yes")
+            raise ParameterError("a person has to accept the settings above; run this in a terminal, or add --yes")
         yes = typer.confirm("Accept it?", err=True)
     if yes:
         agreement.accept(waiting)

@@ -75,8 +75,8 @@ Exit codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out.
 _OF_PATHS: dict[type[OSError], str] = {
     FileNotFoundError: "there is no such file or folder; check the path",
     FileExistsError: "is there already; name another, or remove it",
-    NotADirectoryError: "is or lies below a file, and expected is a folder; name another",
-    IsADirectoryError: "is a folder, and expected is a file; name one",
+    NotADirectoryError: "is a file, or lies below one; expected a directory: name another",
+    IsADirectoryError: "is a directory; expected a file: name one",
     PermissionError: "may not be read or written by you; name another, or change its permissions",
 }
 _READ_ONLY = "is on a disk that may only be read; name another, or have the disk writable"

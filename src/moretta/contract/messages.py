@@ -269,5 +269,5 @@ class Spent(Message):
 
     def __str__(self) -> str:
         over = f" over {len(self.survivors)} silos" if self.survivors else ""
-        only = "only the same silos may play it again" if self.whole else f"the next take is {self.next_take}"
+        only = "only the same silos may repeat it" if self.whole else f"the next take is {self.next_take}"
         return f"it has helped to open a sum of this round{over} before; {only}"

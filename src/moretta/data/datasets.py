@@ -155,7 +155,7 @@ def _refuse_idle(data: Data, schema: Schema | None) -> None:
         ("plane", data.plane, folder, "image-folder, images with a table of labels"),
     ):
         if value is not None and not used:
-            raise ParameterError(f'{key} is for {kind}, but source = "{source}" is none; remove {key}')
+            raise ParameterError(f'{key} is for {kind}, not for source = "{source}"; remove {key}')
 
 
 def _table(path: Path, schema: Schema | None, hints: Hints, form: Format, wish: _Wish) -> Split:

@@ -103,7 +103,7 @@ def _of_numbers(numbers: Any, where: str, expected: str) -> NDArray[np.generic]:
     array = _array(numbers, where)
     _check_real(array, where)
     if array.dtype.kind not in NUMBERS:
-        raise ParameterError(f"{where} holds words or objects, and expected are {expected}")
+        raise ParameterError(f"{where} holds words or objects; expected {expected}")
     return array
 
 
@@ -172,7 +172,7 @@ def _nullable(column: NDArray[Any], where: str) -> NDArray[np.float64]:
         return np.array([np.nan if cell is None or cell != cell else float(cell) for cell in column])
     except (TypeError, ValueError):
         raise ParameterError(
-            f"{where} holds words, dates or objects, and expected are numbers; say in a schema what columns mean "
+            f"{where} holds words, dates or objects; expected numbers: say in a schema what columns mean "
             "(moretta.read_table(frame, schema)), or leave it out"
         ) from None
 

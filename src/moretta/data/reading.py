@@ -111,20 +111,19 @@ def _read(source: Source, expected: ExpectedRows, where: str) -> Rows:
     if name == FOLDER:
         return _images_of_folder(source, expected, where)
     if source.path is not None or source.labels is not None:
-        raise ParameterError(f'{where}: path and labels are for "{FOLDER}", and source = {name!r} is none')
+        raise ParameterError(f'{where}: path and labels are for "{FOLDER}", not for source = {name!r}')
     if expected.image is not None:
         raise ParameterError(
-            f"{where}: the run's rows are images that a table names, and source = {name!r} is none; expected "
-            f'"{FOLDER}", with path and labels'
+            f"{where}: the run's rows are images that a table names; expected source = "
+            f'"{FOLDER}" with path and labels, got {name!r}'
         )
     if is_table(name):
         return _of_table(source, expected, where)
     if source.mapping != ColumnMapping():
-        raise ParameterError(f"{where}: [mapping] of silo.toml is for tables, and source = {name!r} is none; remove it")
+        raise ParameterError(f"{where}: [mapping] of silo.toml is for tables, not for source = {name!r}; remove it")
     if expected.table is not None:
         raise ParameterError(
-            f"{where}: the run's rows are a table's, and source = {name!r} is none; expected a file that ends in "
-            f"{', '.join(ENDINGS)}"
+            f"{where}: the run's rows are a table's; expected a source that ends in {', '.join(ENDINGS)}, got {name!r}"
         )
     if name.endswith(".npz"):
         return of_arrays(read_npz(base / name), expected, f"{where}: {name}")
@@ -245,7 +244,7 @@ def called(source: str, base: Path) -> dict[str, Array]:
         with beside(base):
             made = function()
     except (Exception, SystemExit) as error:
-        raise ParameterError(f'calling "{source}" failed with {cause(error)}; mend the function') from error
+        raise ParameterError(f'calling "{source}" failed with {cause(error)}; fix the function') from error
     expected = f'"{source}" must return (x_train, y_train, x_test, y_test)'
     if not isinstance(made, tuple | list) or len(made) != 4:
         got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
@@ -256,4 +255,4 @@ def called(source: str, base: Path) -> dict[str, Array]:
     try:
         return {name: np.asarray(part) for name, part in parts.items()}
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ParameterError(f"{expected} as arrays, but one is none ({cause(error)})") from error
+        raise ParameterError(f"{expected} as arrays, but one is not ({cause(error)})") from error

@@ -75,7 +75,7 @@ def resolve(source: str, base: Path, agreed: Container[str]) -> Callable[..., An
     except (Exception, SystemExit) as error:
         raise ParameterError(
             f'importing "{name}" (for "{source}", looked for in {base} first) failed with {cause(error)}; '
-            "put the module beside the run file, or mend the error in it"
+            "put the module beside the run file, or fix the error in it"
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -368,7 +368,7 @@ def check_pair(x: Array, y: Array, where: str) -> None:
 def check_targets_finite(y: Array, where: str) -> None:
     """Raise ParameterError if a target is NaN or infinite."""
     if y.dtype.kind == "f" and not np.isfinite(y).all():
-        raise ParameterError(f"{where}: the target is NaN or infinite in some rows; remove or mend them")
+        raise ParameterError(f"{where}: the target is NaN or infinite in some rows; remove or fix them")
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,7 @@ def read_request(data: bytes, now: datetime) -> Request:
         attributes, extensions = list(request.attributes), list(request.extensions)
         subject = [(each.oid, str(each.value)) for each in request.subject]
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
-        raise ParameterError(f"this was expected to be a site's request, and is none: {_REMEDY}") from None
+        raise ParameterError(f"expected a site's request, got another file: {_REMEDY}") from None
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size != BITS or key.public_numbers().e != EXPONENT:
         raise ParameterError(f"the request's key was expected to be RSA of {BITS} bits, and is another: {_REMEDY}")
     if not proven or not isinstance(request.signature_hash_algorithm, hashes.SHA256):
@@ -143,7 +143,7 @@ def digest_of(data: bytes) -> str:
     try:
         return hashlib.sha256(x509.load_pem_x509_csr(data).public_bytes(Encoding.DER)).hexdigest()
     except ValueError:
-        raise ParameterError(f"this was expected to be a site's request, and is none: {_REMEDY}") from None
+        raise ParameterError(f"expected a site's request, got another file: {_REMEDY}") from None
 
 
 class Reply(BaseModel):
@@ -190,7 +190,7 @@ def read_reply(data: bytes) -> Reply:
     try:
         return Reply.model_validate_json(data)
     except ValidationError:  # which quotes what it was given
-        raise ParameterError("this was expected to be a reply of moretta kit sign, and is none: ask for it") from None
+        raise ParameterError("expected a reply of moretta kit sign, got another file: ask for it") from None
 
 
 def read_small(path: Path) -> bytes:
@@ -377,7 +377,7 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
             rename(part, kit / part.name)
         rename(made / "startup", kit / "startup")  # last, as it makes the folder a kit
     except OSError as error:
-        raise ParameterError(f"the kit cannot be written to {kit}: {error.strerror}; give the right to it") from error
+        raise ParameterError(f"the kit cannot be written to {kit}: {error.strerror}; grant write permission") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     (kit / KEY).unlink()  # it is in startup/

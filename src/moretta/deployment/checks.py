@@ -69,11 +69,9 @@ def look(what: str, check: Callable[[], str]) -> CheckResult:
         package = (error.name or "").partition(".")[0]
         if package not in ("torch", "nvflare", "grpc", "sklearn"):
             raise
-        return CheckResult(
-            what, False, f"cannot be told without {package}; install it by: pip install 'moretta[flare]'"
-        )
+        return CheckResult(what, False, f"is unknown without {package}; install it by: pip install 'moretta[flare]'")
     except OSError as error:
-        return CheckResult(what, False, f"{error.filename or what}: {error.strerror or error}; give the right to it")
+        return CheckResult(what, False, f"{error.filename or what}: {error.strerror or error}; grant permission")
     return CheckResult(what, True, str(text), isinstance(text, Warned))
 
 
@@ -181,7 +179,7 @@ def writable(folder: Path) -> str:
             stream.write(b"1")
     except OSError as error:
         raise ParameterError(
-            f"{folder} cannot be written to ({error.strerror}); give the right to it, or name another folder"
+            f"{folder} cannot be written to ({error.strerror}); grant write permission, or name another folder"
         ) from None
     return f"{folder} can be {'written to' if there == folder else 'made'}"
 
@@ -284,7 +282,7 @@ def clock(kit: Path, now: datetime, named: bool) -> str:
     ahead = server_connection.clock_of_server(kit, TIME) if named else None
     if ahead is None:
         return Warned(
-            f"cannot be told: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
+            f"is unknown: no server says its time; {now:%Y-%m-%d %H:%M} UTC is after the kit was made "
             f"({begins:%Y-%m-%d %H:%M} UTC){'' if now <= ends else ' and after its certificate ended'}"
         )
     difference = f"is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
@@ -375,7 +373,7 @@ def mapped(file: SiloFile) -> str:
     data, mapping = file.data, file.mapping
     source = _file_of(data)
     if not is_table(source):
-        raise ParameterError(f"[mapping] is for tables, and [data] source = {source!r} is none; remove it")
+        raise ParameterError(f"[mapping] is for tables, not for [data] source = {source!r}; remove it")
     names = [source, *([] if data.test is None else [data.test])]
     return "; ".join(f"{name}: {mapping.read(file.base / name, data.form, name)[1].said()}" for name in names)
 

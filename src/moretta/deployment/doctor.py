@@ -93,7 +93,7 @@ def _of_kit(kit: Path, silo: Path | None, server: bool, now: datetime) -> Iterat
     if named.passes and certificate.passes:
         yield look("server", lambda: checks.server_answers(kit))
     else:
-        yield CheckResult("server", False, "cannot be told until the name and the certificate pass; mend those first")
+        yield CheckResult("server", False, "is unknown until the name and the certificate pass; fix those first")
     yield look("clock", lambda: checks.clock(kit, now, named.passes))
 
 

@@ -116,7 +116,7 @@ def play_once(signature: str, local: Path) -> None:
 def _check_first(signature: str, local: Path) -> None:
     if signature in Journal(local / PLAYED).lines():
         raise ParameterError(
-            "this job was played before, and a signed job is played once; make another by moretta job, or go on with "
+            "this job ran before, and a signed job runs once; make another by moretta job, or go on with "
             "a run by moretta serve --resume"
         )
 

@@ -123,7 +123,7 @@ def write(path: Path, content: Mapping[str, Any] | str) -> None:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
         write_atomically(path, content.encode() if isinstance(content, str) else dump(content), mode)
     except OSError as error:
-        raise ParameterError(f"{path} cannot be written: {error.strerror}; give the right to it") from error
+        raise ParameterError(f"{path} cannot be written: {error.strerror}; grant write permission") from error
 
 
 def dump(content: Mapping[str, Any]) -> bytes:

@@ -168,9 +168,9 @@ AT_SITES = "sites"  # in the manifest, as where keys are made
 LONGEST_HOST = 64  # of a common name
 TRIAL_TEXT = """This kit is for trials.
 
-Its private key was made on the server's machine, and not at the site. Whoever has run `moretta serve` there, or has
-seen this kit on its way, could play the site. Between organisations the site makes its own key, which nobody else sees:
-moretta join KIT --silo silo.toml --request (docs/deploy.md).
+Its private key was made on the server's machine, and not at the site. Anyone who ran `moretta serve` there, or
+saw this kit on its way, could pose as the site. Between organisations the site makes its own key, which nobody else
+sees: moretta join KIT --silo silo.toml --request (docs/deploy.md).
 """
 SHARED_STORAGE = "/tmp/nvflare/"  # FLARE's default: every server of a machine, and every user of it, would share it
 HEARTBEATS = 30  # seconds without one of a site's, sent each 10, after which it counts as gone; FLARE's own are 600
@@ -334,8 +334,8 @@ def _check_same(out: Path, manifest: Mapping[str, Any]) -> None:
     if any(existing.get(key) != manifest[key] for key in ("host", "port", *(() if brought else ("sites",)))):
         sites = "any sites, who make their keys" if brought else f"sites {', '.join(existing.get('sites', []))}"
         raise ParameterError(
-            f"{out} holds the kits of host {existing.get('host')}, port {existing.get('port')} and {sites}, which is "
-            "not what is asked for: name a new folder"
+            f"{out} holds the kits of host {existing.get('host')}, port {existing.get('port')} and {sites}; this "
+            "request differs: name a new folder"
         )
 
 

@@ -22,7 +22,7 @@ from moretta.secure_aggregation.identity import KEY_FILE, Identity, Roster, fing
 SILO = "moretta.json"  # in local/: at a site where its silo.toml is, at the server where its key is
 SERVER_KEY = "moretta-server.pub"  # in local/ of a site: the server's public key, a line, or two while it changes
 NONE_PINNED = (
-    "no key of the server's is pinned here, so that anybody could play it: have its operator run moretta keys show "
+    "no key of the server's is pinned here, so that anybody could pose as it: have its operator run moretta keys show "
     "KITS, and put that line into silo.toml as [silo] server-key, or run moretta kit patch KIT --server-key LINE"
 )
 

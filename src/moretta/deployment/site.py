@@ -189,7 +189,7 @@ class Site:
             self._lasting = {key: bytes.fromhex(value) for key, value in json.loads(lasting.read_text()).items()}
         if checkpoint is not None and checkpoint[0].run == hello.run:
             client.restore({**checkpoint[1][f"silo-{self.name}"], **self._lasting})
-            log.info("goes on with its run; it plays from the next set-up on, in which all get new keys")
+            log.info("goes on with its run; it takes part from the next set-up on, in which all get new keys")
         elif lasting.exists():
             raise ParameterError(
                 f"has states of this run, and none of round {hello.round} or before, so it cannot go on from there; "

@@ -305,7 +305,7 @@ class Driver:
                 heard[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
             detail = (
-                "it says that only some silos may play this round again; expected silos of the round, itself among "
+                "it says that only some silos may repeat this round; expected silos of the round, itself among "
                 f"them and at least {self._least}, got {list(why.spent.survivors)!r:.200}; if others of them took part "
                 "before, bring them back, or allow sums over other sets at each silo ([privacy] repeat-whole-rows)"
             )
@@ -328,7 +328,7 @@ def _dropped(number: int, gone: Mapping[str, Missing]) -> list[DroppedSilo]:
 def _only_by(number: int, only: Sequence[str], lost: Mapping[str, Missing]) -> str:
     missing = ", ".join(silo for silo in only if silo in lost)
     return (
-        f"round {number} can only be played again by the same silos as before, {', '.join(only):.300}: their uploads "
+        f"round {number} can only be repeated by the same silos as before, {', '.join(only):.300}: their uploads "
         f"are of all their rows, and sums over others could be subtracted; missing: {missing:.300}; bring them back, "
         "or allow it at each silo ([privacy] repeat-whole-rows in silo.toml)"
     )
@@ -364,8 +364,8 @@ def _way_out(missing: Mapping[str, Missing], left: int) -> str:
     if reasons <= {*AWAY}:
         return "bring the others back"
     if reasons == {Reason.FAILED} and len({why.detail for why in missing.values()}) == 1 and not left:
-        return "each silo says the same, so it is the model or a setting, and no silo's rows: mend that"
-    return "mend what these silos say"
+        return "each silo says the same, so it is the model or a setting, and no silo's rows: fix that"
+    return "fix what these silos report"
 
 
 def _nothing(now: Stamp) -> Exchange[None]:

@@ -83,7 +83,7 @@ class Process:
         except OSError:
             raise gone("has ended") from None
         except CodecError as error:
-            raise gone(f"sent what is no answer: {error}") from None
+            raise gone(f"sent a malformed answer: {error}") from None
 
     def kill(self) -> None:
         """End it at once; `close` is to follow."""
@@ -217,7 +217,7 @@ class ConfinedProcess:
         """Return what the process answers.
 
         Raises:
-            ParameterError: what it raised; or it ended, took longer, or sent what is no answer.
+            ParameterError: what it raised; or it ended, took longer, or sent a malformed answer.
         """
         if self._owner != os.getpid():  # a fork: the process and the lock are the parent's
             if self._process is not None:

@@ -217,8 +217,7 @@ class Engine(Section):
         *(
             SettingRule(
                 partial(lambda key, e: not e.edge and bool(e.changed(key)), key),
-                f"{{{key}}} is for edge clients, and there are none; name some, for example "
-                '{edge:=["silo-1"]}, or remove it',
+                f'{{{key}}} needs edge clients; name some, for example {{edge:=["silo-1"]}}, or remove it',
             )
             for key in ("edge_precision", "memory_limit_mib")
         ),

@@ -32,11 +32,11 @@ SAYS = 3  # times in a round that a silo may say that a take is spent; an honest
 
 _OFTEN = Missing(Reason.REFUSED, f"it has said more than {SAYS} times in this round that the take was spent")
 _BOUND = Missing(
-    Reason.REFUSED, "it plays this round again with the same silos as before alone, and they are not all there"
+    Reason.REFUSED, "it repeats this round only with the same silos as before, and some of them are missing"
 )
 _ALONE = Missing(
     Reason.REFUSED,
-    "it says that only the same silos as before may play this round again, and most of the others do not say so",
+    "it says that only the same silos as before may repeat this round, and most of the others do not say so",
 )
 
 
@@ -101,7 +101,7 @@ class RoundTakes:
         """Return who of those who are wanted may not play, and why."""
         why = Missing(
             Reason.SPENT,
-            f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may play this round again, "
+            f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may repeat this round, "
             "having helped to open a sum of theirs",
         )
         excluded = {silo: why for silo in self._wanted if self.only and silo not in self.only}

@@ -84,7 +84,7 @@ class Workers:
         except (OSError, RunFailed) as error:
             self.close()
             raise ParameterError(
-                f"[engine] workers: silos cannot play in other processes here ({error}); use 1"
+                f"[engine] workers: silos cannot run in other processes here ({error}); use 1"
             ) from None
 
     def answers(self, messages: Mapping[str, Message]) -> Mapping[str, Answered]:
@@ -195,7 +195,7 @@ class Workers:
         worker = self._workers[number]
         self.close()
         self._failure = RunFailed(
-            f"a process that silos play in {what}, and with it {', '.join(worker.silos):.200}; where memory "
+            f"a process that runs silos {what}, and with it {', '.join(worker.silos):.200}; where memory "
             "was short, fewer [engine] workers need less"
         )
         raise self._failure from None
@@ -315,7 +315,7 @@ class _Answering:
         except EOFError:
             raise
         except Exception as error:  # whatever it is, it is told where the run can end
-            log.exception("a process that silos play in failed")
+            log.exception("a process that runs silos failed")
             return {"failed": f"{type(error).__name__}: {error}"}
 
     def _done(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,8 +145,7 @@ def build(
         except (Exception, SystemExit) as error:
             called = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
             raise ParameterError(
-                f'"{source}" called with ({called}) failed with {cause(error)}; mend the function or the '
-                "[model] section"
+                f'"{source}" called with ({called}) failed with {cause(error)}; fix the function or the [model] section'
             ) from error
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')

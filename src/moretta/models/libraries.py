@@ -46,7 +46,7 @@ def found(source: str, base: Path, agreed: Container[str]) -> Callable[..., Any]
         importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
-            raise ParameterError(f'importing "{package}" failed: {error}; mend its installation') from error
+            raise ParameterError(f'importing "{package}" failed: {error}; fix its installation') from error
         installed = package.replace("_", "-")
         raise MissingExtra(f'model source = "{source}" needs {installed}; run: pip install {installed}') from None
     return resolve(source, base, OWN_CODE)

@@ -199,7 +199,7 @@ def audit_lines(audit: AuditRecord) -> Group:
             lines.append(Padding(Text(numbers), (0, 0, 0, 4)))
             lines.append(Padding(Text(f"Score: {attack.measure}. Used: {used(attack)}.", style="dim"), (0, 0, 0, 4)))
     if not lines:
-        lines.append(Text("no attack came to a score on this run"))
+        lines.append(Text("no attack gave a score on this run"))
     lines += map(Text, switched_off(audit.switched_off))
     lines += [Text(f"{who_does(attack)} ({attack.attack}): not run, as {attack.because}") for attack in audit.not_run]
     if audit.confined_by != "kernel":

@@ -242,8 +242,8 @@ def _hidden(record: RunRecord, opening: str | None) -> str:
     """Return what was hidden. opening: in the place of the record's own, where there is a sentence."""
     if record.insecure_secret_seed:
         return (
-            "Nothing was hidden, as insecure-secret-seed was set: whoever knows the run file can compute every key and "
-            "mask."
+            "Nothing was hidden, as insecure-secret-seed was set: anyone who knows the run file can compute every key "
+            "and mask."
         )
     run = record.content
     if is_summed(run) and scheme(run) not in MASKED:
@@ -280,7 +280,9 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
     if audit is None:
         return (Phrase(f"No audit ran, so what attacks would get is not known; {how_to_audit(record)}."),)
     if not audit.attacks:
-        return (Phrase("An audit ran and no attack of it came to a score, so what attacks would get is not known."),)
+        return (
+            Phrase("An audit ran and none of its attacks gave a score, so it is not known what attacks would get."),
+        )
     graded = [(TRIES[name], [attack for attack in audit.attacks if attack.severity == name]) for name in SEVERITIES]
     graded.append(("that this audit does not grade", [attack for attack in audit.attacks if attack.severity is None]))
     kinds = [part for aim, some in graded if some for part in (Phrase("; "), *_kind(aim, some))]
@@ -294,7 +296,7 @@ def _attacks(record: RunRecord, brief: bool) -> tuple[Phrase, ...]:
 def how_to_audit(record: RunRecord) -> str:
     """Return what has to be done before attacks on a run can be measured, without a full stop."""
     if record.views:
-        return "its messages were recorded, so moretta audit can play attacks on them"
+        return "its messages were recorded, so moretta audit can attack them"
     return "its messages were not recorded, so only a new run with record-views can be audited"
 
 

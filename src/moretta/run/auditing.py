@@ -113,7 +113,7 @@ def _made_by(federation: str) -> Federation:
         with beside(Path()):
             made = function()
     except (Exception, SystemExit) as error:
-        raise ParameterError(f'--federation "{federation}" failed with {cause(error)}; mend the function') from error
+        raise ParameterError(f'--federation "{federation}" failed with {cause(error)}; fix the function') from error
     if not isinstance(made, Federation):
         raise ParameterError(
             f'--federation "{federation}" must return the moretta.Federation of the run, got {type(made).__name__}'

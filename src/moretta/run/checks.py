@@ -160,7 +160,7 @@ def check_training(
     if kind == "cuda" and int(number or 0) >= there:
         raise ParameterError(f'device = "{spec.run.device}" is not there: this PyTorch finds {there} GPUs; use "cpu"')
     if spec.data.varied and silos[0].x.ndim != 4:
-        raise ParameterError("augment is for images [rows, channels, height, width]; these inputs are none")
+        raise ParameterError("augment is for images [rows, channels, height, width]; these inputs have another shape")
     if spec.data.varied == "reflect-crop-flip" and min(silos[0].x.shape[2:]) <= PADDING:
         raise ParameterError(f"augment mirrors {PADDING} pixels at each edge; images must be larger than that")
 

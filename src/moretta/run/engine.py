@@ -63,7 +63,7 @@ def workers_of(of: Trainable, silos: int, rounds: int) -> int:
     setting, can = of.spec.engine.workers, hasattr(os, "fork") and of.spec.run.device == "cpu"
     if not can and (setting or 1) > 1:
         raise ParameterError(
-            f"[engine] workers = {setting}: silos play in other processes on the CPU of Linux and macOS alone; use 1"
+            f"[engine] workers = {setting}: silos run in other processes on the CPU of Linux and macOS alone; use 1"
         )
     if setting is None:
         work = rounds * (silos * BESIDE + sum(len(silo.y) for silo in of.silos) * modules.size(of.model))

@@ -176,7 +176,7 @@ def count_outputs(
         )
     if written:
         raise ParameterError(
-            "the model changes its input in place, and whoever uses those rows next has others; write x = x * 2 in "
+            "the model changes its input in place, and the next user of those rows has others; write x = x * 2 in "
             "the place of x.mul_(2)"
         )
     if not outputs.is_floating_point():

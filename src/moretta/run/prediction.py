@@ -127,7 +127,9 @@ def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> t
     """
     path = source.base / source.source
     if source.mapping != ColumnMapping() and (path.is_dir() or not is_table(path.name)):
-        raise ParameterError(f"{path}: [mapping] of silo.toml is for tables, and this is none; leave out --silo-file")
+        raise ParameterError(
+            f"{path}: [mapping] of silo.toml is for tables, and this is another file; leave out --silo-file"
+        )
     if model.image is not None and (path.is_dir() or is_table(path.name)):
         return _images(source, path, model, model.image, labelled)
     schema = model.table or _of_arrays(model)

@@ -138,7 +138,8 @@ def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, le
     if not is_table(path.name):
         if schema is not None:
             raise ParameterError(
-                f"a schema is for tables, and {path.name} is none of {', '.join(ENDINGS)}; leave it out"
+                f"a schema is for tables; expected a name that ends in {', '.join(ENDINGS)}, "
+                f"got {path.name}; leave it out"
             )
         return _look_of_arrays(path, read_npz(path), least)
     columns = read_columns(path, form)

@@ -114,7 +114,7 @@ def check_kinds(
         path_of(out, "out: expected the path of a folder, or None")
     elif record_views:
         raise ParameterError(
-            "record_views: views are recorded in the run's folder, and there is none; name one, "
+            "record_views: views are recorded in the run's folder; name one, "
             "Federation(.., out=FOLDER, record_views=True)"
         )
 
@@ -124,7 +124,7 @@ def check_watchers(progress: object, on_round: object) -> None:
     if progress is not None and not isinstance(progress, bool):
         _check_called("progress", progress, "true, false or a function", ("round", "rounds", "line"))
     if on_round is not None:
-        _check_called("on_round", on_round, "a function of what is told after a round, or None", ("finished_round",))
+        _check_called("on_round", on_round, "a function that takes a finished round, or None", ("finished_round",))
 
 
 def _check_called(name: str, function: object, expected: str, arguments: Sequence[str]) -> None:
@@ -193,7 +193,7 @@ def task_of(silos: Sequence[Silo], loss: str) -> str:
     if classes and numbers:
         raise ParameterError(
             f"the targets of silo `{classes[0]}` are classes and those of `{numbers[0]}` are numbers; expected the "
-            'same of all: mend them, or say which is meant by task = "classification" or "regression"'
+            'same of all: fix them, or set task = "classification" or "regression"'
         )
     return "regression" if numbers else "classification"
 

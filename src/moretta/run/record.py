@@ -199,7 +199,7 @@ def _warnings_of_rounds(played: PlayedRun) -> Iterator[str]:
     if played.spec.engine.faults is not None:
         yield "faults were injected into this run ([engine.faults]); the silos it dropped may be well"
     if played.stopped:
-        yield f"the run was stopped after round {played.history[-1]['round']} of {played.rounds}, by whoever started it"
+        yield f"the run was stopped after round {played.history[-1]['round']} of {played.rounds}, by its user"
     if lost := [str(line["round"]) for line in lost_rounds(played.history)]:
         yield (
             f"rounds that were lost, as too few silos were there to complete them: {_listed(lost)}; the model took no "

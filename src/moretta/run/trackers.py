@@ -64,7 +64,7 @@ def following(trackers: Sequence[Tracker], run: TrackedRun, warnings: list[str])
             # Not the error's text, which may hold an address with a password: a result keeps what it warns of.
             why = str(error) if isinstance(error, ParameterError) else type(error).__name__
             name = getattr(trackers[number], "__name__", type(trackers[number]).__name__)
-            warnings.append(f"the tracker {name} failed ({why}) and was told no more of the run")
+            warnings.append(f"the tracker {name} failed ({why}) and receives no more of the run")
             log.info("%s", warnings[-1])
             log.debug("the tracker's error", exc_info=True)
 

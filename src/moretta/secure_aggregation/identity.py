@@ -244,7 +244,7 @@ class Roster:
         except ParameterError as error:
             raise ParameterError(f"{path}: {error}") from None
         except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: for a number that is too long
-            raise ParameterError(f"{path}: expected a roster in TOML, got an error: {error}; mend it there") from None
+            raise ParameterError(f"{path}: expected a roster in TOML, got an error: {error}; fix it there") from None
 
     @classmethod
     def _of(cls, tables: Mapping[str, Any]) -> Roster:

@@ -383,7 +383,7 @@ class OpenSum:
                 "a silo are never given"
             )
         if me not in names:
-            raise PeerError(f"`{me}` was told that it dropped out itself; its upload is not to be unmasked")
+            raise PeerError(f"`{me}` received its own name among the lost silos; its upload is not to be unmasked")
         if shortage := cohort.shortage(names):
             raise PeerError(shortage)
 

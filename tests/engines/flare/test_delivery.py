@@ -591,7 +591,7 @@ def test_a_site_that_was_restarted_is_told_of(network: Network) -> None:
     network.start("b")
     assert say(engine, 2).missing == {"b": RESTARTED}
     assert not engine.away(["a", "b", "c"])
-    assert told == ["restarted, and back: b; all get new keys by a set-up, and play on together"]
+    assert told == ["restarted, and back: b; all get new keys by a set-up, and continue together"]
 
 
 def test_sites_that_do_not_come_back_are_not_waited_for_for_ever(network: Network, clock: Time) -> None:
@@ -757,7 +757,7 @@ def test_gathering_names_who_is_missing(network: Network, clock: Time, caplog: p
         engine.gather(2, 30.0)
     assert str(caught.value) == (
         "1 of 3 sites take part after waiting up to 30 s, at least 2 are needed (a: cannot be reached; b: has no "
-        "rows); mend them and serve again"
+        "rows); fix them and serve again"
     )
     assert 30.0 < clock.now - began < 31.0
     assert "site `a` is missing, disconnected: cannot be reached" in caplog.text

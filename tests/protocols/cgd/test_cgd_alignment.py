@@ -310,7 +310,7 @@ def test_what_was_shown_never_goes_back_and_a_restored_participant_aligns_again(
     assert other._order._used.digest == used.digest
     other.restore({**early, **lasting, "alignment/root": bytes(32)})  # a partner that draws other secrets, or lists
     other._order._aligner._answers = Answers()
-    with pytest.raises(PeerError, match="played before with other lists"):
+    with pytest.raises(PeerError, match="ran before with other lists"):
         again()
 
 

@@ -197,7 +197,7 @@ class Aligner:
         digest = hashlib.sha256(points.tobytes()).digest()
         if not self._answers.hold(ask.stamp.run, f"alignment, {step}, {ask.peer}", digest):
             raise PeerError(
-                f"{self._where}: the exchange with `{ask.peer:.64}` was played before with other lists, and a second "
+                f"{self._where}: the exchange with `{ask.peer:.64}` ran before with other lists, and a second "
                 "would test further ids; bring back that partner's state and rows of before, or begin another run"
             )
 

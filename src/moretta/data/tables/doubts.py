@@ -229,7 +229,7 @@ def is_amount(cells: Cells) -> bool:
 
 LEFT_OUT = Reading("leave it out", Drop())
 LISTED = Reading('kind = "category", with a list of all its categories')
-MEND = Reading("mend them")
+FIX = Reading("fix them")
 OTHER_TARGET = "name another column as target (--target)"
 LIST_CLASSES = Reading('list all its classes, as classes = ["0", "1"]')
 AMOUNTS = Reading("amounts", Target(), 'task = "regression"')
@@ -294,7 +294,7 @@ def _of_mixture(cells: Cells) -> Iterator[Doubt]:
         return
     odd, number = [str(word) for word in words[~kinds[0]]], cells.number
     categories = cells.worded("categories")
-    readings = (*categories, Reading("numbers, once the rest is mended"))
+    readings = (*categories, Reading("numbers, once the rest is fixed"))
     if odd and all(CENSORED.match(word) for word in odd):
         half, limit = (number.model_copy(update={"censored": how}) for how in ("half", "limit"))
         readings = (Reading("half of a limit", half), Reading("the limit", limit))
@@ -365,7 +365,7 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
         seen = "has the same value in every row; expected two classes or more"
         yield Doubt(seen, (other, Reading("add rows of other classes")))
     if np.isinf(cells.values).any():
-        yield Doubt("infinite in some rows; remove or mend them")
+        yield Doubt("infinite in some rows; remove or fix them")
     if cells.dates is not None:
         yield Doubt(f"holds dates {cells.within()}", (other, LIST_CLASSES))
     if cells.numbers is None and task == "regression":
@@ -392,7 +392,7 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
     rare = [word for word in cells.words if cells.counts[word] < RARE * cells.rows]
     if not is_amount(cells) and cells.rows >= FEW_ROWS and 0 < len(rare) <= cells.differing / 2 and cells.differing > 2:
         seen = f"has {len(rare)} of its {cells.differing} values {cells.within(rare)} only"
-        yield Doubt(seen, (classes, MEND, *([] if cells.numbers is None else [AMOUNTS])))
+        yield Doubt(seen, (classes, FIX, *([] if cells.numbers is None else [AMOUNTS])))
 
 
 def _of_many(cells: Cells) -> Iterator[Doubt]:

@@ -291,7 +291,7 @@ def _csv(content: bytes, path: Path, form: Format, leave_out: Collection[str]) -
                 'such as "row"'
             )
         raise ParameterError(
-            f"{name} line {number} has {cells} cells, but the header has {len(header)}; mend the line (a cell that "
+            f"{name} line {number} has {cells} cells, but the header has {len(header)}; fix the line (a cell that "
             "contains the separator needs quotes)"
         )
     return table
@@ -396,8 +396,8 @@ def _column(chunks: Any, name: str, file: str, absent: frozenset[str]) -> Column
         days = chunks.cast(arrow.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
         return np.asarray(days).astype("datetime64[D]")
     raise ParameterError(
-        f"{file}: column {name!r} has the type {kind}, and expected are numbers, words, dates, true and false; "
-        "change or remove it"
+        f"{file}: column {name!r} has the type {kind}; expected numbers, words, dates, true or false: change or "
+        "remove it"
     )
 
 

@@ -278,7 +278,7 @@ class _Reader:
     def _as_written(self, number: Number) -> NDArray[np.float64]:
         if self._column.dtype.kind == "f":
             values = self._column
-            self.refuse(np.isinf(values), "infinite numbers", "remove or mend them")
+            self.refuse(np.isinf(values), "infinite numbers", "remove or fix them")
             return values
         if self._column.dtype.kind == "M":
             raise ParameterError(f'{self._where}: column {self._name!r} holds dates; say kind = "date" in the schema')
@@ -309,7 +309,7 @@ class _Reader:
         if limits is not None:
             outside = (values < limits[0]) | (values > limits[1])  # false for NaN
             fault = f"a value outside its range {limits[0]:g} to {limits[1]:g}"
-            self.refuse(outside, fault, "mend those rows, or widen the range in the schema")
+            self.refuse(outside, fault, "fix those rows, or widen the range in the schema")
         return values
 
     def _days(self, feature: Date) -> NDArray[np.float64]:
@@ -320,7 +320,7 @@ class _Reader:
             raise ParameterError(f"{self._where}: column {self._name!r} holds numbers, and the schema has dates")
         else:
             days_found = np.array([_day(word, feature.format) for word in self._column])
-            self.refuse(np.isinf(days_found), f"no date of the form {feature.format!r}", "mend them, or give format")
+            self.refuse(np.isinf(days_found), f"no date of the form {feature.format!r}", "fix them, or give format")
         return self._within(days_found, None if feature.range is None else limits_of(feature))
 
     def _places(
@@ -339,7 +339,7 @@ class _Reader:
         numbers = np.array([place_of(str(word)) if word else np.nan for word in distinct])
         column: NDArray[np.float64] = numbers[which]
         listed = ", ".join(known) if len(known) <= 8 else f"{len(known)} of them"
-        remedy = f"mend those rows, or add the word to the schema at every site (it has {listed:.200})"
+        remedy = f"fix those rows, or add the word to the schema at every site (it has {listed:.200})"
         self.refuse(np.isinf(column), "a word that the schema does not have", remedy)
         return column
 

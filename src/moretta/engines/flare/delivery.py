@@ -117,7 +117,7 @@ class Sites:
             reasons = "; ".join(f"{name}: {why.detail}" for name, why in missing.items())
             raise ParameterError(
                 f"{len(sites) - len(missing)} of {len(sites)} sites take part after waiting up to {wait:g} s, at least "
-                f"{least} are needed ({reasons}); mend them and serve again"
+                f"{least} are needed ({reasons}); fix them and serve again"
             )
 
     def deliver(self, ask: Ask) -> Replies:
@@ -163,7 +163,7 @@ class Sites:
     def _tell_returned(self) -> None:
         if returned := ", ".join(self._live.returned):
             self._live.returned = []
-            self._waiting(f"restarted, and back: {returned}; all get new keys by a set-up, and play on together")
+            self._waiting(f"restarted, and back: {returned}; all get new keys by a set-up, and continue together")
 
     def keep(self, place: CheckpointId) -> None:
         """Have all sites that are there keep their states; name those that cannot, as they would resume from less."""

@@ -122,7 +122,7 @@ class Launcher(ClientProcessJobLauncher):
             answer = fl_ctx.get_engine().start_app(
                 job, job_meta=json.loads(Path(workspace.get_job_meta_path(job)).read_text())
             )
-            self.logger.info(f"run ({job}): taken up again: {answer}")
+            self.logger.info(f"run ({job}): resumed: {answer}")
 
     def launch_job(self, job_meta: dict[str, object], fl_ctx: FLContext) -> Respawned:
         """Start a site's process of a job."""

@@ -161,7 +161,7 @@ class SiteWorker:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._role is not None or self._refusal is not None, AT_ONCE)
             if self._refusal is not None:
-                if self._next is None:  # what kept it may have been mended since
+                if self._next is None:  # its obstacle may be gone by now
                     self._next = _Work(0, hello, memoryview(b""))
                     self._changed.notify_all()
                 return wire.Refused(sentence=self._refusal)
@@ -259,7 +259,7 @@ class SiteWorker:
         try:
             message = codec.decode(bytearray(body))  # which the message's arrays are parts of
         except CodecError as error:
-            return _failed("malformed", f"was asked what is no message: {error}"), b""
+            return _failed("malformed", f"received a malformed message: {error}"), b""
         if message.stamp.run.rpartition("/")[2] != run:  # a group's name may stand before it
             return _failed("malformed", f"expected messages of the run {run!r}, got one of {message.stamp.run!r}"), b""
         answer: Message | None = None

@@ -122,7 +122,7 @@ class BAFFLE(PrivateTraining):
         ),
         SettingRule(
             _too_large,
-            "{protocol.dp_clip:=} with its noise may come to {most}, and {secure_aggregation.limit} is {largest}; "
+            "{protocol.dp_clip:=} with its noise may reach {most}, and {secure_aggregation.limit} is {largest}; "
             "lower dp-clip or raise the limit",
         ),
         SettingRule(
@@ -242,7 +242,7 @@ class BAFFLE(PrivateTraining):
                 "a round"
             )
         if self.ema_each == "epoch" and not self.ema:
-            raise ParameterError('ema-each = "epoch" says when the average follows, and ema = 0 is none; remove one')
+            raise ParameterError('ema-each = "epoch" needs an average, and ema = 0 disables it; remove one')
         if self.clip_entry is not None and self.privacy:
             raise ParameterError("dp-clip bounds what each row adds; remove clip-entry, or dp-noise and dp-clip")
         if self.local_epochs is not None and self.privacy:

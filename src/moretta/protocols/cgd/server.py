@@ -132,7 +132,7 @@ class Server:
         way_out = (
             f"the run has probably diverged: a lower learning rate or a decaying schedule helps, or {LARGE_TARGETS}"
             if diverged
-            else "mend the others"
+            else "fix the others"
         )
         return RunFailed(
             f"round {now.round}: {left} of the {len(self._groups[group].members)} participants of group `{group}` can "
@@ -217,7 +217,7 @@ class Server:
         why = "; ".join(f"{silo}: {missing.detail}" for silo, missing in self._why.items())
         return RunFailed(
             f"round {now.round}: in the last {IN_VAIN} rounds no group's sum could be opened ({why:.500}), so nobody "
-            "stepped; mend these participants"
+            "stepped; fix these participants"
         )
 
     def _row(self, now: Stamp, names: Sequence[str]) -> Exchange[Mapping[str, Missing]]:

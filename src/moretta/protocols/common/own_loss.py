@@ -119,10 +119,10 @@ def check(
     except Exception as error:
         raise ParameterError(
             f"{said_first} failed on {ROWS} made-up rows, outputs {list(x.shape)} and targets {list(y.shape)} of "
-            f"{str(y.dtype).removeprefix('torch.')}, with {cause(error)}; mend it"
+            f"{str(y.dtype).removeprefix('torch.')}, with {cause(error)}; fix it"
         ) from error
     if not (torch.isfinite(losses).all() and torch.isfinite(slopes).all()):
-        raise ParameterError(f"{said_first}: expected finite numbers on made-up rows, got NaN or infinity; mend it")
+        raise ParameterError(f"{said_first}: expected finite numbers on made-up rows, got NaN or infinity; fix it")
     if not torch.allclose(losses.detach(), alone.detach(), rtol=CLOSE, atol=CLOSE):
         raise ParameterError(
             f"{said_first}: expected the same number for a row alone and among others; let a row's loss depend on that "

@@ -69,7 +69,7 @@ def fitted(
     try:
         returned = fit(copied, arrays_of(model, x), y, number)
     except Exception as error:
-        raise RowsError(f"{where} failed in round {number} with {cause(error)}; mend it") from error
+        raise RowsError(f"{where} failed in round {number} with {cause(error)}; fix it") from error
     if pulls and not any(pull_term.added for pull_term in pulls):
         raise RowsError(
             f"{where} computed no gradient of the model that it was given, so mu of fedprox pulled nothing; train that "

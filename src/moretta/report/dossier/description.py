@@ -42,7 +42,7 @@ def parties(evidence: Evidence) -> Iterator[Sentence]:
         yield sentence("Beside them a server took part, which holds no training rows", of_result("protocol"))
     if record.setting("engine", "name") != "flare" and evidence.entry and evidence.entry.summed:
         yield sentence(
-            "All roles were played on one machine, so this run shows what the roles receive and is a simulation of "
+            "All roles ran on one machine, so this run shows what the roles receive and is a simulation of "
             "separate parties",
             _of_run(evidence, "engine", "name"),
         )
@@ -239,7 +239,7 @@ def means(evidence: Evidence) -> Iterator[Sentence]:
     kept = {
         **{name: FILES[name] for name in ("model.safetensors", "released.safetensors")},
         "models": "each silo’s own model",
-        "views": "recorded messages, from which attacks can be played",
+        "views": "recorded messages, on which attacks can run",
         "truth": "what an audit is scored by, among it secrets of the roles",
         "checkpoint": "the roles’ states, with their secrets",
         "participants": "the participants’ own models side by side, as a simulation has them",

@@ -36,7 +36,7 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
         return
     views, tried = of_audited("views"), of_audited("attacks")
     yield sentence(
-        f"In an audit, attacks were played with what single roles, or several together, had received in "
+        f"In an audit, attacks ran on what single roles, or several together, had received in "
         f"{len(audit.views)} recorded {'round' if len(audit.views) == 1 else 'rounds'}",
         views,
         "clause:opinion-attacks",
@@ -45,7 +45,7 @@ def method(evidence: Evidence) -> Iterator[Sentence]:
     yield sentence(f"As background knowledge attackers had {rows}, where an attack uses any", of_audited("background"))
     yield sentence("An attack succeeded where the 95 % interval of its score lies above what guessing scores", tried)
     yield sentence("An attack that failed proves nothing, because a stronger one may exist", tried)
-    slow = "Slow attacks were played too" if audit.thorough else "Slow attacks were left out"
+    slow = "Slow attacks ran too" if audit.thorough else "Slow attacks were left out"
     yield sentence(slow, of_audited("thorough"))
     if audit.confined_by != "kernel":
         yield sentence(CONFINED, of_audited("confined_by"))
@@ -81,7 +81,7 @@ def _of_severity(audit: AuditRecord, severity: Severity) -> Iterator[Sentence]:
     text = f"{won or 'None'} of {len(some)} attacks of this kind succeeded"
     if len(some) < 2:
         ended = "succeeded" if won else "failed"
-        text = f"The one attack of this kind {ended}" if some else "No attack of this kind was played on this run"
+        text = f"The one attack of this kind {ended}" if some else "No attack of this kind was tried on this run"
     yield sentence(text, of_audited("attacks"), group=group)
     for place, attack in sorted(some, key=lambda pair: -pair[1].advantage):
         yield from under(group, _came_to(place, attack))
@@ -201,9 +201,9 @@ def remaining(evidence: Evidence) -> Iterator[Sentence]:
         return
     yield from under("Statements that no attack on this run tested", _untested(evidence))
     for place, attack in enumerate(record.audit.not_run if record.audit else ()):
-        text = f"{who_does(attack)}: this attack was not played, as {attack.because}"
+        text = f"{who_does(attack)}: this attack was not run, as {attack.because}"
         source = of_audited("not_run", place)
-        yield sentence(text, source, group="Attacks that were not played", name=attack.attack)
+        yield sentence(text, source, group="Attacks that were not run", name=attack.attack)
     for assumed in ASSUMPTIONS:
         if assumed.where(record.content):
             source = of_result(*assumed.keys)

@@ -263,7 +263,7 @@ class Host:
             self._silo = EdgeSilo(asked, **rows)
             return Acknowledged(stamp=HERE)
         if self._silo is None:
-            raise MisuseError(f"expected to be told first which silo this is, got `{asked.TAG}`")
+            raise MisuseError(f"expected to receive first which silo this is, got `{asked.TAG}`")
         return self._silo.answer(asked)
 
     def _envelope(self, error: Exception | None) -> AnswerHeader:

@@ -157,7 +157,7 @@ def agree(
 
     def same(silo: str, reply: Agreed) -> None:
         if reply.digest != digest:
-            raise PeerError("the silo has come to another seed")
+            raise PeerError("the silo arrived at another seed")
 
     asks: dict[str, Message] = {
         silo: Agree(stamp=now, contributions=contributions, layout=layout.digest, graph=graphs[runs[silo]])
