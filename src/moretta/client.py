@@ -216,7 +216,7 @@ class _Silo:
         return x.get("", x), y
 
     def send(self, model: Any) -> None:
-        """Send what the script came to."""
+        """Send the result of the script."""
         if self._held is None:
             raise MisuseError("moretta.client: send follows receive, once a round")
         if not isinstance(model.params, Mapping):

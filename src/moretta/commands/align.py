@@ -100,7 +100,7 @@ def finish(
     separator: Separator = None,
     file_encoding: FileEncoding = "utf-8",
 ) -> None:
-    """Find the shared rows, write the alignment and, at whoever began, step 3; the secrets are removed."""
+    """Find the shared rows, write the alignment and, at the partner that began, step 3; the secrets are removed."""
     from moretta.data.alignment import steps
     from moretta.data.alignment.partner import NothingShared
     from moretta.engines.files import write_atomically

@@ -111,7 +111,7 @@ def _train_each(cells: Sequence[Cell], resume: bool) -> None:
 
 
 def _print_sweep(cells: Sequence[Cell], home: Path) -> None:
-    """Write the page of the run that validation rows choose, and print what the sweep came to."""
+    """Write the page of the run that validation rows choose, and print the result of the sweep."""
     from rich.text import Text
 
     from moretta.report.folder import read_run

@@ -75,7 +75,7 @@ def one_object() -> AbstractContextManager[object]:
 
 
 def speak(*, as_json: bool, quiet: bool) -> None:
-    """Say what a command comes to as one object, or for a person; quiet: show nothing more but errors."""
+    """Say the result of a command as one object, or for a person; quiet: show nothing more but errors."""
     _as_json[:] = [as_json]
     if not quiet:
         return
@@ -148,7 +148,7 @@ def show(*renderables: RenderableType) -> None:
 
 
 def print_result(folders: Sequence[Path], differences: Mapping[str, float], result: dict[str, Any]) -> None:
-    """Print what runs came to. result: the JSON object."""
+    """Print the result of runs. result: the JSON object."""
 
     def plainly() -> None:
         from moretta.report.folder import read_run

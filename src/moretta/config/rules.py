@@ -30,7 +30,7 @@ def check(sections: Sections, reader: Reader) -> None:
 
 
 def check_playing(sections: Sections, reader: Reader) -> None:
-    """Do the same for rules about how a run is played, which Python says last: how many rounds, by these silos."""
+    """Do the same for rules about how a run goes, which Python says last: how many rounds, by these silos."""
     rules.check(OF_PLAYING, sections, reader)
 
 

@@ -59,7 +59,7 @@ _OF_OPTIONS = {
 
 @contextmanager
 def says_keywords() -> Iterator[None]:
-    """Name Python's keywords where an error names the shell's options: whoever raises it serves both."""
+    """Name Python's keywords where an error names the shell's options: anyone who raises it serves both."""
     try:
         yield
     except MorettaError as error:

@@ -175,7 +175,7 @@ class Server(Protocol):
         """Return all that `restore` needs to go on from the end of a round."""
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class Client(Protocol):
@@ -190,7 +190,7 @@ class Client(Protocol):
         """Return all that `restore` needs to go on from the end of a round."""
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
 
 
 LEAST = 6  # works that are done together, where that rounds otherwise than each alone; fewer are as fast alone
@@ -229,8 +229,8 @@ generator of randomness is set while it waits, as other silos go on meanwhile.""
 class InSteps:
     """Makes a client's `answer` of a method that is such a generator.
 
-    Whoever calls it gets the answer, with all work done alone. An engine may take its `steps` instead, and whoever puts
-    another function in the place of `answer` replaces both.
+    Its caller gets the answer, with all work done alone. An engine may take its `steps` instead, and another function
+    in the place of `answer` replaces both.
     """
 
     def __init__(self, steps: Callable[..., Answering]) -> None:

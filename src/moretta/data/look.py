@@ -228,7 +228,7 @@ def _tails(values: NDArray[np.float64], least: int) -> tuple[float, float] | Non
 
 
 def _edges(low: float, high: float, *, whole: bool) -> NDArray[np.float64]:
-    """Return round edges around a range: multiples of 1, 2 or 5 times a power of ten."""
+    """Return round edges around a range: multiples of 1, 2 or 5 times a power of 10."""
     width = high - low or abs(high) or 1.0
     raw = width / BINS
     power = 10.0 ** math.floor(math.log10(raw))

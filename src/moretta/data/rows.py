@@ -373,7 +373,7 @@ def check_targets_finite(y: Array, where: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Subjects:
-    """Whom rows are about: str[rows], each row's id and group, None where there are none. Never shown or printed."""
+    """Whom rows are about: str[rows], each row's id and group, None without any. Never shown or printed."""
 
     ids: NDArray[np.str_] | None = field(default=None, repr=False)
     groups: NDArray[np.str_] | None = field(default=None, repr=False)

@@ -5,7 +5,7 @@
     site      moretta join KIT --silo silo.toml --reply NAME.reply     looks, compares, completes the kit
 
 A request is a certificate signing request (PKCS #10 in PEM): the site's name and its public key, and when it was made,
-signed by the private key, so that whoever sent it has that key. A reply is a JSON object: the certificate and its root,
+signed by the private key, so that its sender has that key. A reply is a JSON object: the certificate and its root,
 the server's address, and the server's key with a signature by it over all of this and over the request's digest.
 
 Nothing in either is secret and neither is trusted, as anybody could have put another in its place. What makes them good
@@ -107,8 +107,8 @@ def write_request(key: rsa.RSAPrivateKey, name: str, now: datetime) -> bytes:
 def read_request(data: bytes, now: datetime) -> Request:
     """Return a request that somebody sent. now: with a time zone.
 
-    Raises `moretta.errors.ParameterError` for what is no request of ours, is not signed by its own key, has a key that
-    FLARE cannot use, a name that is none, or another time.
+    Raises `moretta.errors.ParameterError` for anything but a request of ours that its own key signed, of this time,
+    with a name and a key that FLARE can use.
     """
     try:
         request = x509.load_pem_x509_csr(data)
@@ -139,7 +139,7 @@ def read_request(data: bytes, now: datetime) -> Request:
 
 
 def digest_of(data: bytes) -> str:
-    """Return SHA-256, in hex, of a request, whatever its line ends. Raises ParameterError for what is none."""
+    """Return SHA-256, in hex, of a request, whatever its line ends. Raises ParameterError for anything else."""
     try:
         return hashlib.sha256(x509.load_pem_x509_csr(data).public_bytes(Encoding.DER)).hexdigest()
     except ValueError:

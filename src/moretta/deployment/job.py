@@ -99,14 +99,14 @@ def signed_part(**server: str | bool | float) -> str:
 
 
 def play_once(signature: str, local: Path) -> None:
-    """Record that a job is played, unless it is: of two copies that come at once, one is played.
+    """Record that a job runs, unless it is: of two copies that come at once, one runs.
 
     Args:
         signature: Of the job, in hex.
         local: Of the server's kit.
 
     Raises:
-        ParameterError: The job was played before.
+        ParameterError: The job ran before.
     """
     with alone(local / PLAYED):
         _check_first(signature, local)
@@ -122,7 +122,7 @@ def _check_first(signature: str, local: Path) -> None:
 
 
 def check_signed(signed: str, signature: str, identity: Identity, local: Path) -> None:
-    """Check that the holder of the server's key made a job, and that it is played for the first time.
+    """Check that the holder of the server's key made a job, and that it runs for the first time.
 
     FLARE lets every administrator who may submit jobs name the class of a server's job, with any arguments. They name
     paths and code of the server's machine, and sites take the run for the server's word. Who may submit a job could
@@ -135,7 +135,7 @@ def check_signed(signed: str, signature: str, identity: Identity, local: Path) -
         local: Of the server's kit.
 
     Raises:
-        ParameterError: The signature is another key's, or of other arguments, or the job was played before.
+        ParameterError: The signature is another key's, or of other arguments, or the job ran before.
     """
     try:
         good = verify(identity.public_key, bytes.fromhex(signature), _PURPOSE, signed)

@@ -229,7 +229,7 @@ class Voice:
         self._wrong, self._again = set[str](), False
 
     def hear(self, line: str) -> None:
-        """Take up a line of the log."""
+        """Restore a line of the log."""
         level, what = match.groups() if (match := LOGGED.match(line)) else ("", line)
         if what.startswith("round "):
             self._round = line

@@ -74,7 +74,7 @@ def start(kit: Path, log: Path, env: Mapping[str, str] | None = None) -> Parent:
 def running(kit: Path, log: Path, remembered: Path) -> Iterator[Parent]:
     """Run the server or the site of a kit, and leave none of its processes behind.
 
-    log: as of `start`. remembered: the file by which whoever is next finds them, where this process is killed.
+    log: as of `start`. remembered: the file by which anyone who is next finds them, where this process is killed.
     """
     parent = start(kit, log)
     try:

@@ -52,8 +52,8 @@ def resolve(kit: Path) -> str:
 def reach(kit: Path, wait: float = LOGIN) -> None:
     """Open the connection of a site or an administrator to the server once; FLARE would try for ever and say nothing.
 
-    wait: seconds in which the server is to answer. Raises RunFailed where there is none, and ParameterError where the
-    two do not take each other's certificate.
+    wait: seconds in which the server is to answer. Raises RunFailed without an answer, and ParameterError
+    where the two do not take each other's certificate.
     """
     kits.check_certificates(kit)
     deadline = time.monotonic() + wait

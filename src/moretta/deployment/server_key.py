@@ -28,7 +28,7 @@ NONE_PINNED = (
 
 
 def pinned(file: SiloFile, local: Path) -> tuple[tuple[bytes, ...], str]:
-    """Return the keys that a site has pinned, and where from; none where there are none.
+    """Return the keys that a site has pinned, and where from; none without any.
 
     local: of the site's kit. Raises `moretta.errors.ParameterError` for what should hold them and does not.
     """

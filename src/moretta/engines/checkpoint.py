@@ -179,7 +179,7 @@ class HalfDone:
         return self._path is not None
 
     def begin(self, *of: int | str | bytes) -> State:
-        """Return what was kept of this very work; nothing where there is none, or of other work, which is removed.
+        """Return what was kept of this very work; nothing without one, or of other work, which is removed.
 
         of: all that the work follows from.
         """

@@ -125,7 +125,7 @@ def take_turn(folder: Path, job: str, made: float) -> Path:
 
     job: the digest of the shared settings; made: the moment at which the job was made. What still holds the folder is
     ended if it is an older process of the same run, as a server that died leaves one, or if its server is silent.
-    Raises `moretta.errors.ParameterError` where another run is played in it.
+    Raises `moretta.errors.ParameterError` while another run uses it.
     """
     make_folder(folder, 0o700)
     lock = _lock(folder / "job.lock")

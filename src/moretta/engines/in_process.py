@@ -114,7 +114,7 @@ class InProcess:
         return ends > before
 
     def close(self) -> None:
-        """End the processes of silos, and those that silos play in."""
+        """End the processes of silos, and those that silos run in."""
         self._silos.close()
 
     def keep(self, place: CheckpointId) -> None:

@@ -115,8 +115,8 @@ class RunFolder:
     def logging(self) -> Iterator[None]:
         """Send Moretta's warnings and notes to ``log.txt`` for as long as the run lasts.
 
-        A run that fails says so in its last line, so that whoever reads the folder later knows why; one that is resumed
-        says that too.
+        A run that fails says so in its last line, so that readers of the folder know why; one that is resumed says that
+        too.
         """
         path = self.path / "log.txt"
         resumed = path.exists() and path.stat().st_size > 0
@@ -250,7 +250,7 @@ def _round(line: str) -> int | None:
 def read_model(folder: Path, name: str) -> dict[str, Array]:
     """Return the arrays of a model in a run folder, by its file's name there.
 
-    Raises `moretta.errors.ParameterError` where there is none, or another than the run wrote, by its record.
+    Raises `moretta.errors.ParameterError` for a missing file, or another than the run wrote, by its record.
     """
     digests = _result(folder).get("models", {})
     if not isinstance(digests, dict):
@@ -295,7 +295,7 @@ def _parsed(path: Path, written: bytes) -> dict[str, Any]:
 
 
 def _result(folder: Path) -> dict[str, Any]:
-    """Return what a run came to; nothing of a folder that a model was saved to."""
+    """Return the result of a run; nothing of a folder that a model was saved to."""
     return read_json(folder / "result.json") if (folder / "result.json").exists() else {}
 
 

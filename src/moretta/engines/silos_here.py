@@ -133,7 +133,7 @@ class SilosHere:
         return {silo: client.state() for silo, client in self._clients.items()}
 
     def gather(self) -> None:
-        """Do nothing: whoever built the silos' roles has the very ones that answer."""
+        """Do nothing: anyone who built the silos' roles has the very ones that answer."""
 
     def spread(self, states: Mapping[str, State]) -> None:
         """Do nothing, as `gather`."""

@@ -1,4 +1,4 @@
-"""Which take of a round is played next, by whom, where silos have helped to open a sum of it before; which they opened.
+"""Which take of a round runs next, by whom, where silos have helped to open a sum of it before; which they opened.
 
 A silo says so by `moretta.contract.messages.Spent`, and nobody else can see whether it is true. So what it says costs
 others little:
@@ -7,7 +7,7 @@ others little:
   (`AskedTakes`). An honest silo helped only with takes that were asked for. It names no higher one, also to a server
   that went back to an older checkpoint.
 - A set of silos that alone may play the round again is believed where it is all that are to play, or where most of
-  those who are there name it: without these the round could not be played anyway. Else whoever names it sits the round
+  those who are there name it: without these the round could not run anyway. Else anyone who names it sits the round
   out.
 
 `OpenedSum` is what the messages of an attempt show. What a run's report says of who takes part follows from these, as a
@@ -139,7 +139,7 @@ class RoundTakes:
     def _believed(self, claims: Mapping[str, Spent], lost: Collection[str]) -> Spent | None:
         """Return the claim that most silos make, of these that of the largest set, if it is to be believed.
 
-        Silos that no longer know their set cannot play it again, and do not count.
+        Silos that no longer know their set cannot repeat it, and do not count.
         """
         named = {silo: (claim.survivors, claim.next_take) for silo, claim in claims.items() if claim.survivors}
         if not named:

@@ -88,7 +88,7 @@ def give_back_heap() -> None:
 
 
 def status(field: str) -> float | None:
-    """Return a figure of /proc/self/status, or None where there is none (not Linux)."""
+    """Return a figure of /proc/self/status, or None without one (not Linux)."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

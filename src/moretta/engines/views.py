@@ -127,8 +127,7 @@ class Views:
     def open(cls, folder: Path, run: str, expected: str) -> Views:
         """Open a run's ``views``. run: its id; expected: the digest of its index, both from ``result.json``.
 
-        Raises `moretta.errors.ParameterError` where there are none, or they are another run's or version's, or were
-        changed.
+        Raises `moretta.errors.ParameterError` for missing views, another run's or version's, and changed ones.
         """
         index = folder / INDEX
         if not index.exists() and any(folder.glob("*/round-*.bin")):

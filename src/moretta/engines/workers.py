@@ -51,7 +51,7 @@ PATIENCE = 1.0
 
 
 class _Worker(NamedTuple):
-    """children: how many of its silos play in processes of their own, which it ends one by one."""
+    """children: how many of its silos run in processes of their own, which it ends one by one."""
 
     silos: Sequence[str]
     process: int
@@ -230,7 +230,7 @@ class Workers:
 
 
 def shared_out(parts: Sequence[Sequence[str]], count: int) -> list[list[str]]:
-    """Return which silos play in which of `count` workers: whole parts, in order; of fewer parts, in fewer workers."""
+    """Return which silos run in which of `count` workers: whole parts, in order; of fewer parts, in fewer workers."""
     count = min(count, len(parts))
     cuts = [round(number * len(parts) / count) for number in range(count + 1)]
     return [[silo for part in parts[cuts[k] : cuts[k + 1]] for silo in part] for k in range(count)]

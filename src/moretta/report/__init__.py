@@ -3,7 +3,7 @@
     folder.py       a finished run folder -> a frozen `RunRecord`; a broken one -> one sentence
     table.py        runs side by side, over seeds and by class, as rows, and those as a `rich` table; scales in words
     statements.py   how good, what was hidden from whom, what attacks got: and whether attacks tested it
-    audit.py        what attacks came to: by role, runs side by side, pictures
+    audit.py        the result of attacks: by role, runs side by side, pictures
     plots.py        the figures as inline SVG (matplotlib, imported only when a figure is drawn)
     page.py         one HTML page that holds all of it and opens offline, made by the Jinja2 templates in templates/
     living.py       what the page of a run that goes on is sent; page_server.py serves it

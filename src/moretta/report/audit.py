@@ -1,4 +1,4 @@
-"""What audits came to, as tables: one run's attacks by severity, and runs side by side with the worst of each role.
+"""The result of audits, as tables: one run's attacks by severity, and runs side by side with the worst of each role.
 
 Attacks measure different things. A role's worst attack is the successful one whose score is furthest above chance
 (`moretta.report.folder.Attacked.advantage`), and it is named. A role is not safe because all attacks on it failed.

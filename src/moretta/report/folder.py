@@ -317,7 +317,7 @@ class RunRecord(_Part):
 
     @property
     def missed(self) -> tuple[MissedRound, ...]:
-        """Who missed a whole round: of those who missed an answer, who had no part in what the round came to.
+        """Who missed a whole round: of those who missed an answer, who had no part in the result of the round.
 
         Of a run that does not record who is in a sum: all who missed an answer.
         """

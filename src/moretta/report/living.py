@@ -2,7 +2,7 @@
 
 Three files are followed: `history.jsonl` and `log.txt`, which grow, and `result.json`, which comes last; `run.toml`
 says what was planned. Nothing else of the folder is read, and nothing is written. Where a run is resumed its history
-is rewritten, as the rounds after the checkpoint are played again; whoever follows it then begins anew.
+is rewritten, as the rounds after the checkpoint are repeated; anyone who follows it then begins anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAILED = re.compile(r"\S+ \S+ ERROR the run failed: (.*)")  # the last line of 
 
 @dataclass(frozen=True)
 class News:
-    """News for a page. kind: what it is about; `data` is JSON content; id: where whoever has read it goes on."""
+    """News for a page. kind: what it is about; `data` is JSON content; id: where anyone who has read it goes on."""
 
     kind: str
     data: Mapping[str, Any]
@@ -178,7 +178,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return what a page shows of `result.json`; empty where there is none yet."""
+    """Return what a page shows of `result.json`; empty before the file exists."""
     record = _json(folder / "result.json")
     if not record or record.get("format") != FORMAT:
         return {}

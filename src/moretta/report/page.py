@@ -168,7 +168,7 @@ def template(name: str) -> Template:
 
 
 def _power(value: str) -> tuple[str, str]:
-    """A number's digits and its power of ten, with true minus signs: 3.2e-07 is 3.2 and −7. Other text is as it was."""
+    """A number's digits and its power of 10, with true minus signs: 3.2e-07 is 3.2 and −7. Other text is as it was."""
     match = re.fullmatch(r"(-?[\d.]+)(?:e([+-]\d+))?", value)
     if match is None:
         return value, ""

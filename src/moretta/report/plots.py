@@ -90,7 +90,7 @@ def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | None]:
-    """Draw what runs come to over their rounds, by their places on the page; None where no run has what one shows.
+    """Draw the result of runs over their rounds, by their places on the page; None where no run has what one shows.
 
     last: the end of the SVGs' ids, where a page has several.
     """

@@ -333,7 +333,7 @@ def title(records: Sequence[RunRecord]) -> str:
 
 
 def insecure_runs(records: Sequence[RunRecord]) -> str:
-    """The runs whose secrets came from the run file, as the subject of a sentence; empty where there are none."""
+    """The runs whose secrets came from the run file, as the subject of a sentence; empty without any."""
     runs = [label for label, record in zip(labels(records), records, strict=True) if record.insecure_secret_seed]
     if not runs or len(records) == 1:
         return "This run" if runs else ""
@@ -391,7 +391,7 @@ UNTESTED = "not yet tested by an attack on this run"
 
 @dataclass(frozen=True)
 class Tested:
-    """An attack that tested a sentence on this run: who does what, its own name, and what it came to."""
+    """An attack that tested a sentence on this run: who does what, its own name, and its result."""
 
     who: str
     attack: str

@@ -273,7 +273,7 @@ class OverSeeds:
     records: tuple[RunRecord, ...]
 
     def values(self, measure: _Measure) -> tuple[float | None, ...]:
-        """Return a measure's values, one a seed; None for what is no finite number."""
+        """Return a measure's values, one a seed; None for anything but a finite number."""
         values = (measure.of(record) for record in self.records)
         numbers = (float(value) if isinstance(value, int | float) else math.nan for value in values)
         return tuple(value if math.isfinite(value) else None for value in numbers)

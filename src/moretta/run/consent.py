@@ -1,6 +1,6 @@
-"""Code that a run folder names: it is imported only by whoever agrees, as the folder may be somebody else's.
+"""Code that a run folder names: it is imported only by anyone who agrees, as the folder may be somebody else's.
 
-A run file names models and data as ``module:function``. Whoever trains wrote that file or read it. A run folder may
+A run file names models and data as ``module:function``. Anyone who trains wrote that file or read it. A run folder may
 come from anywhere, and nothing in it proves whose it is. So the user is asked before a finished run's code is imported.
 Built-in models and data need no question.
 
@@ -48,7 +48,7 @@ def code_named(run_file: RunFile, *, data: bool) -> tuple[str, ...]:
 
 
 def question(folder: Path, run_file: RunFile, *, data: bool) -> str:
-    """Return what is asked before the code of a run folder is imported; empty where there is none."""
+    """Return what is asked before the code of a run folder is imported; empty without one."""
     named = [_described(source, run_file.base) for source in code_named(run_file, data=data)]
     return f"{folder}{_NAMES_CODE}{', '.join(named)}" if named else ""
 

@@ -1,4 +1,4 @@
-"""Export what a run came to: the model as safetensors or ONNX, the history to TensorBoard."""
+"""Export the result of a run: the model as safetensors or ONNX, the history to TensorBoard."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ class Federation:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 
     def without_edge_processes(self) -> Federation:
-        """Return the same federation with all roles by PyTorch in this process, as an audit plays them again."""
+        """Return the same federation with all roles by PyTorch in this process, as an audit repeats them."""
         if not self.spec.engine.edge:
             return self
         made = copy.copy(self)
@@ -359,7 +359,7 @@ class Federation:
         rules.check_playing(self.spec.lasting(rounds, seed), in_file if self.spec.text else in_python)
 
     def _speaking(self) -> AbstractContextManager[None]:
-        """Have errors speak to whoever trains: of options to the shell, which has a run file, else of keywords."""
+        """Have errors speak to the user: of options to the shell, which has a run file, else of keywords."""
         return nullcontext() if self.spec.text else says_keywords()
 
     def _trained(

@@ -71,7 +71,7 @@ class RowChecks:
         self.check_finite(part, x)
 
     def check_finite(self, whose: str, x: NDArray[np.generic], columns: Sequence[int] = ()) -> None:
-        """Look for what is no number: infinity, and NaN, by which a value is absent, where none may be.
+        """Look for values that are not numbers: infinity, and NaN, by which a value is absent, where none may be.
 
         columns: which x has, where they are split; empty for all. Raises `moretta.errors.ParameterError`.
         """

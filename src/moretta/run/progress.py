@@ -26,7 +26,7 @@ REFRESH = 0.2  # seconds between pictures in a notebook
 
 
 def round_line(number: int, rounds: int, line: Mapping[str, Any]) -> str:
-    """Return one line about a round: what it came to, how long it took, and who was missing."""
+    """Return one line about a round: its result, how long it took, and who was missing."""
     parts = [f"{name} {value:.4g}" for name, value in _figures(line).items()]
     parts = ["lost", *parts] if "lost" in line else parts
     parts += [f"{line['seconds_total']:.4g} s"] if "seconds_total" in line else []

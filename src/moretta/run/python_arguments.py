@@ -81,7 +81,7 @@ def standardised(value: bool | str | Sequence[str]) -> bool | tuple[str, ...]:
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:
-    """Return a whole number. Raises `moretta.errors.ParameterError` for what is none, or is below the least."""
+    """Return a whole number. Raises `moretta.errors.ParameterError` for anything else, or is below the least."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ParameterError(f"{name} = {shown(value)}: expected a whole number")
     if least is not None and value < least:
@@ -168,7 +168,7 @@ def listed(silos: object) -> list[Silo]:
 def names_in(keyword: str, value: object) -> tuple[str, ...]:
     """Return names of columns or classes, of a list, an array or a frame's columns.
 
-    Raises `moretta.errors.ParameterError`, naming the keyword, for what is no list of words.
+    Raises `moretta.errors.ParameterError`, naming the keyword, for anything but a list of words.
     """
     names = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):

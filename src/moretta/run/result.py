@@ -1,4 +1,4 @@
-"""What a run came to, as a Python user is given it."""
+"""The result of a run, as a Python user is given it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Trackers: what follows a run as it goes, such as TensorBoard or MLflow, or what somebody writes in ten lines.
+"""Trackers: what follows a run as it goes, such as TensorBoard or MLflow, or what somebody writes in 10 lines.
 
 A tracker is a context manager for as long as the run lasts; what it gives is called with each line of the history. It
-gets nothing of a silo that the history has not. It runs where the server's half of a run is played, and at no site:
+gets nothing of a silo that the history has not. It runs beside the server's half of a run, and at no site:
 `[run] trackers` is the server's own key. One that fails costs a warning, and not the run.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger("moretta")
 class TrackedRun:
     """A run that begins or goes on.
 
-    id: the same in all sessions of a run. after: how many rounds earlier sessions have played. settings: of `[model]`
+    id: the same in all sessions of a run. after: how many rounds earlier sessions have run. settings: of `[model]`
     and `[protocol]`, such as "protocol.learning-rate", and the seed. folder: None where the run has none.
     """
 
@@ -152,7 +152,7 @@ IN_THE_BOX: Mapping[str, Tracker] = {"tensorboard": tensorboard, "mlflow": mlflo
 def trackers_of(trackers: Sequence[Tracker | str], base: Path) -> list[Tracker]:
     """Return trackers, those of the box by name, others as "module:function" beside the run file or as they are.
 
-    Raises `moretta.errors.ParameterError` for what is none, and MissingExtra where one of the box is not installed.
+    Raises `moretta.errors.ParameterError` for anything else, and MissingExtra where one of the box is not installed.
     """
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise ParameterError(f'trackers: expected a list such as ["tensorboard"]; got {kind_of(trackers)}')

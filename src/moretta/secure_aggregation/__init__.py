@@ -65,7 +65,7 @@ the others' sum. The price: each of n silos sends n times the model, any dropout
 after that is not protected.
 
 **A sum that only its members read** (`Aggregator.relay`, `Contributor.read`; CGD). Members that share a secret may each
-add one more keystream of it, for this sum and silo. Whoever adds up then holds uniform ring elements, also for the
+add one more keystream of it, for this sum and silo. Anyone who adds up then holds uniform ring elements, also for the
 weight. The members are sent the names of the silos in the sum, and take the keystreams off again.
 
 The scheme ``none`` (`moretta.secure_aggregation.plain`) has the same interface without masks: the server sees

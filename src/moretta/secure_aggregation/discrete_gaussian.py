@@ -18,7 +18,7 @@ so it lies within s sqrt(2 pi) (1 +- e), with e < 2.1 exp(-16 pi^2) < 1e-67 wher
 every outcome, one that adds N(0, s^2 - 8) and then works on the sum alone, in the same way whatever the numbers are:
 adding a whole number to them adds it to y and to n. Whatever holds for the Gaussian mechanism of variance s^2 - 8 under
 any sampling of rows, its privacy-loss distribution too, therefore holds for this one, with an epsilon that is larger by
-at most 4.2 d e a release: less than 1e-40 for every run that could be played. By (B) the same holds for the sum of the
+at most 4.2 d e a release: less than 1e-40 for every possible run. By (B) the same holds for the sum of the
 noises of k silos, each of variance s^2 >= 16, as of variance k s^2 - 8 (Kairouz, Liu, Steinke, ICML 2021, bound such
 sums in the same way). (C) is wrong of a Skellam, which is closed under sums but has heavier tails; what its
 Renyi bounds would cost was measured (docs/differential-privacy.md).

@@ -100,7 +100,7 @@ class Ring:
         return ((1 << (self.bits - 1)) - Fraction(parties, 2)) / ROUNDING
 
     def fraction_bits(self, name: str, limit: float, most_weight: int, parties: int) -> int:
-        """Return the largest f that has headroom. Raises `moretta.errors.RangeError` where there is none."""
+        """Return the largest f that has headroom. Raises `moretta.errors.RangeError` without one."""
         if not 2.0**-EXPONENTS <= limit <= 2.0**EXPONENTS:
             raise RangeError(f"`{name}`: expected a limit from 2^-{EXPONENTS} to 2^{EXPONENTS}, got {limit}")
         if most_weight > self.most_weight:

@@ -38,8 +38,8 @@ places: `neighbourhoods` says why they do, and what set-ups that are begun anew 
 
 The graph follows from the cohort's digest, which covers all names, keys and parts
 (`moretta.secure_aggregation.cohort`). When silo k shows its part, the keys and commitments of its cohort are fixed, and
-the part was random and known to nobody. So whoever speaks last, server or silo, can choose nothing: the graph is a fair
-draw.
+the part was random and known to nobody. So anyone who speaks last, server or silo, can choose nothing: the graph is a
+fair draw.
 
 A party that does not like the graph can still vanish, so that the set-up fails and another one begins: another draw.
 But each draw takes a set-up of all honest silos. Their logs show it, as each silo shows one part at a stamp, and with a

@@ -188,7 +188,7 @@ class KeyedContributor:
         return upload
 
     def reopen(self, stamp: Stamp, shapes: Shapes, encoding: Mapping[str, int], asked: Query, origin: Origin) -> None:
-        """Take up an upload that an earlier process of this silo sent, to answer what opens its sum.
+        """Resume an upload that an earlier process of this silo sent, to answer what opens its sum.
 
         shapes: of its tensors. All else as for `upload`; origin is what that one had. Nothing of the numbers is needed.
         Raises `moretta.errors.MisuseError` where the scheme cannot.

@@ -71,7 +71,7 @@ def self_key(secret: bytes, label: Label, silo: str) -> bytes:
 
 
 def blind_key(secret: bytes, label: Label, silo: str) -> bytes:
-    """Return the key of the keystream by which a silo hides its part of one sum from whoever adds it up."""
+    """Return the key of the keystream by which a silo hides its part of one sum from anyone who adds it up."""
     return derive(secret, "blind", *label, silo)
 
 

@@ -102,7 +102,7 @@ class Answers:
         return [name for held, name in self._held if not run or held.rpartition("/")[2] in (run, "")]
 
     def read(self, run: object, name: object, digest: object) -> None:
-        """Take up a line that was kept. Raises ValueError for anything else."""
+        """Restore a line that was kept. Raises ValueError for anything else."""
         if not (isinstance(run, str) and isinstance(name, str) and isinstance(digest, str)):
             raise ValueError("expected the record of an answer")
         self._held[run, name] = digest

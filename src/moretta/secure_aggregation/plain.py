@@ -92,7 +92,7 @@ class PlainContributor:
         *,
         asked: Query,
     ) -> Sum:
-        """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
+        """Raise `moretta.errors.MisuseError`: these sums are in the clear for anyone who adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 
 
@@ -146,7 +146,7 @@ class PlainAggregator:
         return Sum(means, weight, dict.fromkeys(request.shapes, 0.0), tuple(sorted(replies.answers)))
 
     def relay(self, ask: Asks, request: Wanted, expected: bytes | None = None) -> Exchange[Relayed | Aborted]:
-        """Raise `moretta.errors.MisuseError`: these sums are in the clear for whoever adds them up."""
+        """Raise `moretta.errors.MisuseError`: these sums are in the clear for anyone who adds them up."""
         raise MisuseError(IN_THE_CLEAR)
 
 

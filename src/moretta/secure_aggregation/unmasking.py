@@ -24,7 +24,7 @@ it has confirmed, is left out too, and the exchange repeats.
 
 With a roster the server is not trusted to keep to this. A silo then signs one S in a sum and gives shares only once all
 of S have signed it, so two sets that are unmasked have no honest silo in common. The price: when a silo vanishes
-between uploading and confirming, the round is played again as its next take. As all of S have signed, each also gives
+between uploading and confirming, the round is repeated as its next take. As all of S have signed, each also gives
 its own secret, so a silo that withholds its shares holds nobody up.
 
 Where silos add noise, the seeds of what of it is taken off again travel and are given with the self-masks' shares, in

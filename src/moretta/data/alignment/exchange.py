@@ -1,6 +1,6 @@
 """An alignment as an exchange of the contract: who relays it, and how each partner answers.
 
-Whoever relays sees lists, of which it can read nothing: a list's points are under secrets that it does not have, and
+Anyone who relays sees lists, of which it can read nothing: a list's points are under secrets that it does not have, and
 where the partners have a key in common (`Channel`) it does not even see the points.
 """
 
@@ -105,7 +105,7 @@ class Aligner:
     me: its name. ids: of its rows. rules, pad_to: see `IdRules` and `Partner`; where: whose rows they are, for errors.
     channel: how it writes to partners. root: of its secrets; None draws one from the operating system.
 
-    An exchange with a partner may be played again, as answers get lost, but with the same secrets and the same lists
+    An exchange with a partner may be repeated, as answers get lost, but with the same secrets and the same lists
     alone: a partner that could have list after list compared could test as many ids as it likes. answers: the record
     of which lists those are, where an aligner must go on later; its root is then to be kept too.
     """

@@ -43,7 +43,7 @@ class IdRules:
     def of(cls, names: Iterable[str]) -> IdRules:
         """Return the rules with these switches on and all others off, by their names with dashes or underscores.
 
-        Raises `moretta.errors.ParameterError` for a name that is none.
+        Raises `moretta.errors.ParameterError` for an unknown name.
         """
         chosen = {name.replace("-", "_") for name in names}
         if "none" in chosen and len(chosen) > 1:

@@ -92,7 +92,7 @@ class Partner:
     def again(self, theirs: Points) -> Points:
         """Return the other's list under both secrets, in the order that it came in.
 
-        Once: whoever could have many lists put under one secret could compare them.
+        Once: anyone who could have many lists put under one secret could compare them.
         """
         if self._theirs is not None:
             raise MisuseError("this partner has put its secret on a list before; begin another exchange for another")
@@ -102,7 +102,7 @@ class Partner:
         return self._theirs
 
     def resume(self, theirs: Points) -> None:
-        """Take up what `again` returned, in another process with the same root."""
+        """Restore what `again` returned, in another process with the same root."""
         self._theirs = theirs
 
     def match(self, own_again: Points) -> Alignment:

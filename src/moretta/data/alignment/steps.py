@@ -54,7 +54,7 @@ class StepFile(Message):
 class Secrets(Message):
     """What a partner keeps to itself between its steps: its root, and the other's list under both secrets.
 
-    earlier: the digest of the alignment that it goes on from; empty where there is none.
+    earlier: the digest of the alignment that it goes on from; empty without one.
     """
 
     number: int
@@ -101,7 +101,7 @@ def begin(
     pad_to: int | None = None,
     earlier: Alignment | None = None,
 ) -> tuple[bytes, bytes]:
-    """Return step 1 and the secrets of whoever begins. Arguments: see `Listing` and `Partner`."""
+    """Return step 1 and the secrets of the partner that begins. Arguments: see `Listing` and `Partner`."""
     listing, root = Listing(ids, rules, where, earlier), SecretRoot.fresh()
     stamp = Stamp(f"align-{os.urandom(8).hex()}", 0, 0)  # by which the files of one exchange are told from another's
     own = Partner(listing, pad_to, root).blind()
@@ -112,7 +112,7 @@ def begin(
 def answer(
     step: bytes, ids: Sequence[str] | NDArray[np.generic], rules: IdRules, where: str, pad_to: int | None = None
 ) -> tuple[bytes, bytes]:
-    """Return step 2 and the secrets of whoever answers step 1."""
+    """Return step 2 and the secrets of the partner that answers step 1."""
     asked = _read(step, StepFile, 1)
     check_rules(rules, asked.rules, OTHER)
     listing, root = Listing(ids, rules, where), SecretRoot.fresh()
@@ -171,7 +171,7 @@ def finish(
 
 
 def begins(secrets: bytes) -> bool:
-    """Whether these are the secrets of whoever began, whose `finish` makes another step."""
+    """Whether these are the secrets of the partner that began, whose `finish` makes another step."""
     return _read(secrets, Secrets).number == 1
 
 

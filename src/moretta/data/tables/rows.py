@@ -326,7 +326,7 @@ class _Reader:
     def _places(
         self, known: Sequence[str], spellings: Mapping[str, str] | None, *, unseen_is_blank: bool = False
     ) -> NDArray[np.float64]:
-        """Return each word's place among the known ones; NaN where there is none, and what is not known is refused."""
+        """Return each word's place among the known ones; NaN without one, and what is not known is refused."""
         words, places = words_of(self._column), {word: float(place) for place, word in enumerate(known)}
         places |= {spelled: places[word] for spelled, word in (spellings or {}).items()}
         distinct, which = np.unique(words.astype(str), return_inverse=True)
@@ -453,7 +453,7 @@ def hint_of(name: str, columns: Columns) -> str:
 
 
 def _day(word: str, form: str) -> float:
-    """Return days since 1970-01-01; NaN for an empty word, infinity for what is no date."""
+    """Return days since 1970-01-01; NaN for an empty word, infinity for anything but a date."""
     if not word:
         return np.nan
     try:

@@ -76,7 +76,7 @@ Mark = Literal[",", ".", "'", " "]  # between thousands
 class Number(_Measured):
     """Numbers.
 
-    unit: for whoever reads it; a cell may begin or end with it, as 45% does. range: the least and the most that may be
+    unit: for readers; a cell may begin or end with it, as 45% does. range: the least and the most that may be
     there; a median is counted within it. thousands: the mark between thousands, as in 1,234. absent: numbers and words
     that stand for no value, beside those of the file.
     """

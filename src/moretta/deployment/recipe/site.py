@@ -42,7 +42,7 @@ log = logging.getLogger("moretta")
 
 @dataclass(frozen=True, repr=False)
 class TaskResult:
-    """What a script came to. kind: "FULL" weights, or their "DIFF" to the model. weight: how many steps they count."""
+    """The result of a script. kind: "FULL" weights, or their "DIFF" to the model. weight: how many steps they count."""
 
     kind: str
     weight: int

@@ -162,7 +162,7 @@ class Liveness:
                 self.returned += [name] if self.sites[name].fresh else []
 
     def _knock(self, names: Sequence[str]) -> dict[str, wire.Awake | Missing]:
-        """Ask sites for their process ids; whoever forges one has it greeted in vain."""
+        """Ask sites for their process ids; anyone who forges one has it greeted in vain."""
         replies = dict[str, wire.Awake | Missing]()
         for name, data in self._send(dict.fromkeys(names, wire.pack(wire.Knock())), PATIENCE, True) if names else ():
             try:

@@ -109,7 +109,7 @@ class ServerSession:
         """Return what a process replied under a serial, with its body opened: where that is large, in a mapped file.
 
         key: of the silo's identity, None without a roster; then nothing says whose reply it is. largest: the most bytes
-        of the body. Raises `moretta.errors.CodecError` for what is no reply, or longer, and
+        of the body. Raises `moretta.errors.CodecError` for anything but a reply, or a longer one, and
         `moretta.errors.PeerError` for one that is not signed.
         """
         sealed = largest + TAG * max(1, -(-largest // PIECE))

@@ -59,7 +59,7 @@ class HostedSilo(Protocol):
         """Keep the role's state as of the end of a round."""
 
     def end(self, client: Client, released: bytes) -> None:
-        """Take what the run came to: the released model as safetensors, or nothing."""
+        """Take the result of the run: the released model as safetensors, or nothing."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.common import modules
 
 Node = Any
-"""A node of torch.fx: `target` is called on `args` and `kwargs`. Its own types are unions of twenty."""
+"""A node of torch.fx: `target` is called on `args` and `kwargs`. Its own types are unions of 20."""
 Values = Mapping[Node, Any]
 
 aten = torch.ops.aten

@@ -219,7 +219,7 @@ class Server:
         return {**model, **state, **seed, **self._stepper.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._set(self._model, np.asarray(state["parameters"]))
         buffers = dict(self._model.named_buffers())
         for name in batch_statistics.moving(self._model) if self._statistics else ():

@@ -21,7 +21,7 @@ each participant predicts from its own columns and needs the labels.
       Backward(Delta_i, sealed)            -->    P_ij: X_ij' Delta_i
       Contribute, group by group           <->    n_l g_l, masked and blinded
       Descend(the sum)                     -->    takes the blind off, clips; D <- D - alpha_k G / N
-      CatchUp(D and norms, sealed by one)  -->    whoever missed some of it
+      CatchUp(D and norms, sealed by one)  -->    anyone who missed some of it
 
 **Who learns what** stands in `claims`; in short: A learns who takes part, how many rows an upload is about, each
 group's rows where a round uses all of them, and statistics of standardised columns. With `blind` (the default) it reads

@@ -104,5 +104,5 @@ class CatchingUp:
         return {f"summed/{name}": number for name, number in self._summed.items()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._summed = {name: int(state[f"summed/{name}"]) for name in self._groups}

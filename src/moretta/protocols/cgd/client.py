@@ -3,15 +3,15 @@
 **One z a take** (`Client._hold`): in a take of a round a participant repeats its answer, or refuses.
 
 A row's z is masked by keystreams of its stamp. Two z under one stamp would give their difference, X_ij (D - D'), to
-whoever relays them; two under two attempts, or in two sessions, would give it to the row's head. Whoever can choose D
-then has X_ij. Two Delta under one sum give the difference of what this participant adds to it, and the head chooses
-Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta stay as they first were
-in a take. What z follows from is held, and not z: else a refusal would tell whether a change of D changes it. Where all
-rows are used, all takes of a round have the same rows, and the round has one z; Delta follows dropout too, which each
-take draws anew.
+anyone who relays them; two under two attempts, or in two sessions, would give it to the row's head. Anyone who can
+choose D then has X_ij. Two Delta under one sum give the difference of what this participant adds to it, and the head
+chooses Delta. So all that z follows from (rows, weights and encoding), what is joined to it, and Delta stay as they
+first were in a take. What z follows from is held, and not z: else a refusal would tell whether a change of D changes
+it. Where all rows are used, all takes of a round have the same rows, and the round has one z; Delta follows dropout
+too, which each take draws anew.
 
 A digest of each is recorded before the answer leaves (`moretta.secure_aggregation.one_sum`), so a restart, an earlier
-checkpoint or another session changes nothing. A round that is played again from the same state has the same z.
+checkpoint or another session changes nothing. A round that is repeated from the same state has the same z.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Client:
 
     model: the whole architecture, as everybody has it. order: its rows, in the order of its row of the grid. root: of
     its start. contributors, statistics (those that it gives): by group. setup: what else it plays by. blind: whether
-    sums are hidden from whoever relays them.
+    sums are hidden from anyone who relays them.
     """
 
     def __init__(
@@ -497,7 +497,7 @@ class Client:
         return {**moved, **buffers, **steps, **norms, **self._order.state(), "root": self._root.reveal()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._order.restore(state)
         self._root = SecretRoot(state["root"])
         self._start = self._confined() | under("buffer/", state)

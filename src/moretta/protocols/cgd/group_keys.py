@@ -185,7 +185,7 @@ class GroupKeys:
     def digest(self, stamp: Stamp, ids: Sequence[str]) -> bytes:
         """Return HMAC-SHA256 of ids in order under the group's key.
 
-        Whoever relays it learns whether two are equal and nothing else. Members could test a guess of all ids.
+        Anyone who relays it learns whether two are equal and nothing else. Members could test a guess of all ids.
         """
         content = encode_parts(stamp.run, stamp.round, stamp.attempt, stamp.take, *ids)
         return hmac.new(derive(self.key(group_of(stamp)), "ids"), content, hashlib.sha256).digest()

@@ -1,10 +1,10 @@
 """A participant's rows in the order that the holders of its row of the grid have agreed on (`moretta.data.alignment`).
 
-Lists travel sealed under the seed of the two that align, so whoever relays them learns their lengths and nothing else,
-and nobody else of the row can play one of them. The alignment is found once a run and kept in the participant's state:
-a resumed run or another session goes on with the same rows, and a participant whose ids have changed is refused. Its
-secrets are kept there too, and digests of lists in the record of what it answers once
-(`moretta.secure_aggregation.one_sum`): an exchange that broke off is played again with the same lists and no other.
+Lists travel sealed under the seed of the two that align, so anyone who relays them learns their lengths and nothing
+else, and nobody else of the row can play one of them. The alignment is found once a run and kept in the participant's
+state: a resumed run or another session goes on with the same rows, and a participant whose ids have changed is refused.
+Its secrets are kept there too, and digests of lists in the record of what it answers once
+(`moretta.secure_aggregation.one_sum`): an exchange that broke off is repeated with the same lists and no other.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RowOrder:
     def _check_partners(self, message: Message) -> None:
         """Raise `moretta.errors.PeerError` for an exchange that is not with holders of this participant's row.
 
-        The row's head aligns with each other one in turn, the others with it alone. Whoever relays has no say in it.
+        The row's head aligns with each other one in turn, the others with it alone. Anyone who relays has no say in it.
         """
         self.check_group(message.stamp)
         if isinstance(message, Blind):
@@ -109,7 +109,7 @@ class RowOrder:
             raise PeerError(f"expected `{head}` to be aligned with those before `{ask.peer}` first")
 
     def _use(self, ask: UseAlignment) -> bytes:
-        """Take up an alignment that was just found; return the mark of the one in use, empty where there is none.
+        """Take up an alignment that was just found; return the mark of the one in use, empty without one.
 
         One whose exchange was broken off is not taken up: it may be of some partners only.
         """
@@ -142,7 +142,7 @@ class RowOrder:
         return {**lasting, ALIGNED_ORDER: used.order, **{f"alignment/{name}": value for name, value in named.items()}}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned. Raises `moretta.errors.ParameterError` where ids have changed since."""
+        """Restore what `state` returned. Raises `moretta.errors.ParameterError` where ids have changed since."""
         if self._aligner is None:
             return
         if _ROOT in state:

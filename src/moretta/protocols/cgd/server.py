@@ -331,7 +331,7 @@ class Server:
         return {**agreed, **self._steps.state()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._steps.restore(state)
         for name, enrolment in self._enrolments.items():
             enrolment.restore(roles.under(f"{name}/", state))

@@ -158,7 +158,7 @@ class Simulation:
         return {**moved, "root": self._root.reveal()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._root = SecretRoot(state["root"])
         self._displacement = {name: value.copy() for name, value in under("displacement/", state).items()}
 

@@ -8,7 +8,7 @@ distribution is that of the Poisson-sampled Gaussian mechanism (Koskela, Jalko, 
 AISTATS 2022: of one number, whatever the dimension). Google's dp-accounting bounds it from above on a grid, by
 Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (PoPETs 2022), and composes it by convolution. Epsilons above 100 are Renyi
 bounds in whole orders (Mironov, Talwar, Zhang 2019; Canonne, Kamath, Steinke, NeurIPS 2020): larger, and at no cost. A
-release is a noised sum that may have been opened, so a round has one, or several where it was played again with other
+release is a noised sum that may have been opened, so a round has one, or several where it was repeated with other
 rows and other noise (`moretta.protocols.common.releases`).
 
 In a round of n silos, up to T may be lost, and c collude with the server. In a sum over K of them the others' noise has
@@ -143,9 +143,9 @@ class Accountant:
         releases: noised sums that may have been opened (`moretta.protocols.common.releases`). shapes: of what an
         upload has, from which its lattice follows; None leaves that out.
 
-        epsilon: towards the server together with `colluding_silos` silos, and whoever gets the model. To them the noise
-        of `noise_silos` silos is unknown, less those who are lost. epsilon_to_silos: towards one other silo,
-        which knows its own share. epsilon_with_noise_of_<k>: towards whoever can take off all but k silos' noise, as
+        epsilon: towards the server together with `colluding_silos` silos, and anyone who gets the model. To them the
+        noise of `noise_silos` silos is unknown, less those who are lost. epsilon_to_silos: towards one other silo,
+        which knows its own share. epsilon_with_noise_of_<k>: towards anyone who can take off all but k silos' noise, as
         the server together with the other silos. "unbounded" is infinity.
         """
         sharers = self.privacy.sharers

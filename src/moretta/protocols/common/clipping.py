@@ -152,7 +152,7 @@ class SummedStep:
         return {**self._optimizer.state(), **norms}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._optimizer.restore(state)
         self._gradient = Clip("gradients", state["norms/gradient"])
         self._buffers = Clip("running statistics", state["norms/buffers"])

@@ -436,7 +436,7 @@ class Enrolment:
         }
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._has_statistics = bool(state["has_statistics"])
         self.counted = restored(state)
         self._rows, self._counted = int(state["rows"]), tuple(filter(None, state["counted"].split("\n")))
@@ -458,7 +458,7 @@ def _scale_of_all(inputs: Moments, prepared: Preparation) -> tuple[float, float]
 
 
 def _dispensable(asked: Exchange[T | Aborted], opening: str) -> Exchange[T | None]:
-    """Return what an exchange comes to that a run goes on without; None, with a warning that begins so, for nothing."""
+    """Return the result of an exchange that a run goes on without; None, with a warning that begins so, for nothing."""
     try:
         outcome = yield from asked
     except PeerError as error:

@@ -15,8 +15,8 @@ is the step of such a lattice, and W + n is nearly uniform between its points (t
 stays as it is, as buffers do: some of it is masks and places, and PBPFL sends it unscaled.
 
 All protocols do so, so that they are compared from one start. As n follows from a digest of all parameters W, runs of
-one seed stay the same runs. Whoever does not know the start (from a seed, the operating system or a file) does not know
-n either; a start that others know hides nothing, as before.
+one seed stay the same runs. Anyone who does not know the start (from a seed, the operating system or a file) does not
+know n either; a start that others know hides nothing, as before.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class Optimizer:
         }
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._kept = {name: {} for name in self._parameters}
         for path, value in state.items():
             if path.startswith("optimizer/"):

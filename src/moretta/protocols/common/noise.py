@@ -175,6 +175,6 @@ class SiloNoise:
         return {"secret_root": self.root.reveal(), **self.releases.counted.state()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self.root = SecretRoot(state["secret_root"])
         self.releases.counted.restore(state)

@@ -42,7 +42,7 @@ R = TypeVar("R")
 class Releases:
     """Counts releases; the same one, asked for again, is counted once.
 
-    write: called with a line of text for each, returns once that is on disk; set by whoever keeps files.
+    write: called with a line of text for each, returns once that is on disk; set by anyone who keeps files.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Releases:
             del self._known[next(iter(self._known))]
 
     def read(self, line: str) -> None:
-        """Take up a line that was written: the number of the release, its round, its take and its key.
+        """Restore a line that was written: the number of the release, its round, its take and its key.
 
         Raises `moretta.errors.ParameterError` for anything else, or where one before it is missing.
         """
@@ -87,7 +87,7 @@ class Releases:
         return {"releases": self.count.to_bytes(8, "big") + b"".join(self._known)}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned, unless more was released since, which going back does not undo."""
+        """Restore what `state` returned, unless more was released since, which going back does not undo."""
         kept = bytes(state["releases"])
         if int.from_bytes(kept[:8], "big") >= self.count:
             self.count = int.from_bytes(kept[:8], "big")

@@ -38,7 +38,7 @@ class Roles:
     preparation: says how inputs are prepared, once that is agreed on. scheme: of the secure sums. least: the fewest
     silos that a round may have. models: the current models: the common one under the empty name, or each silo's own
     under its name. displacement: D of confined models, taken as a model of its own. scores: the scores that
-    participants in this process have read, where the server does not read them. warnings: sentences for whoever runs
+    participants in this process have read, where the server does not read them. warnings: sentences for anyone who runs
     this about who takes part. accountant: where silos add noise. counted: what a look before training has counted at
     all silos.
     gather, spread: where clients play in other processes, bring those here to the states of those that play, and back.

@@ -13,9 +13,9 @@ over all of them. It learns nothing of one silo, and the silos learn nothing. Wi
 each silo's. Where sums are blind (`cgd`) the server relays this one too, and the participants alone read it
 (`moretta.protocols.cgd.messages.Scored`); of two, each then knows the other's. A silo helps to open scores of a run
 over one set of silos alone (`moretta.secure_aggregation.one_sum`), so that none is subtracted from another. A silo
-answers in the round after the run's last one, and for one model in a run: whoever had many scored would learn by them
-which rows are held back. That model is the server's word. With dp-noise nothing is asked, as a score would be a release
-without noise.
+answers in the round after the run's last one, and for one model in a run: anyone who had many scored would learn by
+them which rows are held back. That model is the server's word. With dp-noise nothing is asked, as a score would be a
+release without noise.
 
 **Tables** are wanted by `score-at-silos = "classes"` alone. The server then learns, of all silos together, rows by true
 and by predicted class, and rows by the probability of the predicted class, with these in whole percents, so that a part

@@ -125,7 +125,7 @@ class Setting:
     """What every protocol is given: the specification, the model, the silos, and what the set-up found of them.
 
     Args:
-        spec: all settings, with rounds and seed as the run is played.
+        spec: all settings, with rounds and seed of the run.
         built: the model as it was built or warm-started; a run starts from `model`.
         outputs: how many it has.
         columns: how they are prepared.

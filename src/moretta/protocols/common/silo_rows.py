@@ -174,7 +174,7 @@ class TrainingRows:
         return reply
 
     def scored(self, ask: Question) -> HeldOut:
-        """Return the rows that a question is about. Raises `moretta.errors.MisuseError` where there are none."""
+        """Return the rows that a question is about. Raises `moretta.errors.MisuseError` without any."""
         rows = self.validation if isinstance(ask, Validate) else self.held_out
         if rows is None:
             raise MisuseError("this silo holds no rows back that a model could be scored on")

@@ -1,4 +1,5 @@
-"""The one specification of a run: the sections of a run file, whole, whoever gave them. Model and rows stand beside it.
+"""The one specification of a run: the sections of a run file, whole, from a file or Python. Model and rows stand beside
+it.
 
 `moretta.config.specification` makes it, once, and checks it then: from a run file, or from what Python gave.
 """

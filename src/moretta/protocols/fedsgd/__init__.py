@@ -25,13 +25,13 @@ silo's half, `moretta.protocols.common.accountant` the epsilon. The claim: all m
 delta)-differentially private for data that differ in one example, added or removed, at one silo.
 
 - Towards whom: ``epsilon`` holds towards the server, as far as it sees sums only (under ``scheme = "none"`` it sees
-  each upload, and each silo adds all of the noise), and towards whoever is given the models. ``epsilon_to_silos`` holds
-  towards another silo, which can subtract its own share of the noise. Silos that collude, with the server or each
+  each upload, and each silo adds all of the noise), and towards anyone who is given the models. ``epsilon_to_silos``
+  holds towards another silo, which can subtract its own share of the noise. Silos that collude, with the server or each
   other, subtract theirs: ``epsilon_with_noise_of_<k>`` holds where the noise of k silos is unknown, for a few k.
 - What it assumes: the noise of ``noise_silos`` silos is in every sum that is opened. Shares are sized by that number:
   the threshold of the secure sum, or `min-survivors` if that is more, below which no cohort under noise may fall
   (`moretta.secure_aggregation.settings.SecureAggregation.sharing_noise`). More silos in a sum add more noise than is
-  accounted for: with ten where eight are the fewest, sqrt(10 / 8) times the deviation. A silo that adds no noise, or
+  accounted for: with 10 where eight are the fewest, sqrt(10 / 8) times the deviation. A silo that adds no noise, or
   less, is not caught.
 - What is public: batch size, noise, clip norm, delta, releases, and the largest sampling rate of any silo, from which
   the number of rows of the smallest follows. A silo with more rows, or that was away, has a smaller epsilon of its own,

@@ -240,7 +240,7 @@ class Client:
         return {} if self._private is None else self._private.noise.state()
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         if self._private is not None:
             self._private.noise.restore(state)
 
@@ -374,7 +374,7 @@ class LoneClient:
         return {**model, **self._optimizer.state(), "last": np.array(self._last, dtype=np.float64)}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         modules.load(self._model, under("model/", state))
         self._optimizer.restore(state)
         number, loss, rows = state["last"]

@@ -92,7 +92,7 @@ class Server:
         return {**model, **self._stepper.state(), **self._enrolment.state(), **released}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         modules.load(self._model, under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)

@@ -64,10 +64,10 @@ the median over silos counts, and a silo that is out of proportion is named and 
 What a silo learns of the scales. A step turns a row of weights little, so rows of two rounds are matched by direction
 and give the ratio of their scales. At best, one unknown factor a hidden channel and the permutation stay hidden for the
 whole run, to within the spread of the start (the norm of a row of 30 drawn weights is known beforehand to a deviation
-of 8 %, a normalisation layer's ones exactly); none of it is hidden from whoever knows the start. One message gave more
-where W was a float32, or fresh from an initialiser of 24 random bits. W then has few values, and W^ / R is one of them
-for the true R alone (`scales-from-low-bits` of the audit). So the server holds W in float64 and sends 24 bits of R o W
-(41 under float64), and the start is moved by noise of a lattice's step (`moretta.protocols.common.modules`).
+of 8 %, a normalisation layer's ones exactly); none of it is hidden from anyone who knows the start. One message gave
+more where W was a float32, or fresh from an initialiser of 24 random bits. W then has few values, and W^ / R is one of
+them for the true R alone (`scales-from-low-bits` of the audit). So the server holds W in float64 and sends 24 bits of R
+o W (41 under float64), and the start is moved by noise of a lattice's step (`moretta.protocols.common.modules`).
 Differs from the paper, which does not speak of floats.
 
 Modules: `params`, `messages`, `server`, `client`, `ideal`. `perturbation` is the key, `terms` the mathematics at the

@@ -43,7 +43,7 @@ def build(protocol: PBPFL, setting: Setting) -> Roles:
 
 
 def _of_frozen(model: nn.Module) -> Iterator[str]:
-    """Yield what whoever trains beside frozen parameters should know."""
+    """Yield what users who train beside frozen parameters should know."""
     frozen = [parameter.numel() for parameter in model.parameters() if not parameter.requires_grad]
     if frozen:
         whole = sum(parameter.numel() for parameter in model.parameters())

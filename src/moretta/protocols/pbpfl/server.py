@@ -299,7 +299,7 @@ class Server:
         return {**model, **self._stepper.state(), **self._enrolment.state(), **medians, **seen}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         modules.load(self._model, roles.under("model/", state))
         self._stepper.restore(state)
         self._enrolment.restore(state)

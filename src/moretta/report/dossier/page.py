@@ -104,7 +104,7 @@ MOST = 10_000  # signatures, more than any cohort has
 
 @dataclass(frozen=True)
 class Checked:
-    """What signatures came to. signers: who signed, by the roster's names; missing: who of the roster did not.
+    """The result of signatures. signers: who signed, by the roster's names; missing: who of the roster did not.
 
     unknown: fingerprints of keys that the roster does not list; broken: of those whose signature does not fit.
     """

@@ -60,7 +60,7 @@ def unaudited(evidence: Evidence) -> list[Sentence]:
 
 
 def attacks(evidence: Evidence) -> Iterator[Sentence]:
-    """Yield what attacks came to, the gravest first."""
+    """Yield the result of attacks, the gravest first."""
     audit = evidence.record.audit if evidence.record else None
     if audit is None:
         source = of_result("views") if evidence.record else of_planned("run")

@@ -308,6 +308,6 @@ class Client:
         return {f"{prefix}{key}": value for prefix, part in self._parts.items() for key, value in part.state().items()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         for prefix, part in self._parts.items():
             part.restore(under(prefix, state))

@@ -6,7 +6,7 @@ silo's own, without torch::
     m <- m + (1 - b1) (g - m),   v <- b2 v + (1 - b2) g^2,   w <- w - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
 The moments stay at the silo from one round to the next, while parameters are averaged in between, as in the authors'
-code. Nobody is sent them. A round that is played again starts from the moments that it started from, so that its
+code. Nobody is sent them. A round that is repeated starts from the moments that it started from, so that its
 difference does not depend on how often it was asked for.
 """
 
@@ -79,7 +79,7 @@ class LocalSteps:
         return {"counts": counts, "start": self._start.tobytes(), "now": self._now.tobytes()}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         if not self._adam:
             return
         self._round, self._before, self._done, itemsize = COUNTS.unpack(state["counts"])

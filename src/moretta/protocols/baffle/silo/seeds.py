@@ -10,11 +10,11 @@
 
     seed = HKDF(H(all c_j))          a round's directions: HKDF(seed, run, round, parameter hash)
 
-Differs from the paper, whose server sends the seed: whoever chooses it chooses the directions, and with them which part
-of the silos' gradient is uploaded. If a server leaves a silo out and asks again, each silo has a new contribution for
-the new cohort. For one cohort a contribution is always the same, so that a resumed run has the same directions. A silo
-reveals it only for the commitments it saw first: otherwise a server that broke off after it had seen all contributions
-could choose its own anew.
+Differs from the paper, whose server sends the seed: anyone who chooses it chooses the directions, and with them which
+part of the silos' gradient is uploaded. If a server leaves a silo out and asks again, each silo has a new contribution
+for the new cohort. For one cohort a contribution is always the same, so that a resumed run has the same directions. A
+silo reveals it only for the commitments it saw first: otherwise a server that broke off after it had seen all
+contributions could choose its own anew.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Seed:
         return {"secret_root": self._root.reveal(), **revealed}
 
     def restore(self, state: State) -> None:
-        """Take up what `state` returned."""
+        """Restore what `state` returned."""
         self._root = SecretRoot(state["secret_root"])
         self._revealed_for = under("revealed-for/", state)
 
