@@ -41,10 +41,13 @@ from reproduction import find
 REPRODUCED = (
     "reproduction-pbpfl.md",
     "reproduction-cgd.md",
+    "reproduction-cgd-baselines.md",
     "reproduction-baffle.md",
+    "reproduction-baffle-blocks.md",
+    "reproduction-baffle-theory.md",
     "reproduction-baffle-choices.md",
 )
-PAGES = ("reproduction.md", *REPRODUCED, "baffle.md", "cgd.md", "models.md")
+PAGES = ("reproduction.md", *REPRODUCED, "baffle.md", "cgd.md", "cgd-leaks.md", "models.md")
 TABLES: dict[str, Table] = pbpfl.TABLES | cgd.TABLES | baffle.TABLES | paired.TABLES | models.TABLES
 PLAN = "plan"
 DIGESTS = "records.sha256"

@@ -107,7 +107,7 @@ def test_a_changed_figure_of_a_paper_is_found(copies: Path) -> None:
     page = copies / "docs" / "reproduction-baffle.md"
     changed(page, "all non-iid).", "all non-iid; 35.31).")
     changed(page, "35.21 and 44.41: paper", "35.21 and 44.41 and 35.31: paper")
-    changed(copies / "docs" / "reproduction-cgd.md", "3.61: 95.62 - 92.01", "3.61: 95.63 - 92.02")
+    changed(copies / "docs" / "reproduction-cgd-baselines.md", "3.61: 95.62 - 92.01", "3.61: 95.63 - 92.02")
     said = check(copies, "--check")[1]
     assert any("pbpfl-table-1-abd-authors: printed, FedAvg: [0.048, 0.085, 0.116] is no row" in line for line in said)
     assert any("cgd-table-3: rows, centralised: [97.55, 97.54, 0.081] is no row" in line for line in said)
