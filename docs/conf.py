@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ html_show_sphinx = False
 myst_enable_extensions = ["deflist", "attrs_inline", "dollarmath"]
 myst_heading_anchors = 4
 myst_dmath_allow_labels = False
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of networks as small as notebooks' wait for each other
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True

@@ -177,6 +177,27 @@ def test_flares_views_score_as_our_own(tmp_path: Path, secure: bool) -> None:
     assert_alike(theirs, ours, *INVERSION)
 
 
+def test_counters_that_flare_sends_as_floats_are_recorded(tmp_path: Path) -> None:
+    """Those of batch normalisation: a script sends whole numbers back, and FLARE's own FedAvg their mean."""
+    pytest.importorskip("nvflare")
+    from nvflare.apis.dxo import DXO, DataKind
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.fl_constant import FLContextKey
+    from nvflare.app_common.app_constant import AppConstants
+    from test_keep_result import TASK, context, result
+
+    from moretta.deployment.recipe.site import RecordViews
+
+    recorder = RecordViews(str(tmp_path))
+    for number, sent in enumerate((np.asarray(0), np.asarray(2.0))):
+        task = DXO(DataKind.WEIGHTS, data={"w": np.ones(2, "f4"), "seen": sent}).to_shareable()
+        task.set_header(AppConstants.CURRENT_ROUND, number)
+        told = {FLContextKey.TASK_NAME: TASK, FLContextKey.TASK_DATA: task}
+        recorder.handle_event(EventType.BEFORE_TASK_EXECUTION, context("north", **told))
+        recorder.process(result({"w": np.zeros(2, "f4"), "seen": np.asarray(2 * number + 2)}), context("north"))
+    assert [number for number, _ in views.noted(tmp_path / "views", "north")] == [1, 2]
+
+
 def test_views_are_the_messages_that_travelled(tmp_path: Path) -> None:
     folder = recorded(tmp_path, secure=True)
     truth = truth_of(folder)

@@ -12,19 +12,37 @@ from typing import Any
 
 import pytest
 import torch
+from audited import audited
 from torch import Tensor
 
 pytest.importorskip("nvflare", reason="the engine for many machines needs nvflare")
 
 JOB = Path(__file__).parent / "flare_job"
 sys.path.insert(0, str(JOB))
+from hospitals import free_port  # noqa: E402
 from net import Net, rows, train  # noqa: E402
 
+from moretta.deployment import processes, provisioning  # noqa: E402
 from moretta.errors import ParameterError  # noqa: E402
 from moretta.flare import SecureFedAvgRecipe  # noqa: E402
+from moretta.secure_aggregation.identity import Identity, public_line  # noqa: E402
 from moretta.secure_aggregation.settings import SecureAggregation  # noqa: E402
 
 Weights = Mapping[str, Tensor]
+DESCRIBED = """
+import sys
+
+sys.path.insert(0, {folder!r})
+from net import Net, rows
+
+from moretta import FedAvg, Federation, Silo
+
+
+def federation():
+    silos = [Silo(name, *rows(name)) for name in ("site-1", "site-2", "site-3")]
+    steps = FedAvg(loss="cross-entropy", learning_rate=0.1, local_epochs=2)
+    return Federation(Net(), silos, steps, test=rows("site-9"), batch_size=0)
+"""
 
 
 def played(kind: str, folder: Path, sites: int, rounds: int, *wrong: str) -> str:
@@ -74,12 +92,63 @@ def assert_close(ours: Weights, theirs: Weights) -> None:
 
 @pytest.mark.slow
 def test_our_recipe_comes_to_what_flares_comes_to(tmp_path: Path) -> None:
-    said = played("secure", tmp_path / "ours", 3, 3)
-    played("plain", tmp_path / "theirs", 3, 3)
+    said = played("secure", tmp_path / "ours", 3, 3, f"views={tmp_path}/seen-ours")
+    played("plain", tmp_path / "theirs", 3, 3, f"views={tmp_path}/seen-theirs")
     ours, theirs = weights_of(tmp_path / "ours"), weights_of(tmp_path / "theirs")
     assert_close(ours, theirs)
     assert_close(ours, by_hand(3, rounds=3))
     assert "is left out" not in said
+    for who, final in {"ours": ours, "theirs": theirs}.items():
+        scores, last = audited(tmp_path / f"seen-{who}", DESCRIBED.format(folder=str(JOB)))
+        assert "membership-inference" in scores
+        assert_close({name: torch.tensor(one) for name, one in last.items()}, final)
+
+
+PROJECT = """
+api_version: 3
+name: hospitals
+participants:
+  - {{name: localhost, type: server, org: hospitals, fed_learn_port: {port}, admin_port: {port}}}
+  - {{name: site-1, type: client, org: hospitals}}
+  - {{name: site-2, type: client, org: hospitals}}
+  - {{name: site-3, type: client, org: hospitals}}
+  - {{name: admin@hospitals.org, type: admin, org: hospitals, role: project_admin}}
+builders:
+  - path: nvflare.lighter.impl.workspace.WorkspaceBuilder
+  - {{path: nvflare.lighter.impl.static_file.StaticFileBuilder, args: {{config_folder: config, scheme: grpc}}}}
+  - path: nvflare.lighter.impl.cert.CertBuilder
+  - path: nvflare.lighter.impl.signature.SignatureBuilder
+"""
+
+
+@pytest.mark.slow
+def test_kits_that_flare_provisions_play_it_under_a_roster_and_floors(tmp_path: Path) -> None:
+    sites, entries = [f"site-{number}" for number in (1, 2, 3)], ""
+    (tmp_path / "project.yml").write_text(PROJECT.format(port=free_port()))
+    tool = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
+    subprocess.run(tool, cwd=tmp_path, check=True, capture_output=True)
+    made = tmp_path / "kits" / "hospitals" / "prod_00"
+    for name in sites:
+        identity = Identity.fresh()
+        identity.save(tmp_path / name / "key")
+        entries += f'[[silo]]\nname = "{name}"\nkey = "{public_line(identity.public_key)}"\n'
+        of_silo = f'name = "{name}"\nout = "kept"\nidentity = "key"\nroster = "../roster.toml"'
+        text = f"[silo]\n{of_silo}\n[privacy]\nfewest-silos = 3\nroster = true\n"
+        (tmp_path / name / "silo.toml").write_text(text)
+        provisioning.patch(made / name, tmp_path / name / "silo.toml")
+    (tmp_path / "roster.toml").write_text(entries)
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    parents = list[processes.Parent]()
+    try:
+        for name in ("localhost", *sites):
+            parents.append(processes.start(made / name, tmp_path / f"{name}.log", given))
+        played("secure", tmp_path, 3, 2, f"admin={made}/admin@hospitals.org", f"roster={tmp_path}/roster.toml")
+    finally:
+        for parent in parents:
+            processes.stop(parent)
+    assert_close(weights_of(tmp_path / "result"), by_hand(3, rounds=2))
+    for name in sites:
+        assert len(list((tmp_path / name / "kept").rglob("*.jsonl"))) == 1  # which sums it has helped to open
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audited import ROOT, audited
 
 from moretta.secure_aggregation.identity import Identity, public_line
 
-ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "flower"
 TASK = runpy.run_path(str(APP / "hospitals_app" / "task.py"))
 SITES = ("north", "south", "east", "west")
@@ -116,8 +116,50 @@ def superlink(path: Path, environment: Mapping[str, str], *options: str) -> Iter
         processes.end()
 
 
+DESCRIBED = """
+import runpy
+
+import torch
+from torch import nn
+
+from moretta import FedAvg, Federation, Silo
+
+task = runpy.run_path({task!r})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(task["FEATURES"])), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        score = x @ self.weight + self.bias
+        return torch.stack([torch.zeros_like(score), score], dim=1)
+
+
+def rows(hospital):
+    x, y = task["rows"](hospital)
+    return x, y.astype("int64")
+
+
+def federation():
+    silos = [Silo(name, *rows(hospital)) for hospital, name in enumerate({names!r})]
+    steps = FedAvg(loss="cross-entropy", learning_rate=0.5, local_epochs=20)
+    return Federation(Net(), silos, steps, test=rows(99), batch_size=0)
+"""
+
+
+def assert_audited(folder: Path, names: tuple[str, ...], found: Mapping[str, np.ndarray]) -> None:
+    """Audit what the nodes recorded: its last model is the strategy's, and members are told from others by it."""
+    task = str(APP / "hospitals_app" / "task.py")
+    scores, last = audited(folder, DESCRIBED.format(task=task, names=names))
+    assert "membership-inference" in scores
+    for name, one in last.items():
+        np.testing.assert_allclose(one, found[name], rtol=0, atol=WITHIN)
+
+
 def app_in(path: Path, **config: object) -> Path:
-    """Copy the app of the examples, with other values of its configuration."""
+    """Copy the app of the examples, with other values of its configuration, and have it record views beside it."""
     folder = path / "app"
     shutil.copytree(APP, folder)
     text = (folder / "pyproject.toml").read_text()
@@ -125,6 +167,9 @@ def app_in(path: Path, **config: object) -> Path:
         text, count = re.subn(rf"(?m)^{key.replace('_', '-')} = [^#\n]*", f"{key.replace('_', '-')} = {value} ", text)
         assert count == 1
     (folder / "pyproject.toml").write_text(text)
+    client = folder / "hospitals_app" / "client_app.py"
+    text = client.read_text().replace("import secure_sum", "import record_views, secure_sum")
+    client.write_text(text.replace("mods=[", f"mods=[record_views({str(path / 'recorded')!r}), "))
     return folder
 
 
@@ -149,10 +194,13 @@ def test_a_supernode_that_is_killed_in_a_round_is_survived(tmp_path: Path, envir
         (tmp_path / name / "silo.toml").write_text(text)
     (tmp_path / "roster.toml").write_text(entries)
     model = tmp_path / "model.npz"
-    folder = app_in(tmp_path, clients=4, roster=f'"{tmp_path}/roster.toml"', save=f'"{model}"', num_server_rounds=2)
+    folder = app_in(tmp_path, clients=6, roster=f'"{tmp_path}/roster.toml"', save=f'"{model}"', num_server_rounds=2)
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "stranger" / "silo.toml").write_text('[silo]\nname = "stranger"\n')
     with superlink(tmp_path, environment) as (processes, port):
-        for number, name in enumerate(SITES):
-            config = f'moretta="{tmp_path}/{name}/silo.toml" partition-id={number}'
+        for number, name in enumerate((*SITES, "stranger", "homeless")):
+            own = f'moretta="{tmp_path}/{name}/silo.toml" ' if name != "homeless" else ""
+            config = f"{own}partition-id={number}"
             processes.start(
                 name, "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--port", free_port(),
                 "--node-config", config,
@@ -166,15 +214,42 @@ def test_a_supernode_that_is_killed_in_a_round_is_survived(tmp_path: Path, envir
     assert run.returncode == 0, log[-3000:]
     assert len(re.findall("summed 4 clients of 4", log)) == 2, log
     assert "this sum is without `west`: disconnected" in log
+    assert re.search("takes no part: it calls itself `stranger`, which is not in the roster", log)
+    assert re.search("takes no part: this SuperNode names no folder for what its site must not forget", log)
     found, expected = np.load(model), averaged([(0, 1, 2, 3), (0, 1, 2)])
     assert set(found) == set(expected)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=WITHIN)
+    assert_audited(tmp_path / "recorded", SITES, found)
 
 
-def test_a_simulation_sums_too(tmp_path: Path, environment: Mapping[str, str]) -> None:
+SPOILT = """
+    number, hospital = message.content["config"]["server-round"], context.node_config["partition-id"]
+    if (number, hospital) == (2, 0):
+        model["weight"] = model["weight"] * np.nan
+    elif (number, hospital) == (3, 1):
+        del model["bias"]
+    elif (number, hospital) == (4, 2):
+        model["weight"] = model["weight"][None]
+    elif (number, hospital) == (5, 3):
+        model["weight"] = model["weight"].astype("int32")
+    arrays = """
+WITHOUT = {
+    "silo-0": "this site cannot take part in this sum; its own log says why",
+    "silo-1": "expected the arrays that were sent back from the app; ['bias'] differ",
+    "silo-2": "`weight`: expected the shape that was sent, (12,), from the app; got (1, 12)",
+    "silo-3": "`weight`: expected the kind of numbers that was sent, 'f', from the app; got 'i'",
+}
+
+
+def test_a_simulation_sums_too_and_goes_on_without_what_does_not_fit(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
     model = tmp_path / "model.npz"
-    folder = app_in(tmp_path, clients=5, save=f'"{model}"')
+    folder = app_in(tmp_path, clients=5, save=f'"{model}"', num_server_rounds=5)
+    client = folder / "hospitals_app" / "client_app.py"
+    text = client.read_text().replace("    arrays = ", SPOILT.removeprefix("\n"))
+    client.write_text(text.replace("from flwr.app", "import numpy as np\nfrom flwr.app", 1))
     with superlink(tmp_path, environment, "--simulation") as (processes, _):
         config = "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=2"
         run = processes.start(
@@ -183,7 +258,11 @@ def test_a_simulation_sums_too(tmp_path: Path, environment: Mapping[str, str]) -
         until(lambda: run.poll() is not None, "the run")
         log = processes.log("run")
     assert run.returncode == 0, log[-3000:]
-    assert len(re.findall("summed 5 clients of 5", log)) == 6
-    found, expected = np.load(model), averaged([tuple(range(5))] * 3)
+    assert (log.count("summed 5 clients of 5"), log.count("summed 4 clients of 5")) == (6, 4)
+    for name, sentence in WITHOUT.items():
+        assert re.search(f"this sum is without `{name}`: .*{re.escape(sentence)}", log), name
+    everybody = set(range(5))
+    found, expected = np.load(model), averaged([(*everybody,), *((*(everybody - {one}),) for one in range(4))])
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=WITHIN)
+    assert_audited(tmp_path / "recorded", tuple(f"silo-{number}" for number in range(5)), found)

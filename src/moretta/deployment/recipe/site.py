@@ -89,6 +89,12 @@ def plain(tensor: Any) -> Array:
     return np.asarray(tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor)
 
 
+def _as_sent(own: Any, sent: Any) -> Any:
+    """Return a counter in the kind of number that was sent: of counters FLARE's own FedAvg sends a mean, a float."""
+    whole = plain(own).dtype.kind in "iu" and plain(sent).dtype.kind == "f"
+    return plain(own).astype(plain(sent).dtype) if whole else own
+
+
 class RecordViews(Filter):  # type: ignore[misc]
     """A site's last filter of results: keeps what a training task was sent, and what its result is, in the clear.
 
@@ -111,9 +117,12 @@ class RecordViews(Filter):  # type: ignore[misc]
         """Record a result that can be read, and let it pass as it is."""
         try:
             if shareable.get_return_code() == ReturnCode.OK:
-                result, now = TaskResult.of(from_shareable(shareable), self._model), Stamp("flare", self._round, 0)
+                dxo, now = from_shareable(shareable), Stamp("flare", self._round, 0)
+                dxo.data = {name: _as_sent(array, self._model.get(name, array)) for name, array in dxo.data.items()}
+                result = TaskResult.of(dxo, self._model)
                 base = {name: plain(array) for name, array in self._model.items()} if result.kind == "DIFF" else {}
-                weights = {WEIGHT + name: base.get(name, 0) + array for name, array in result.weights.items()}
+                sums = {name: array + base[name] if base else array for name, array in result.weights.items()}
+                weights = {WEIGHT + name: np.asarray(array) for name, array in sums.items()}
                 own = PlainUpload.unasked(now, weights, result.weight)
                 self.note(fl_ctx.get_identity_name(), AskSum(stamp=now, encoding={}), own)
         except MorettaError as error:  # the run goes on as it would without this
