@@ -11,9 +11,11 @@ from test_cli import call
 from moretta.config import run_files, silo_file
 from moretta.contract.lazy_rows import LazyRows
 from moretta.data.images import folder as folders
+from moretta.data.tables.preparation import Preparation
 from moretta.deployment import shared_settings
 from moretta.engines.run_folder import read_model
 from moretta.errors import ParameterError
+from moretta.run.run_files import inputs_of
 
 Image = pytest.importorskip("PIL.Image")
 ROWS = 24
@@ -221,3 +223,26 @@ def test_a_site_s_own_table_of_images_is_read_as_its_silo_toml_says(here: Path) 
         folder.sentence
         == "scans: [mapping] of silo.toml is for tables, and this is another file; leave out --silo-file"
     )
+
+
+def test_a_server_of_sites_knows_the_shape_of_masks_by_the_schema(here: Path) -> None:
+    (here / "schema.toml").write_text(
+        '[columns.file]\nkind = "file"\n[columns.mask]\nkind = "target"\nmask-values = [0, 255]\n'
+    )
+    (here / "segmenter.py").write_text("from torch import nn\ndef net():\n    return nn.Conv2d(1, 2, 3, padding=1)\n")
+    model = 'source = "segmenter:net"\n[protocol]\nname = "pbpfl"\nloss = "mse"'
+    text = SITES.replace('source = "mlp"\nhidden = [4]\n[protocol]\nname = "fedsgd"', model)
+    (here / "sites.toml").write_text(text)
+    lines = ["file,mask"]
+    for number in range(ROWS):
+        pixels = np.random.default_rng(number).integers(0, 2, (12, 12)) * 255
+        Image.fromarray(pixels.astype(np.uint8)).save(here / "scans" / f"mask-{number}.png")
+        lines.append(f"{number}.png,mask-{number}.png")
+    (here / "labels.csv").write_text("\n".join([*lines, ""]))
+    run_file = run_files.load(here / "sites.toml")
+    server = shared_settings.server_side(run_file, here / "out")
+    told = run_files.loads(shared_settings.shared_text(run_file), here / "told.toml", ["segmenter:net"])
+    site = shared_settings.site_side(told, silo_file.load(here / "silo.toml"))
+    said = [inputs_of(one, Preparation.nothing())["mask"] for one in (server, site)]
+    assert said == [[8, 8], [8, 8]]
+    assert next(silo for silo in site.silos if not silo.remote).y.shape == (18, 64, 2)

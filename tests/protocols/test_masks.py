@@ -225,3 +225,74 @@ def test_masks_are_read_from_a_run_file(tmp_path: Path) -> None:
     (tmp_path / "test_masks.py").write_text(Path(__file__).read_text())
     result = federation_of(run_files.load(tmp_path / "run.toml"), tmp_path / "out").train(1, progress=False)
     assert "iou_1" in result.test["metrics"]
+
+
+# -- the next word at each position ------------------------------------------------------------------------------------
+
+WORDS, LENGTH = 7, 6
+
+
+class NextWord(nn.Module):
+    """The next word from the mean of those so far, through a frozen base and an adapter, as a causal language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded():
+            self.words, self.base, self.head = nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Linear(8, WORDS)
+            self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+        for part in (self.words, self.base):
+            part.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x).cumsum(1) / torch.arange(1, LENGTH + 1)[:, None]
+        found: Tensor = self.head(torch.relu(self.base(h) + self.b(self.a(h))))
+        return found
+
+
+def texts(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return padded texts, and at each position the word that comes next, or -1 where none does."""
+    random = np.random.default_rng(seed)
+    there = np.arange(LENGTH) < random.integers(2, LENGTH + 1, (ROWS, 1))
+    x = np.where(there, random.integers(1, WORDS, (ROWS, LENGTH)), 0)
+    y = np.where(there[:, 1:], x[:, 1:], -1)
+    return x, np.concatenate([y, np.full((ROWS, 1), -1)], axis=1)
+
+
+def next_word_loss(model: nn.Module, seed: int) -> Tensor:
+    x, y = (torch.tensor(one) for one in texts(seed))
+    each = nn.functional.cross_entropy(model(x).movedim(-1, 1), y, ignore_index=-1, reduction="sum")
+    return each / y.numel()
+
+
+@pytest.mark.parametrize("protocol", [FedSGD, FedAvg])
+def test_a_causal_language_models_adapter_trains_as_in_pytorch(protocol: Callable[..., Any]) -> None:
+    silos = [Silo(name, *texts(seed)) for seed, name in enumerate("ab")]
+    own = {"local_epochs": 1} if protocol is FedAvg else {}
+    made = Federation(
+        NextWord(), silos, protocol(loss="cross-entropy", learning_rate=0.5, **own), dtype="float64", batch_size=0,
+        aggregation=CLEAR,
+    )  # fmt: skip
+    ours = made.train(3, progress=False).raw_model(true_model=True).network
+    plain = NextWord().double()
+    trained = [one for one in plain.parameters() if one.requires_grad]
+    for _ in range(3):
+        found = torch.autograd.grad((next_word_loss(plain, 0) + next_word_loss(plain, 1)) / 2, trained)
+        with torch.no_grad():
+            for one, gradient in zip(trained, found, strict=True):
+                one.sub_(0.5 * gradient)
+    for name, one in plain.named_parameters():
+        torch.testing.assert_close(ours.get_parameter(name), one, rtol=0, atol=5e-7)  # of fixed point in the sum
+
+
+def test_a_causal_language_models_adapter_trains_by_forward_passes() -> None:
+    silos = [Silo(name, *texts(seed)) for seed, name in enumerate("ab")]
+    made = Federation(
+        NextWord(), silos, BAFFLE(loss="cross-entropy", k=16, learning_rate=0.1), aggregation=CLEAR,
+        insecure_secret_seed=1,
+    )  # fmt: skip
+    result = made.train(10, progress=False)
+    with torch.no_grad():
+        wanted = float(next_word_loss(NextWord(), 0) + next_word_loss(NextWord(), 1)) / 2
+    assert result.history[0]["loss"] == pytest.approx(wanted, rel=0.05)  # at moved parameters
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert result.predict(texts(2)[0]).shape == (ROWS, LENGTH)

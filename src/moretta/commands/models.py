@@ -38,7 +38,9 @@ def predict(
         Path,
         typer.Option(help="Rows to predict: a table with the training columns, .npz with x, or a folder of images."),
     ],
-    out: Annotated[Path, typer.Option(help="Where predictions go, a row each: .csv; or .npy for plain outputs.")],
+    out: Annotated[
+        Path, typer.Option(help="Where predictions go, a row each: .csv, of masks .npz; or .npy for plain outputs.")
+    ],
     true_model: TrueModel = False,
     silo: OfSilo = None,
     model: Architecture = None,
@@ -105,7 +107,8 @@ def evaluate(
                 print(f"    {name} {figure['value']:.4g} ({sure})")
             if "threshold" in scored:
                 print(f"    class 1 is taken from a probability of {scored['threshold']:.3g} on (by validation rows)")
-            print(f"    the {'commonest class' if 'classes' in scored else 'mean'} alone: {scored['baseline']:.4g}")
+            classes = "classes" in scored or "position_accuracy" in scored["figures"]
+            print(f"    the {'commonest class' if classes else 'mean'} alone: {scored['baseline']:.4g}")
         if scores.get("parts_withheld"):
             print(f"{scores['parts_withheld']} values of {by} have too few rows to be shown")
 

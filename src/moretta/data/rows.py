@@ -249,7 +249,7 @@ def as_positions(y: Array, where: str) -> Array:
             "negative weights or numbers that are not finite"
         )
     both = np.stack([np.maximum(classes, 0), np.where(classes >= 0, weights, 0)], axis=-1)
-    return both.reshape(len(y), -1, 2).astype(np.float32)
+    return both.reshape(len(y), int(np.prod(both.shape[1:-1])), 2).astype(np.float32)  # also of no rows
 
 
 def positions_of(targets: Iterable[Array]) -> int:

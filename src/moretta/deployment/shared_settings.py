@@ -161,6 +161,9 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     shape, layout = _wanted(run_file).inputs, data.layout
     if data.partition not in GRIDS:
         x, y = np.empty((0, *(shape or ())), kind), np.empty(0, np.int64)
+        target = None if run_file.table is None else run_file.table.target
+        if shape is not None and target is not None and target.mask_values is not None:
+            y = np.empty((0, int(np.prod(shape[1:])), 2), np.float32)  # a class and a weight at each pixel
         return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts, holders = _column_parts(run_file), label_holders(data)
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"

@@ -7,6 +7,7 @@ class, its layers and the names of its tensors, as with `moretta.models.by_keywo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,11 +23,11 @@ class OneTensor:
     """A hook behind a module's forward: from whatever it returns to one tensor, [rows, outputs].
 
     name: of the tensor in an object or a dictionary; empty takes `logits` or `out`, or the only one that fits.
-    positions: of masks that are the targets; a row's outputs are then laid position by position. 0: not masks.
+    mask: the shape of masks that are the targets; a row's outputs are then laid position by position. (): not masks.
     """
 
-    def __init__(self, name: str = "", positions: int = 0) -> None:
-        self.name, self.positions = name, positions
+    def __init__(self, name: str = "", mask: tuple[int, ...] = ()) -> None:
+        self.name, self.mask = name, mask
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
         """Return the outputs. Raises `moretta.errors.ParameterError` where several tensors fit, or none does."""
@@ -34,29 +35,38 @@ class OneTensor:
         return self.taken(output, rows)
 
     def taken(self, output: Any, rows: int) -> Tensor:
-        """Return the one tensor of what a module returned for so many rows."""
+        """Return the one tensor of what a module returned for so many rows, as [rows, outputs]."""
+        tensor = self.chosen(output, rows)
+        tensor = self._by_position(tensor) if self.mask else tensor
+        return tensor.flatten(1) if tensor.ndim > 2 else tensor[:, None] if tensor.ndim == 1 else tensor
+
+    def chosen(self, output: Any, rows: int) -> Tensor:
+        """Return the one tensor as the module has it."""
         if isinstance(output, Tensor) and not self.name:
-            output = self._by_position(output) if self.positions else output
-            found: Tensor = output.flatten(1) if output.ndim > 2 else output[:, None] if output.ndim == 1 else output
-            return found
+            return output
         named, fits = dict(_named(output)), list(that_fit(output, rows))
         name = self.name or next((one for one in USUAL if one in named), fits[0] if len(fits) == 1 else "")
         if name not in fits:
             asked = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
             has = either(fits or list(named)) if named else type(output).__name__
             raise ParameterError(f'the model returns {asked}; it returns {has}: name one by [model] output = "NAME"')
-        return OneTensor(positions=self.positions).taken(named[name], rows)
+        return named[name]
 
     def _by_position(self, output: Tensor) -> Tensor:
         """Return outputs with their classes, which are on the first or the last axis of a row, on the last."""
-        if output.ndim > 2 and output[0, 0].numel() == self.positions:
-            return output.movedim(1, -1)
-        if output.ndim > 2 and output[0, ..., 0].numel() == self.positions:
-            return output
+        positions = math.prod(self.mask)
+        if mask := mask_of(output, positions):
+            return output.movedim(1, -1) if mask == output.shape[2:] else output
         raise ParameterError(
             f"expected a class a row, or masks with as many positions as the model's outputs, [rows, classes, ...] or "
-            f"[rows, ..., classes]; targets have {self.positions} entries a row, and outputs are {list(output.shape)}"
+            f"[rows, ..., classes]; targets have {positions} entries a row, and outputs are {list(output.shape)}"
         )
+
+
+def mask_of(output: Tensor, positions: int) -> tuple[int, ...]:
+    """Return the shape of so many positions in outputs [rows, classes, ...] or [rows, ..., classes]; () in others."""
+    shapes = (tuple(output.shape[2:]), tuple(output.shape[1:-1]))
+    return next((shape for shape in shapes if shape and math.prod(shape) == positions), ())
 
 
 def that_fit(output: Any, rows: int) -> dict[str, Tensor]:
@@ -77,13 +87,13 @@ def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
     yield from ((str(key), one) for key, one in pairs if isinstance(one, Tensor))
 
 
-def gives_one_tensor(model: nn.Module, output: str = "", positions: int = 0) -> nn.Module:
-    """Let a module return one tensor, [rows, outputs], and return it. output, positions: as of `OneTensor`."""
+def gives_one_tensor(model: nn.Module, output: str = "", mask: tuple[int, ...] = ()) -> nn.Module:
+    """Let a module return one tensor, [rows, outputs], and return it. output, mask: as of `OneTensor`."""
     if hook_of(model) is None:
         config: Any = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False  # of transformers: keys and values for words to come, which none do
-        model.register_forward_hook(OneTensor(output, positions), with_kwargs=True, prepend=True)
+        model.register_forward_hook(OneTensor(output, mask), with_kwargs=True, prepend=True)
     return model
 
 

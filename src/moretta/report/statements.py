@@ -223,7 +223,8 @@ def _counted(records: Sequence[RunRecord]) -> list[RunRecord]:
 def _scale(record: RunRecord) -> str:
     """Return what scores mean."""
     what = "the least and the most over seeds" if record.test.seeds else "95 % intervals"
-    sure = f"; {what} are in square brackets" if record.test.intervals else ""
+    shown = any(key in record.test.intervals for key in record.test.headline)
+    sure = f"; {what} are in square brackets" if shown else ""
     if record.test.by == "silos" and not sure:
         sure = "; there are no intervals, as sums over silos do not say how errors fall on people"
     if record.test.accuracy is None:

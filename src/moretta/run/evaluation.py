@@ -147,9 +147,7 @@ class Evaluator:
     def _surely(
         self, tensors: Tensors, rows: LabelledRows, whom: NDArray[np.str_] | None, figures: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return how sure one model's figures are, what no model at all reaches, and its curves; of masks nothing."""
-        if rows[1].ndim == 3:
-            return {}
+        """Return how sure one model's figures are, what no model at all reaches (not of masks), and its curves."""
         outputs, classified = self._outputs(tensors, rows[0]), self._task == "classification"
         y = classes_of(rows[1]) if classified else rows[1].astype(np.float64)
         judgement = judged(outputs, y, self._task, self._loss, None, whom, "test")
@@ -158,8 +156,9 @@ class Evaluator:
             for n, figure in judgement["figures"].items()
             if n in figures and "low" in figure
         }
-        scores = {"units": judgement["units"], "baseline": judgement["baseline"], "intervals": sure}
-        return scores | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
+        own = {"units": judgement["units"], "intervals": sure}
+        own |= {} if y.ndim == 3 else {"baseline": judgement["baseline"]}
+        return own | ({"curves": drawn} if classified and (drawn := curves(outputs, y, self._loss)) else {})
 
     def _evaluated(self, inputs: Inputs, y: NDArray[np.generic], **options: Any) -> dict[str, Any]:
         return evaluate(self._module, inputs, y, self._loss, self._task, self._preparation(), **options)

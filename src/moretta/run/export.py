@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -40,7 +41,8 @@ def export(folder: Path, out: Path, choice: ModelChoice = ModelChoice()) -> None
     scaling are in the graph. Of a table `x` is float32[rows, features], where a category enters as its place in the
     list that the schema in inputs.json has; the graph's metadata holds the same. A row's outputs are NaN where a value
     is absent that may not be, is infinite, or is no place of a category. Where a sample has several arrays the
-    graph has each as an input by its name. Its output is `outputs`. The state_dict's metadata holds inputs.json too.
+    graph has each as an input by its name. Its output is `outputs`, of masks [rows, *mask, classes]. The state_dict's
+    metadata holds inputs.json too.
     A state_dict needs no code. Raises
     `moretta.errors.ParameterError` for another file name, weights that are there and no export, such as a run's own, or
     a model that ONNX cannot express.
@@ -113,6 +115,8 @@ def _onnx(model: TrainedModel, inputs: str) -> bytes:
     module: nn.Module = Prepared(model.network, model.preparation, model.may_lack, model.expansion)
     shape = model.shape if model.expansion is None else (len(model.expansion.features),)
     rows = torch.zeros(2, *shape, dtype=model.dtype if model.expansion is None else torch.float32)
+    if model.mask:
+        module = nn.Sequential(module, nn.Unflatten(1, (*model.mask, model.count // math.prod(model.mask))))
     dimension = {0: torch.export.Dim("rows")}
     inputs_by_name: dict[str, Tensor] = {"x": rows}
     dimensions: tuple[Any, ...] = (dimension,)

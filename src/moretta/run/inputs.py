@@ -112,8 +112,9 @@ def with_one_tensor(
     """
     hook = one_tensor.hook_of(model) or one_tensor.OneTensor()
     one_tensor.gives_all(model)
-    positions = positions_of(targets) or hook.positions
-    clone, plain = modules.out_of_place(copy.deepcopy(model)), not hook.name and not positions
+    positions = positions_of(targets)
+    mask = (positions,) if positions else hook.mask
+    clone, plain = modules.out_of_place(copy.deepcopy(model)), not hook.name and not mask
     for training in (True, False):
         with torch.no_grad(), torch.random.fork_rng(devices=()), suppress(Exception):
             output = clone.train(training)(_sample(silos, dtype))
@@ -122,8 +123,9 @@ def with_one_tensor(
             if not hook.name and len(fits) > 1 and not set(one_tensor.USUAL) & set(fits):
                 outputs = _wanted_outputs(silos)
                 alike = [name for name, output in fits.items() if output[0].numel() == outputs]
-                hook = one_tensor.OneTensor(alike[0] if len(alike) == 1 else "", positions)
-    return model if plain else one_tensor.gives_one_tensor(model, hook.name, positions)
+                hook = one_tensor.OneTensor(alike[0] if len(alike) == 1 else "")
+            mask = one_tensor.mask_of(hook.chosen(output, 2), positions) or mask
+    return model if plain else one_tensor.gives_one_tensor(model, hook.name, mask)
 
 
 def _wanted_outputs(silos: Sequence[Silo]) -> int:

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import Array
 from moretta.data.rows import check_fit
 from moretta.data.split import generator, units_of
-from moretta.errors import ParameterError
-from moretta.protocols.common.targets import predicted, probabilities
+from moretta.protocols.common.targets import counts_at_positions, encode, overlaps, predicted, probabilities
 from moretta.run.metrics import at_thresholds, by_counts, figures_of_classes, ranked, rankings
 
 RESAMPLES = 1000
@@ -48,24 +47,31 @@ def judged(
 
     The calibration error has a `value` alone.
 
-    outputs: [rows, outputs], as the model has them; y: int64[rows] of classes, or numbers [rows, outputs]. names: of
-    the classes; None leaves their tables out. together: whom rows are about. baseline: the accuracy of the commonest
-    class here, or the squared error of the mean here. threshold: the probability from which on a row is taken for class
+    outputs: [rows, outputs], as the model has them; y: int64[rows] of classes, numbers [rows, outputs], or masks
+    [rows, positions, 2], of which figures are over all positions that count. names: of the classes; None leaves their
+    tables out. together: whom rows are about. baseline: the accuracy of the commonest class here, or the squared error
+    of the mean here. threshold: the probability from which on a row is taken for class
     1 of two, for the figures ``.._at_threshold`` (`best_threshold`).
     """
     check_fit(y, outputs.shape[1], where)
+    outputs, classes, size = outputs.astype(np.float64), task == "classification", outputs.size
+    scores: dict[str, Any] = {"metrics": {}}
     if y.ndim == 3:
-        raise ParameterError(f"{where}: masks are scored in a run, as its test rows; expected a target a row here")
-    outputs, classes = outputs.astype(np.float64), task == "classification"
-    y = y if classes else y.reshape(outputs.shape)
-    scores = figures_of_classes(outputs, y, loss, names or ()) if classes else {"metrics": {}}
-    measure = _of_classes(outputs, y, loss, threshold) if classes else _of_numbers(outputs, y)
+        counts = counts_at_positions(outputs, encode(y, outputs.shape[1], loss, where, np.float64))
+        measure, size, there = _of_masks(counts), counts.size, counts.sum(axis=(0, 2))
+        alone = float(there.max() / max(there.sum(), 1))
+    elif classes:
+        scores = figures_of_classes(outputs, y, loss, names or ())
+        measure, alone = _of_classes(outputs, y, loss, threshold), float(np.bincount(y).max() / len(y))
+    else:
+        y = y.reshape(outputs.shape)
+        measure, alone = _of_numbers(outputs, y), float(np.square(y - y.mean(axis=0)).mean())
     figures = {
         name: float(values[0]) for name, values in measure(np.ones((1, len(y)))).items() if not np.isnan(values[0])
     }
     units, random = units_of(len(y), together, where), generator(0)
     count, drawn = len(units.sizes), {name: list[Array]() for name in figures}
-    draws = int(np.clip(MOST_DRAWN // max(1, outputs.size), 100, RESAMPLES))
+    draws = int(np.clip(MOST_DRAWN // max(1, size), 100, RESAMPLES))
     each = max(1, AT_ONCE // max(1, len(y)))
     for start in range(0, draws, each):
         some = range(min(each, draws - start))
@@ -79,7 +85,6 @@ def judged(
         figures_told[name] = {"value": value, "low": low, "high": high}
     if UNSURE in scores["metrics"]:
         figures_told[UNSURE] = {"value": scores["metrics"][UNSURE]}
-    alone = float(np.bincount(y).max() / len(y)) if classes else float(np.square(y - y.mean(axis=0)).mean())
     result: dict[str, Any] = {"rows": len(y), "units": count, "figures": figures_told, "baseline": alone}
     result |= {} if threshold is None else {"threshold": threshold}
     return result | ({} if names is None or not classes else {"classes": scores["classes"]})
@@ -152,6 +157,12 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
         return {"accuracy": right.sum(axis=1) / total, **ranked(orders, weights), **brier, **by_class, **further}
 
     return measure
+
+
+def _of_masks(counts: NDArray[np.int64]) -> Measure:
+    """Return what measures drawn rows of masks. counts: as of `counts_at_positions`."""
+    flat = counts.reshape(len(counts), -1)
+    return lambda weights: overlaps((weights @ flat).reshape(len(weights), *counts.shape[1:]))
 
 
 def _of_numbers(outputs: Array, y: Array) -> Measure:

@@ -31,6 +31,7 @@ from moretta.run.trained_model import ModelChoice, TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at
 MOST_CLASSES = 1 << 16  # where a run does not say how many it had
+PREDICTION = "prediction"  # the column or array with each row's class, mask or number
 ROW = "row"  # the column of predictions with each row's number, where rows are left out and have no ids
 
 
@@ -53,6 +54,8 @@ def predict(
 ) -> Predicted:
     """Predict the rows of a table or an .npz file; write a .csv with what is predicted, or a .npy of plain outputs.
 
+    Of a model that predicts masks a .npz file takes the place of the .csv: `prediction` has each position's class,
+    int64[rows, *mask], and `id` the rows' names where they have any. The .npy has [rows, *mask, classes].
     Of a run on images, `rows` is a folder of them, or a table beside them
     that names their files. A table has the columns of the training data (its target may be there
     or not), an .npz file an array `x`, or `x.ids`, `x.mask` and so on where a sample has several, and perhaps `id`.
@@ -65,10 +68,10 @@ def predict(
     Raises `moretta.errors.ParameterError`, and writes nothing, where the run has no such model, the rows do not fit, or
     `out` is there and holds no earlier predictions, or rows of this call or of the run.
     """
-    check_ending(out, ".csv", ".npy")
     if not out.parent.is_dir():
         raise ParameterError(f"{out}: expected an output file in a folder that is there; make {out.parent}")
     model = trained_model.read(folder, choice)
+    check_ending(out, ".npz" if model.mask else ".csv", ".npy")
     tables = [rows, *model.tables]
     check_replaced(out, "earlier predictions that are no input", lambda there: _are_predictions(there, tables))
     source = Source(rows.name, replace(model.form, **(form or {})), base=rows.parent, mapping=mapping)
@@ -134,7 +137,7 @@ def rows_of(source: Source, model: TrainedModel, *, labelled: bool = False) -> t
         return _images(source, path, model, model.image, labelled)
     schema = model.table or _of_arrays(model)
     classes = (len(model.classes) or MOST_CLASSES) if model.task == "classification" else None
-    outputs = None if classes else 1
+    outputs = None if classes else model.count
     expected = ExpectedRows(None, False, classes, outputs, labelled, True, layout=model.layout, training=False)
     if path.suffix == ".npz":
         return _arrays(path, model, expected), "id"
@@ -156,7 +159,9 @@ def _images(source: Source, path: Path, model: TrainedModel, image: ImageForm, l
         if path.is_dir() or model.table is None:
             raise ParameterError(f"{path}: expected the table that names images and their classes, beside them")
         images = read_labelled(path.parent, path, image, model.table, written=source.form, mapping=source.mapping)
-        return Rows(images.x, images.y, images.ids, images.groups), FILE
+        return Rows(
+            images.x, model.fitting(images.y, str(path)) if model.mask else images.y, images.ids, images.groups
+        ), FILE
     column = (model.table.name_of("file") if model.table else None) or FILE
     if path.is_dir():
         x, names = read_unlabelled(path, image)
@@ -173,6 +178,8 @@ def _arrays(path: Path, model: TrainedModel, expected: ExpectedRows) -> Rows:
         x = arrays["x"] = scaled(x)
         if model.image is not None and x.shape[1:] == model.shape:
             arrays["x"] = model.image.standardised(x)
+    if model.mask and expected.labelled and "y" in arrays:
+        arrays["y"] = model.fitting(arrays["y"], str(path))
     rows = of_arrays(arrays, expected, str(path))
     if schema is not None and rows.x.ndim == 2 and rows.x.shape[1] == len(schema.features) < len(model.columns):
         return replace(rows, x=expansion_of(schema).apply(rows.x))  # with marks of what is absent
@@ -192,11 +199,15 @@ def _of_arrays(model: TrainedModel) -> Schema | None:
 def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedModel) -> None:
     names, count = rows.ids, len(outputs) + len(rows.left_out)
     kept = np.setdiff1d(np.arange(count), [row - 1 for row in rows.left_out])
-    if out.suffix.lower() == ".npy":
-        whole = np.full((count, outputs.shape[1]), np.nan, outputs.dtype)
-        whole[kept] = outputs
-        buffer = io.BytesIO()
-        np.save(buffer, whole, allow_pickle=False)
+    if out.suffix.lower() in (".npy", ".npz"):
+        buffer, own = io.BytesIO(), model.at_positions(outputs)
+        whole = np.full((count, *own.shape[1:]), np.nan, outputs.dtype)
+        whole[kept] = own
+        if out.suffix.lower() == ".npy":
+            np.save(buffer, whole, allow_pickle=False)
+        else:
+            arrays: dict[str, Any] = {PREDICTION: own.argmax(axis=-1)} | ({} if names is None else {"id": names})
+            np.savez(buffer, **arrays)
         write_atomically(out, buffer.getvalue(), 0o600)  # of people, as those beside their ids are
         return
     header, columns = _predicted(outputs, model)
@@ -208,9 +219,11 @@ def _write(out: Path, outputs: Array, rows: Rows, named: str, model: TrainedMode
 
 
 def _are_predictions(there: Path, tables: Sequence[Path]) -> bool:
-    """Return whether a file has the header that `_write` gives it, and is none of the tables."""
+    """Return whether a file has the header or the arrays that `_write` gives it, and is none of the tables."""
     if there.suffix.lower() == ".npy":  # no rows are read from such a file
         return True
+    if there.suffix.lower() == ".npz":
+        return {PREDICTION} <= set(read_npz(there)) <= {PREDICTION, "id"}
     with there.open(encoding="utf-8", errors="replace", newline="") as stream:
         line = stream.readline(HEADER)
     (header,) = csv.reader([line])
@@ -230,10 +243,10 @@ def _are_one(there: Path, table: Path) -> bool:
 def _predicted(outputs: Array, model: TrainedModel) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of what is predicted: the class and what each class's probability is, or the numbers."""
     if model.task != "classification":
-        names = ["prediction"] if outputs.shape[1] == 1 else [f"prediction_{k}" for k in range(outputs.shape[1])]
+        names = [PREDICTION] if outputs.shape[1] == 1 else [f"{PREDICTION}_{k}" for k in range(outputs.shape[1])]
         return names, outputs.T.tolist()
     chances = probabilities(outputs, model.loss)
     classes = list(model.classes) or [str(number) for number in range(chances.shape[1])]
     best = predicted(outputs)
-    header = ["prediction", *(f"probability_{name}" for name in classes)]
+    header = [PREDICTION, *(f"probability_{name}" for name in classes)]
     return header, [[classes[k] for k in best], *chances.T.tolist()]

@@ -13,6 +13,7 @@ from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.views import Recorder
+from moretta.models.one_tensor import OneTensor, hook_of
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.specification import Specification
 from moretta.run.checkpoints import BestRound, Checkpoints, needs_truth, save_truth, states_of
@@ -104,10 +105,13 @@ class RunFiles:
 
 def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
     """Return the content of ``inputs.json``: what a model's inputs and outputs mean."""
+    hook = hook_of(of.model) or OneTensor()
     return {
         "shape": list(row_shape(of.silos)),
         **({} if of.layout is None else {"arrays": of.layout.dump()}),
         "outputs": of.outputs,
+        **({"output": hook.name} if hook.name else {}),
+        **({"mask": list(hook.mask)} if hook.mask else {}),
         "columns": list(of.feature_names),
         **{name: value.tolist() for name, value in agreed.figures.items()},
         "table": None if of.spec.table is None else of.spec.table.told(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
 from moretta.data.layout import SampleLayout
 from moretta.data.references import OWN_CODE, is_reference
-from moretta.data.rows import as_features, as_targets, check_finite
+from moretta.data.rows import as_features, as_positions, as_targets, check_finite
 from moretta.data.tables import schema
 from moretta.data.tables.files import Format, as_columns
 from moretta.data.tables.preparation import Expansion, Preparation
@@ -36,6 +37,7 @@ from moretta.errors import MorettaError, ParameterError
 from moretta.models import catalogue, graph
 from moretta.models.checks import build_within, dtype_of
 from moretta.models.graph import Graph
+from moretta.models.one_tensor import gives_all, gives_one_tensor
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
@@ -61,6 +63,7 @@ class TrainedModel(nn.Module):
 
     `predict` and `predict_proba` take what a `Silo` takes, and of a table a frame or a mapping of its columns with
     their words. task: "classification" or "regression". classes: their names, if known. columns: of the inputs.
+    Of masks, `mask` is their shape, such as [height, width].
 
     Args:
         network: The model that was trained.
@@ -73,7 +76,7 @@ class TrainedModel(nn.Module):
         self, network: nn.Module, inputs: Mapping[str, Any], run_file: RunFile | None = None, where: str = ""
     ) -> None:
         super().__init__()
-        self.shape = tuple(inputs["shape"])
+        self.shape, self.count, self.mask = tuple(inputs["shape"]), int(inputs["outputs"]), _mask(inputs)
         self.layout = SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None
         self.table: Schema | None = schema.of(inputs["table"], where) if inputs["table"] else None
         self.preparation = Preparation.loads(inputs)
@@ -129,28 +132,36 @@ class TrainedModel(nn.Module):
     def predict(self, x: Any) -> NDArray[np.generic]:
         """Return what is predicted of each row: the class's name, or its number where the run knew no names.
 
-        Of a regression it is numbers, as the targets were. `predict_proba(x).argmax(1)` has the classes' numbers. Each
+        Of a regression it is numbers, as the targets were, and of masks the number of the class at each position,
+        int64[rows, *mask]. `predict_proba(x).argmax(1)` has the classes' numbers. Each
         row of numbers is computed by itself, as by `moretta predict`, so that no prediction depends on the others.
         Raises `moretta.errors.ParameterError` for rows that are not as the run's.
         """
         outputs = self.outputs(self._rows(x), "x")
+        if self.mask:
+            return np.asarray(self.at_positions(outputs).argmax(axis=-1))
         if self.task == "classification":
             return np.array(self.classes)[predicted(outputs)] if self.classes else predicted(outputs)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
     @names_keywords()
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
-        """Return what each class's probability is, float64[rows, classes]. Raises as `predict` does."""
-        if self.task != "classification":
+        """Return what each class's probability is, float64[rows, classes], or of masks [rows, *mask, classes].
+
+        Raises as `predict` does.
+        """
+        if self.task != "classification" and not self.mask:
             raise ParameterError("predict_proba is for classes, and this model predicts numbers; use predict")
-        return probabilities(self.outputs(self._rows(x), "x"), self.loss)
+        outputs = self.at_positions(self.outputs(self._rows(x), "x"))
+        return probabilities(outputs.reshape(-1, outputs.shape[-1]), self.loss).reshape(outputs.shape)
 
     @names_keywords()
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
         """Return how good the model is on labelled rows: `moretta.run.intervals.judged`.
 
-        x: as `predict` takes it. y: the classes' names or numbers, or numbers as the targets were. groups: whom each
-        row is about, where several rows are about one. Raises as `predict` does, and for targets that do not fit.
+        x: as `predict` takes it. y: the classes' names or numbers, or numbers or masks as the targets were. groups:
+        whom each row is about, where several rows are about one. Raises as `predict` does, and for targets that do not
+        fit.
         """
         outputs, truths = self.outputs(self._rows(x), "x"), np.asarray(y)
         if self.classes and truths.dtype.kind in "OU":
@@ -161,7 +172,8 @@ class TrainedModel(nn.Module):
                     f"y: {wrong} of {len(truths)} words are no class; expected {either(map(shown, self.classes))}"
                 )
             truths = np.array(numbers)
-        targets = as_targets(truths, "y", self.task)[0]  # type: ignore[arg-type]  # one of the two
+        kind: Any = self.task
+        targets = self.fitting(truths, "y") if self.mask else as_targets(truths, "y", kind)[0]
         if len(targets) != len(outputs):
             raise ParameterError(f"y: expected one target a row, {len(outputs)}; got {len(targets)}")
         whom = None if groups is None else python_rows.subjects(groups, len(outputs), "groups")
@@ -190,6 +202,24 @@ class TrainedModel(nn.Module):
                 f"{where}: the model cannot take these rows of {x.dtype} ({reason}); save numbers as floats, and "
                 "tokens as the integers that it was trained on"
             ) from error
+
+    def at_positions(self, outputs: Array) -> Array:
+        """Return outputs [rows, outputs] of masks as [rows, *mask, classes], and others as they are."""
+        return outputs.reshape(len(outputs), *self.mask, -1)
+
+    def fitting(self, y: Array, where: str) -> Array:
+        """Return masks to judge predictions by, as `moretta.data.rows.as_positions` does.
+
+        Raises `moretta.errors.ParameterError` for those of other positions or classes than the run's.
+        """
+        masks, classes = as_positions(y, where), self.count // math.prod(self.mask)
+        positions, highest = masks.shape[1], int(masks[..., 0].max(initial=0))
+        if positions != math.prod(self.mask) or highest >= classes:
+            raise ParameterError(
+                f"{where}: expected masks of {' x '.join(map(str, self.mask))} positions with classes 0 to "
+                f"{classes - 1}, as the run's; got {positions} positions and class {highest}"
+            )
+        return masks
 
     def _checked(self, x: Array, where: str) -> Array:
         """Return rows in the network's shape; where columns were dealt out, samples are flat."""
@@ -326,7 +356,7 @@ def _module(
         catalogue.build,
         source,
         inputs=tuple(inputs["shape"]),
-        outputs=int(inputs["outputs"]),
+        outputs=int(inputs["outputs"]) // math.prod(_mask(inputs)),
         base=base,
         seed=run_file.run.seed if run_file else 0,
         layout=SampleLayout.load(inputs["arrays"]) if "arrays" in inputs else None,
@@ -338,9 +368,19 @@ def _module(
         module = build_within(most, build, f"{folder}: what it says of its model does not fit the weights beside it")
     else:
         module = build()
+    if "output" in inputs or "mask" in inputs:  # what its run took of what the module returns
+        module = gives_one_tensor(gives_all(module), str(inputs.get("output", "")), _mask(inputs))
     module = module.to(modules.DTYPES[inputs["dtype"]])
     modules.load(module, tensors)
     return module
+
+
+def _mask(inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of the masks that are predicted. Raises ValueError for one that does not fit the outputs."""
+    mask = tuple(inputs.get("mask", ()))
+    if any(type(size) is not int or size < 1 for size in mask) or inputs["outputs"] % math.prod(mask):
+        raise ValueError("mask")
+    return mask
 
 
 def _graph(folder: Path, tensors: Tensors, trusted: bool) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
@@ -47,7 +48,8 @@ class PublicRun:
     which there are views. rows: how many each silo has; others' sizes are taken to be known (they show in the lengths
     of messages under cross-entropy, and in how long an epoch is). rounds: how many were played. head, head_bias: the
     names of the last linear layer's parameters, empty where none is of [outputs, ..]. arrays: of a sample of several,
-    as `moretta.data.layout.SampleLayout.dump` has them; none of a sample of one.
+    as `moretta.data.layout.SampleLayout.dump` has them; none of a sample of one. mask: the shape of targets that are
+    masks, empty for others.
     """
 
     id: str
@@ -66,6 +68,7 @@ class PublicRun:
     head: str = ""
     head_bias: str = ""
     arrays: Mapping[str, Any] = field(default_factory=dict)
+    mask: tuple[int, ...] = ()
 
     def setting(self, key: str, section: str = "protocol") -> Any:
         """Return one setting, None where the run has none of that name."""
@@ -159,18 +162,20 @@ class Architecture:
     def built(self, run: PublicRun, seed: int = 0) -> nn.Module:
         """Return the model of a run file, in the run's dtype, with weights drawn by a seed."""
         from moretta.data.references import OWN_CODE
-        from moretta.models import catalogue
+        from moretta.models import catalogue, one_tensor
 
         made = catalogue.build(
             self.source,
             inputs=run.shape,
-            outputs=run.outputs,
+            outputs=run.outputs // math.prod(run.mask),
             base=Path(self.base),
             seed=seed,
             layout=run.layout,
             agreed=OWN_CODE,
             **self.arguments,
         )
+        if run.mask and (hook := one_tensor.hook_of(made)):
+            made = one_tensor.gives_one_tensor(one_tensor.gives_all(made), hook.name, run.mask)
         return made.to(torch_dtype(run))
 
 
@@ -260,7 +265,7 @@ class Case:
                 seen[role][int(number)] = array.tobytes()
         given = {name.removeprefix(_ARRAY): array for name, array in arrays.items() if name.startswith(_ARRAY)}
         program = arrays[_PROGRAM].tobytes() if _PROGRAM in arrays else b""
-        run = plain["run"] | {name: tuple(plain["run"][name]) for name in ("silos", "shape", "recorded")}
+        run = plain["run"] | {name: tuple(plain["run"][name]) for name in ("silos", "shape", "recorded", "mask")}
         return cls(PublicRun(**run), seen, given, Architecture(**plain["model"], program=program), plain["thorough"])
 
 

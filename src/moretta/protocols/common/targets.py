@@ -106,25 +106,40 @@ def classes_of(y: NDArray[np.generic]) -> NDArray[np.int64]:
 
 
 def figures_at_positions(outputs: Array, targets: Array) -> dict[str, float]:
-    """Return how well masks are predicted, over all positions that count.
+    """Return how well masks are predicted, the figures of `overlaps` over all positions that count.
 
     Args:
         outputs: [rows, positions * classes].
         targets: [rows, positions, classes], as `encode` returns them.
+    """
+    figures = overlaps(counts_at_positions(outputs, targets).sum(axis=0))
+    return {name: float(value) for name, value in figures.items() if not np.isnan(value)}
+
+
+def counts_at_positions(outputs: Array, targets: Array) -> NDArray[np.int64]:
+    """Return each row's confusion matrix over its positions that count, int64[rows, classes, classes]."""
+    rows, _, count = targets.shape
+    cells = np.arange(rows)[:, None] * count + targets.argmax(axis=2)
+    cells = cells * count + outputs.reshape(targets.shape).argmax(axis=2)
+    counts = np.bincount(cells[targets.sum(axis=2) > 0], minlength=rows * count**2)
+    return counts.reshape(rows, count, count)
+
+
+def overlaps(counts: Array) -> dict[str, NDArray[np.float64]]:
+    """Return how well classes at positions are found, of confusion matrices [..., classes, classes].
 
     Returns:
-        `position_accuracy`, and for each class N that is there or predicted `dice_N`, 2 |A n B| / (|A| + |B|), and
-        `iou_N`, |A n B| / |A u B|.
+        `position_accuracy`, and for each class N `dice_N`, 2 |A n B| / (|A| + |B|), and `iou_N`, |A n B| / |A u B|.
+        NaN where a class is neither there nor predicted.
     """
-    count, counted = targets.shape[2], targets.sum(axis=2) > 0
-    chosen = outputs.reshape(targets.shape).argmax(axis=2)[counted]
-    table = confusion(chosen, targets.argmax(axis=2)[counted], count).astype(np.float64)
-    hits, sizes = table.diagonal(), table.sum(axis=0) + table.sum(axis=1)
-    found = {"position_accuracy": float(hits.sum() / table.sum())} if table.sum() else {}
-    for number in np.flatnonzero(sizes):
-        found[f"dice_{number}"] = float(2 * hits[number] / sizes[number])
-        found[f"iou_{number}"] = float(hits[number] / (sizes[number] - hits[number]))
-    return found
+    hits = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
+    sizes = counts.sum(axis=-1) + counts.sum(axis=-2)
+    with np.errstate(invalid="ignore"):
+        figures = {"position_accuracy": hits.sum(axis=-1) / counts.sum(axis=(-2, -1))}
+        for number in range(counts.shape[-1]):
+            figures[f"dice_{number}"] = 2 * hits[..., number] / sizes[..., number]
+            figures[f"iou_{number}"] = hits[..., number] / (sizes - hits)[..., number]
+    return figures
 
 
 def probabilities(outputs: NDArray[np.floating], loss: str) -> NDArray[np.float64]:

@@ -134,7 +134,7 @@ RECEIVED = (
     silo("model", (has_forced_scales,), words=(forced,)).says(
         "receives {forced} no free scale, on one side or on both (forced_to_one in result.json says which, and why)"
     ),
-    silo("model", (has_frozen_parts,), OF_A_NOISY_MODEL, words=(), place="brief").says(
+    silo("model", (has_frozen_parts,), ("adapter-product", *OF_A_NOISY_MODEL), words=(), place="brief").says(
         "receives frozen parameters as they are, and of the parameters that train between them what no scale can "
         "hide|: of an adapter the product of its two matrices"
     ),

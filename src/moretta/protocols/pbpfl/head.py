@@ -111,12 +111,13 @@ class Head:
         return outputs if rest is None else outputs + rest
 
 
-def refuse_dense(head: Head, loss: str, positions: int = 0) -> None:
+def refuse_dense(head: Head, loss: str, positions: int = 0, *, shown: bool = False) -> None:
     """Raise `moretta.errors.ParameterError` for cross-entropy at positions, and for masks that no row of W h + b has.
 
-    positions: of masks that are the targets; 0 where they are none.
+    positions: of masks that are the targets; 0 where they are none. shown: whether the server may see the softmax at
+    each, as in a run of tests and audits that hides nothing.
     """
-    if max(head.positions, positions) > 1 and loss != "mse":
+    if max(head.positions, positions) > 1 and loss != "mse" and not (shown and positions):
         raise ParameterError(
             f'loss = "{loss}": the model has outputs at {max(head.positions, positions)} positions, and in the '
             "exchange the server would see the softmax at each: of an image its segmentation; use mse on one-hot "

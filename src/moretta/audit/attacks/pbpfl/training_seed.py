@@ -53,21 +53,21 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     error = _error(claim, true)
     another = int(truth.federation.spec.settings["run"]["seed"]) + ANOTHER
     guess = _error(_weights(truth.architecture, truth.run, another), true)
-    found = float(recovered(error))
+    share = float(recovered(error))
     return AttackResult(
         measure="1 - relative error of the model before round 1",
-        score=found,
+        score=share,
         chance=float(recovered(guess)),
-        interval=(found, found),
+        interval=(share, share),
         sentence=f"Whoever has the run file's seed builds the true model before round 1 {to_error(error)}",
         figures={"relative_error": error, "relative_error_of_another_seed": guess},
     )
 
 
-def _error(found: Tensors, true: Tensors) -> float:
+def _error(claimed: Tensors, true: Tensors) -> float:
     """Return the relative error over all tensors of floats."""
     real = {name for name, value in true.items() if value.dtype.kind == "f"}
-    return relative_error(*(flat({name: one[name] for name in real}) for one in (found, true)))
+    return relative_error(*(flat({name: model[name] for name in real}) for model in (claimed, true)))
 
 
 ATTACK = Attack(

@@ -1,0 +1,111 @@
+"""A silo multiplies an adapter's two matrices, and has the true product in each round of PBPFL.
+
+An adapter adds B A x to what a frozen layer gives. Silos are sent the frozen layer as it is, so no scale stands before
+A or behind B (`moretta.protocols.pbpfl.scales`). One scale a rank and an order of ranks are left, and both cancel:
+
+    A^ = P diag(s) A,   B^ = B diag(1 / s) P^T,   B^ A^ = B A.
+
+With every round's product a silo has the true step of the product too. Which matrices belong together follows from the
+architecture: a scale multiplies the rows of one and divides the columns of the other. Where the base trains as well,
+scales stand before A and behind B, and the product is that of no true matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moretta.audit.attacks.pbpfl.canonical import plan_from, plan_of, structure
+from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
+from moretta.audit.evidence.case import Case
+from moretta.audit.evidence.intervals import flat, of_units, relative_error, to_error
+from moretta.audit.evidence.truth import Truth
+from moretta.contract.messages import Array, Tensors
+from moretta.errors import ParameterError
+from moretta.protocols.pbpfl.messages import TrainOn
+from moretta.protocols.pbpfl.scales import ScalePlan
+
+ROUNDS = 20  # the last so many
+
+
+def given(truth: Truth) -> Given:
+    """Give a silo its view. Raises `moretta.errors.ParameterError` where nothing is frozen, or no adapter trains."""
+    if not truth.frozen:
+        raise ParameterError("no parameter is frozen, so that scales stand before and behind each layer")
+    plan, silo, rounds = plan_of(truth), truth.run.silos[0], truth.recorded[-ROUNDS:]
+    if not any(alone for *_, alone in pairs(plan)):
+        raise ParameterError("no two matrices that train have all their scales in common, as an adapter's have")
+    return Given({silo: rounds}, structure(plan), view=f"{rounds_of(len(rounds))} of {silo}", knowledge="nothing")
+
+
+def pairs(plan: ScalePlan) -> Iterator[tuple[str, str, bool]]:
+    """Yield the names of A and B for each two matrices that one scale a rank joins, and if they have no other scale."""
+    for first, a in plan.parameters.items():
+        for second, b in plan.parameters.items():
+            if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or second == plan.head.weight:
+                continue
+            rows = [ranks for term in a.follows if (ranks := _along(plan, term, a.shape, 0)) is not None]
+            columns = [ranks for term in b.follows if (ranks := _along(plan, term, b.shape, 1)) is not None]
+            inverse = [np.where(ranks < plan.free, ranks + plan.free, ranks - plan.free) for ranks in columns]
+            if any(np.array_equal(ranks, other) for ranks in rows for other in inverse):
+                yield first, second, len(a.follows) == len(b.follows) == 1
+
+
+def _along(plan: ScalePlan, term: Array, shape: tuple[int, ...], axis: int) -> NDArray[np.int64] | None:
+    """Return the place of the scale of each entry along an axis of a matrix; None if there is no one for each."""
+    places = np.broadcast_to(term % (2 * plan.free + 1), shape)
+    first = places.take(0, axis=1 - axis)
+    same = bool((places == np.expand_dims(first, 1 - axis)).all()) and bool((first < 2 * plan.free).all())
+    return first if same else None
+
+
+def products(plan: ScalePlan, tensors: Tensors) -> dict[str, Array]:
+    """Return B A of each adapter by the name of B; of each two matrices that a scale joins where none is an adapter."""
+    joined = list(pairs(plan))
+    chosen = [(a, b) for a, b, alone in joined if alone] or [(a, b) for a, b, _ in joined]
+    return {b: tensors[b].astype(np.float64) @ tensors[a].astype(np.float64) for a, b in chosen}
+
+
+def attack(case: Case) -> Claim:
+    """Claim the products ROUND/NAME of each round."""
+    (silo,), plan = case.views, plan_from(case.arrays)
+    return {
+        f"{number}/{name}": product
+        for number, ask in case.last_of_each_round(silo, TrainOn).items()
+        for name, product in products(plan, ask.parameters).items()
+    }
+
+
+def score(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the true products by round, leaving out rounds where those are 0, as before the first step."""
+    plan, errors = plan_of(truth), list[float]()
+    for number in sorted({int(name.partition("/")[0]) for name in claim}):
+        true = products(plan, truth.parameters(number))
+        if np.any(flat(true)):
+            errors.append(relative_error(flat({name: claim[f"{number}/{name}"] for name in true}), flat(true)))
+    if not errors:
+        raise ParameterError("the products of all adapters are 0 in these rounds")
+    count = len(products(plan, truth.final()))
+    return AttackResult(
+        "1 - relative error of the adapters' products, median over rounds",
+        *of_units(np.array(errors)),
+        sentence=f"A silo multiplies the two matrices of each of {count} adapters and has the true product "
+        f"{to_error(float(np.median(errors)))}",
+        figures={"relative_error": float(np.median(errors)), "adapters": float(count), "rounds": float(len(errors))},
+    )
+
+
+ATTACK = Attack(
+    name="adapter-product",
+    title="multiplies an adapter's two disguised matrices, and has what it adds to the frozen model",
+    severity="protocol",
+    role="silo",
+    source="B diag(1 / s) diag(s) A = B A where the layers around an adapter are frozen and public",
+    protocols=frozenset({"pbpfl"}),
+    fits=no_training,
+    given=given,
+    attack=attack,
+    score=score,
+)
