@@ -99,8 +99,8 @@ def test_our_recipe_comes_to_what_flares_comes_to(tmp_path: Path) -> None:
     assert_close(ours, by_hand(3, rounds=3))
     assert "is left out" not in said
     for who, final in {"ours": ours, "theirs": theirs}.items():
-        scores, last = audited(tmp_path / f"seen-{who}", DESCRIBED.format(folder=str(JOB)))
-        assert "membership-inference" in scores
+        attacks, last = audited(tmp_path / f"seen-{who}", DESCRIBED.format(folder=str(JOB)))
+        assert "membership-inference" in attacks
         assert_close({name: torch.tensor(one) for name, one in last.items()}, final)
 
 

@@ -150,10 +150,10 @@ def federation():
 
 
 def assert_audited(folder: Path, names: tuple[str, ...], found: Mapping[str, np.ndarray]) -> None:
-    """Audit what the nodes recorded: its last model is the strategy's, and members are told from others by it."""
+    """Audit what the nodes recorded: its last model is the strategy's, and an attack on members fits it."""
     task = str(APP / "hospitals_app" / "task.py")
-    scores, last = audited(folder, DESCRIBED.format(task=task, names=names))
-    assert "membership-inference" in scores
+    attacks, last = audited(folder, DESCRIBED.format(task=task, names=names))
+    assert "membership-inference" in attacks
     for name, one in last.items():
         np.testing.assert_allclose(one, found[name], rtol=0, atol=WITHIN)
 
