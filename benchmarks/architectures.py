@@ -6,6 +6,8 @@ of the library's model on all rows, silo by silo, against which the weights afte
 and the plain model's outputs, against which those of baffle's graph are. Lines are appended to a file as they come, and
 what is there is not measured again.
 
+    pip install torchvision==0.28.0 transformers timm monai einops peft segmentation-models-pytorch
+
     python benchmarks/architectures.py --json benchmarks/records/architectures.jsonl [NAME ...]
     python benchmarks/architectures.py --page    writes the table of docs/models.md from that record
 """

@@ -35,6 +35,14 @@ def test_architectures_of_its_own_train_from_a_run_file() -> None:
         assert architectures.trained(architectures.CASES[name], "fedsgd", "float32")["differs"] < 1e-4
 
 
+@pytest.fixture
+def libraries() -> None:
+    """Skip without the libraries; transformers imports torchvision where that is installed, as its stub lets it."""
+    architectures.torchvision()
+    for name in ("transformers", "monai", "einops"):
+        pytest.importorskip(name)
+
+
 def within(found: dict[str, Any]) -> bool:
     return bool(found["differs"] <= architectures.CLOSE)
 
@@ -47,16 +55,15 @@ PLAYED: list[Callable[[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("played", PLAYED)
 def test_bert_on_padded_text_trains_as_a_plain_run(played: Callable[[Any], dict[str, Any]]) -> None:
-    pytest.importorskip("transformers")
     case = architectures.CASES["bert"]
     assert within(played(replace(case, arguments={**case.arguments, **architectures.NO_DROPOUT})))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("name", ["llama", "monai unet", "monai segresnet", "monai swin-unetr"])
 def test_others_models_pass_the_check_unwrapped(name: str) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("monai")
     assert within(architectures.checked(architectures.CASES[name]))
