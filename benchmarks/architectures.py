@@ -368,7 +368,7 @@ CASES: dict[str, Case] = {
         "monai:UNet", "1,8,8,8", (2, 8, 8, 8), **{**PLANE, "spatial_dims": 3}, channels=[4, 8], strides=[2]
     ),
     "monai attention unet": _dense("monai:AttentionUnet", **PLANE, channels=[4, 8], strides=[2]),
-    "monai basic unet": _dense("monai:BasicUNet", **PLANE, features=[4, 4, 8, 8, 8, 4]),
+    "monai basic unet": _dense("monai:BasicUNet", "1,32,32", (2, 32, 32), **PLANE, features=[4, 4, 8, 8, 8, 4]),
     "monai dynunet": _dense(
         "monai:DynUNet",
         **PLANE,
@@ -418,7 +418,8 @@ CASES: dict[str, Case] = {
         encoder_name="tu-test_resnet",
         encoder_depth=4,
         decoder_pyramid_channels=8,
-        decoder_segmentation_channels=8,
+        decoder_segmentation_channels=32,
+        upsampling=2,
         classes=2,
         decoder_dropout=0.0,
     ),
