@@ -418,11 +418,11 @@ def test_a_reply_that_was_changed(here: Path) -> None:
     ]
     for change in shapes:
         reply.write_text(json.dumps(good | change))
-        with refused("expected to be a reply", here / "north"):
+        with refused("expected a reply", here / "north"):
             complete(reply)
     for text in ("", "{}", "[" * 60_000, "moretta"):
         reply.write_text(text)
-        with refused("expected to be a reply", here / "north"):
+        with refused("expected a reply", here / "north"):
             complete(reply)
     reply.write_text(" " * 70_000)
     with refused("longer than", here / "north"):
