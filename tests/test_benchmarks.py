@@ -51,6 +51,11 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["noise.py", "--pairs", "1", "--hidden", "8"],
+            {"noise_ms", "removal_ms", "keystream_ms", "noise_over_gradients_32_ratio", "noise_over_keystream_ratio"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["alignment.py", "--ids", "500", "--repeats", "1"],
             {"normalise_us_per_id", "encode_us_per_id", "blind_us_per_id", "align_seconds", "align_mib_sent"},
             marks=pytest.mark.slow,

@@ -14,7 +14,17 @@ from refused_rows import Row, refused
 from scipy import optimize, stats
 
 from moretta.errors import MissingExtra, ParameterError  # noqa: F401  (of refused rows)
-from moretta.protocols.common.accountant import MECHANISM, Accountant, epsilon, interval, noise_for
+from moretta.protocols.common.accountant import (
+    MECHANISM,
+    NEIGHBOURS,
+    THEOREM,
+    TRUST,
+    TRUST_ALONE,
+    Accountant,
+    epsilon,
+    interval,
+    noise_for,
+)
 from moretta.protocols.common.lattice import Lattice, Privacy
 
 
@@ -112,10 +122,11 @@ def test_the_facts_say_towards_whom_and_what_is_left_out() -> None:
     clear = Accountant(privacy, 0.1).facts(50)
     assert clear == {
         "noise_multiplier": 2.0, "unit": "row", "mechanism": MECHANISM["row"], "delta": 1e-5,
+        "neighbours": NEIGHBOURS["row"], "trust": TRUST_ALONE, "theorem": THEOREM,
         "sampling_rate": 0.1, "releases": 50.0, "noise_silos": 1.0, "epsilon": epsilon(2.0, 1e-5, 0.1, 50),
     }  # fmt: skip
     shared = Accountant(replace(privacy, sharers=4), 0.1, "the means").facts(50)
-    assert shared["noise_silos"] == 4
+    assert (shared["noise_silos"], shared["trust"]) == (4, TRUST)
     assert shared["epsilon"] == clear["epsilon"]
     # One of four silos knows a quarter of the variance, two half of it, and all but one three quarters.
     assert shared["epsilon_to_silos"] == epsilon(2.0 * 0.75**0.5, 1e-5, 0.1, 50)

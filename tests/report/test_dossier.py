@@ -16,6 +16,8 @@ from test_cli import call, patients
 
 from moretta.config import run_files
 from moretta.errors import ParameterError
+from moretta.protocols.common.accountant import MECHANISM, NEIGHBOURS, THEOREM, TRUST, Accountant
+from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.dossier import description, document, questions, risks
@@ -351,6 +353,20 @@ def test_epsilon_comes_with_what_it_protects(run, make_run):
     assert any(text.startswith("Its unit of privacy is one row of one silo") for text in said)
     assert "The epsilon of this run is 4.73 at a delta of 1e-05." in said
     assert any("no epsilon" in text for text in texts(write_dossier(run("fedsgd")), "2.3.d"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "hides"),
+    [("row", "one row of one silo: of a person with several rows, or with rows"),
+     ("group", "all rows of one group, such as a patient, of one silo: of a person with rows"),
+     ("silo", "all that one silo uploads: of a person with rows")],
+)  # fmt: skip
+def test_what_epsilon_rests_on_is_stated(make_run, unit, hides):
+    facts = Accountant(Privacy(1.0, 1.0, 1e-5, 3, unit=unit), 0.4, "the means").facts(5)
+    said = texts(write_dossier(make_run("fedsgd", facts=facts)), "2.3.d")
+    assert any(text.startswith(f"Its unit of privacy is {hides} at several silos") for text in said)
+    for words in (NEIGHBOURS[unit], MECHANISM[unit], "is 0.4.", TRUST, THEOREM, "does not count the means."):
+        assert any(words in text for text in said), words
 
 
 @pytest.mark.parametrize(("kind", "says"), [

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from moretta.protocols.common.accountant import Accountant
+from moretta.protocols.common.lattice import Privacy
 from moretta.report.folder import RunRecord, read_run
 from moretta.report.statements import UNTESTED, privacy_statements, reading_notes
 
@@ -24,6 +26,7 @@ GONE = [{"round": 3, "silo": "silo-2", "reason": "disconnected: gone"}]
 NOISED = {"epsilon": 2.0, "delta": 1e-5, "epsilon_to_silos": 4.5, "epsilon_leaves_out": "means of the columns"}
 COUNTED = {"epsilon": 4.73, "delta": 1e-5, "releases": 28.0, "noise_silos": 8.0, "epsilon_to_silos": 5.1}
 COUNTED |= {"epsilon_with_noise_of_4": 7.7, "epsilon_with_noise_of_1": "unbounded"}
+STATED = Accountant(Privacy(1.0, 1.0, 1e-5, 3), 0.4).facts(5)
 CONFINED = {"loss": 0.2, "accuracy": 0.9, "displacement": {"loss": 0.05, "accuracy": 0.95}}
 SPAN = "the silos’ gradient as far as it lies in the directions’ span: K numbers of it a round"
 LABELS = "the balance of the other silos’ labels: plain gradient steps of that bias show it"
@@ -118,6 +121,9 @@ CASES: Sequence[tuple[str, dict[str, Any], str, Sequence[str], Sequence[str]]] =
       "8 silos, less those who are lost; with the noise of 4 alone ε = 7.7, of 1 alone ε = unbounded."], []),
     ("fedsgd", {"facts": {**COUNTED, "noise_silos": 1.0}, **SUMMED}, "Server",
      ["That counts 28 noised sums that may have been opened; each silo adds all of the noise."], []),
+    ("fedsgd", {"facts": STATED, **SUMMED}, "Server",
+     ["In a round is each example with a chance of at most 0.4, by itself and in secret.",
+      "It is trusted that each silo adds its share of the noise", "The theorem: discrete Gaussian noise hides"], []),
     ("swarm", {}, "Server", ["no sentence about the protocol swarm"], []),
     ("fedavg", {"secure_aggregation": {"scheme": "odd", "ring_bits": 64}}, "Server",
      ["no sentence about the aggregation scheme odd"], []),

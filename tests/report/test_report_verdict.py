@@ -335,3 +335,17 @@ def test_epsilon_and_warnings_are_on_the_page(make_run, tmp_path):
     vast = read_run(make_run("fedsgd", folder="vast", facts=facts | {"epsilon": 5000.0}))
     assert "times as likely" not in epsilon_note(vast)
     assert epsilon_note(read_run(make_run("local"))) == ""
+
+
+@pytest.mark.parametrize(("spent", "drawn"), [(1.5, True), ("unbounded", False), (None, False)])
+def test_epsilon_over_rounds_is_drawn(make_run, tmp_path, spent, drawn):
+    folder = make_run("fedsgd", facts={"epsilon": spent or 0.0, "delta": 1e-5})
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    at = {} if spent is None else {"epsilon": spent}
+    told = [line | (at if spent == "unbounded" else {key: value * line["round"] / 80 for key, value in at.items()})
+            for line in lines]  # fmt: skip
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    text = write_report([folder], tmp_path / "a.html").read_text()
+    assert ("Epsilon spent over rounds" in text) == ("The accountant's epsilon of all" in text) == drawn
+    if drawn:
+        assert read_run(folder).history[-1].epsilon == 1.5

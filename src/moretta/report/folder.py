@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from moretta.engines.files import read_file
 from moretta.errors import ParameterError
@@ -200,6 +209,7 @@ class RoundRecord(_Part):
     validation_loss: float | None = None
     validation_accuracy: float | None = None
     validation_mse: float | None = None
+    epsilon: Annotated[float | None, BeforeValidator(lambda spent: None if spent == "unbounded" else spent)] = None
 
 
 class PictureRecord(_Part):

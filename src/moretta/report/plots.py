@@ -78,8 +78,8 @@ _SVG = (
 def figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Draw the figures of runs, by their places on the page; None where no run has what one shows.
 
-    They are training loss, test accuracy (or mse) and loss on validation rows over rounds, the curves of `RANKED`,
-    seconds by phase, stacked, and bytes of one silo in one round.
+    They are training loss, test accuracy (or mse), loss on validation rows and epsilon over rounds, the curves of
+    `RANKED`, seconds by phase, stacked, and bytes of one silo in one round.
     """
     return {
         **curves(records),
@@ -100,6 +100,7 @@ def curves(records: Sequence[RunRecord], last: str = "") -> dict[str, Markup | N
         "losses": _curves(records, losses, "loss", f"Training loss{scaled}", least=1, window=window),
         "scores": _curves(records, f"scores{last}", *score_of(records), least=2),
         "validated": _curves(records, f"validated{last}", "validation_loss", "Loss on validation rows", least=2),
+        "spent": _curves(records, f"spent{last}", "epsilon", "Epsilon spent", least=2),
     }
 
 

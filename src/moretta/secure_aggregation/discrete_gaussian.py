@@ -51,6 +51,7 @@ LEAST_BASE = math.sqrt(SMOOTH * (1 + RADIX**2))  # of a table whose draws are ad
 MOST_BASE = LEAST_BASE * math.sqrt(1 + RADIX**2)
 LARGEST = 1e12  # deviations above which sums might leave 64 bits
 BITS, GUARD, WORD, GUIDE = 256, 64, 31, 16  # of probabilities, of the arithmetic beside them, of words, of the guide
+PART = 8192  # of numbers that are drawn at once: what is looked up for them stays in the processor's cache
 TAIL = math.sqrt(2 * math.log(2) * BITS)  # in deviations; what lies further out is less likely than 2^-256
 
 
@@ -78,17 +79,22 @@ class DiscreteGaussian:
         return total
 
     def _base(self, stream: Keystream, count: int) -> NDArray[np.int64]:
-        drawn = stream.integers(count, 32)
-        uniform = drawn >> np.uint32(1)
-        cells = uniform >> np.uint32(WORD - GUIDE)
-        indices = self.guide[cells]
-        indices += self.words[indices] < uniform
-        out = np.flatnonzero(self.crowded[cells])
-        indices[out] = np.searchsorted(self.words, uniform[out])
-        for place in np.flatnonzero(self.words[indices] == uniform):  # its 31 bits are those of a bound: more decide
-            rest = int.from_bytes(stream.octets(BITS // 8).tobytes(), "big") >> WORD
-            indices[place] = bisect_right(self.exact, (int(uniform[place]) << BITS - WORD) | rest)
-        signed: NDArray[np.int64] = np.where(drawn & np.uint32(1), -indices, indices).astype(np.int64)
+        drawn, signed = stream.integers(count, 32), np.empty(count, dtype=np.int64)
+        for start in range(0, count, PART):
+            part = slice(start, start + PART)
+            uniform = drawn[part] >> np.uint32(1)
+            cells = uniform >> np.uint32(WORD - GUIDE)
+            indices = self.guide.take(cells)
+            words = self.words.take(indices)
+            undecided = words == uniform  # its 31 bits are those of a bound: more decide
+            indices += words < uniform
+            out = np.flatnonzero(self.crowded.take(cells))
+            indices[out] = np.searchsorted(self.words, uniform[out])
+            undecided[out] = self.words[indices[out]] == uniform[out]
+            for place in np.flatnonzero(undecided):
+                rest = int.from_bytes(stream.octets(BITS // 8).tobytes(), "big") >> WORD
+                indices[place] = bisect_right(self.exact, (int(uniform[place]) << BITS - WORD) | rest)
+            np.multiply(indices, 1 - 2 * (drawn[part] & np.uint32(1)).astype(np.int32), out=signed[part])
         return signed
 
 

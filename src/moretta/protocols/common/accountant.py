@@ -50,9 +50,22 @@ MOST_EPSILON = 100.0  # above which nothing is bounded that matters, and distrib
 TOLERANCE = 1e-6  # of a noise multiplier that is searched for
 MECHANISM = {"row": "discrete Gaussian, Poisson-sampled rows", "group": "discrete Gaussian, Poisson-sampled groups"}
 MECHANISM |= {"silo": "discrete Gaussian, clipped updates"}
+NEIGHBOURS = {
+    "row": "one row of one silo, added or removed",
+    "group": "all rows of one group of one silo, added or removed",
+    "silo": "all that one silo uploads, there or counted as 0",
+}
+TRUST = "each silo adds its share of the noise and helps to open one sum of a take; the server is not trusted"
+TRUST_ALONE = "each silo adds all of the noise to its own upload; neither the server nor other silos are trusted"
+THEOREM = (
+    "discrete Gaussian noise hides what the Gaussian mechanism hides (Canonne, Kamath, Steinke 2020; (C) of "
+    "moretta.secure_aggregation.discrete_gaussian), composed by privacy-loss distributions (Doroshenko et al. 2022), "
+    "above 100 by Renyi divergences (Mironov, Talwar, Zhang 2019)"
+)
 WITH_NOISE_OF = "epsilon_with_noise_of_"  # so many silos: the name of a fact
 
 
+@lru_cache(maxsize=4096)  # each silo of one process asks for the same, and the server after each round
 def epsilon(sigma: float, delta: float, q: float, rounds: int) -> float:
     """Return the epsilon of `rounds` rounds at this delta; infinity without noise.
 
@@ -151,7 +164,9 @@ class Accountant:
         sharers = self.privacy.sharers
         facts: dict[str, float | str] = {"noise_multiplier": self.privacy.noise, "delta": self.privacy.delta}
         if self.privacy.noise:
-            facts |= {"unit": self.privacy.unit, "mechanism": MECHANISM[self.privacy.unit]}
+            unit = self.privacy.unit
+            facts |= {"unit": unit, "mechanism": MECHANISM[unit], "neighbours": NEIGHBOURS[unit]}
+            facts |= {"trust": TRUST if sharers > 1 else TRUST_ALONE, "theorem": THEOREM}
             facts |= self._lattice(shapes).facts() if shapes else {}
         facts |= {"sampling_rate": self.rate, "releases": float(releases), "noise_silos": float(sharers)}
         facts |= {"colluding_silos": float(self.privacy.colluding)} if self.privacy.colluding else {}

@@ -324,6 +324,16 @@ def _what_epsilon_assumes(record: Record) -> str:
     return f"{sentence}{'; with the noise ' if fewer else ''}{', '.join(fewer)}"
 
 
+def _what_epsilon_rests_on(record: Record) -> str:
+    """Return sampling, trust and theorem, of which records of before they were stated have none."""
+    facts, (what, _) = record["facts"], unit_of(record["facts"])
+    if "theorem" not in facts:
+        return ""
+    each = f"each {what} with a chance of at most {_figure(facts['sampling_rate'])}, by itself and in secret"
+    sampled = "every silo that takes part" if facts["unit"] == "silo" else each
+    return f". In a round is {sampled}. It is trusted that {facts['trust']}. The theorem: {facts['theorem']}"
+
+
 def _what_epsilon_leaves_out(record: Record) -> str:
     left_out = record["facts"].get("epsilon_leaves_out")
     return f". Not counted: {left_out}" if left_out else ""
@@ -390,6 +400,7 @@ WORDS = (
     one_unit,
     epsilon_alone,
     Word("what_epsilon_assumes", "", _what_epsilon_assumes),
+    Word("what_epsilon_rests_on", "", _what_epsilon_rests_on),
     what_epsilon_leaves_out,
 )
 """The words that protocols share."""
@@ -535,7 +546,8 @@ RECEIVES_THE_MODEL = silo("model", attacks=("membership-inference",), place="fro
 NOISE, NOISE_OF_SILOS = (
     server("model", (is_noised,), ("membership-inference",), kind="bounded").says(
         f"can learn of {what}, from all models of the run, no more than {{epsilon_alone}} allows|: together they are "
-        "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}",
+        "(ε, δ)-differentially private with {epsilons}{what_epsilon_assumes}{what_epsilon_leaves_out}"
+        "{what_epsilon_rests_on}",
         assumes="each sum has the noise of as many silos as the report names, less those who are lost, which the "
         f"observer does not know; silos help open one sum of a take{tried}",
     )

@@ -104,7 +104,19 @@ def _came_to(place: int, attack: Attacked) -> list[Sentence]:
 
 def unit(facts: Mapping[str, object]) -> str:
     """Return what the epsilon of a run is about."""
-    return "all that one silo uploads" if facts.get("unit") == "silo" else "one row of one silo"
+    units = {"silo": "all that one silo uploads", "group": "all rows of one group, such as a patient, of one silo"}
+    return units.get(str(facts.get("unit")), "one row of one silo")
+
+
+STATED = {
+    "neighbours": "Neighbouring data sets differ in {}",
+    "mechanism": "The mechanism is: {}",
+    "sampling_rate": "The largest part of a silo's data that a round draws is {}",
+    "trust": "It is trusted that {}",
+    "theorem": "Epsilon follows from a theorem: {}",
+    "epsilon_leaves_out": "Epsilon does not count {}",
+}
+"""What NIST SP 800-226 wants stated beside epsilon, by the facts that have it."""
 
 
 def epsilon(evidence: Evidence) -> Iterator[Sentence]:
@@ -118,7 +130,7 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
         yield sentence(text, of_result("facts"), "clause:nist-2-1-1", group=group)
         return
     facts = record.facts
-    source, of_silos = of_result("facts", "epsilon"), facts.get("unit") == "silo"
+    source, several = of_result("facts", "epsilon"), facts.get("unit", "row") == "row"
     yield sentence(
         f"The epsilon of this run is {figure(float(str(facts['epsilon'])))} at a delta of {facts['delta']}",
         source,
@@ -127,14 +139,17 @@ def epsilon(evidence: Evidence) -> Iterator[Sentence]:
         group=group,
     )
     yield sentence(
-        f"Its unit of privacy is {unit(facts)}: of a person with {'' if of_silos else 'several rows, or with '}rows at "
+        f"Its unit of privacy is {unit(facts)}: of a person with {'several rows, or with ' if several else ''}rows at "
         "several silos, it bounds less",
         source,
         "clause:nist-2-4",
         group=group,
     )
+    for key, text in STATED.items():
+        if key in facts:
+            yield sentence(text.format(facts[key]), of_result("facts", key), "clause:nist-2-1-1", group=group)
     grouped = next((name for name, column in evidence.columns.items() if column.get("kind") == "group"), None)
-    if grouped is not None:
+    if grouped is not None and several:
         yield sentence(
             f"The schema says by the column {grouped} whom rows are about, so a person may have several rows here",
             of_inputs("table", "columns", grouped),
