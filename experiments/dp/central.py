@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ COLUMNS = ("ours %", "central %", "difference", "half of 95 %", "seeds", "clip",
            "central rate", "noise", "rounds", "lost rounds", "lost silos %")  # fmt: skip
 
 
+@lru_cache(maxsize=2)  # the next cell is often of the same rows
 def federation(name: str, data: Path, seed: int, tried: bool, *keys: str) -> Federation:
     """Return a run's silos and model. tried: whether validation rows are scored, and no test rows."""
     where = json.dumps(str((data / run_files.load(HERE / f"{name}.toml").data.path).absolute()))
@@ -78,7 +79,7 @@ def played(name: str, data: Path, seed: int, clip: float, rate: float, epsilon: 
     keys = {"dp-noise": noise, "dp-clip": clip, "dp-delta": DELTA, "dp-epsilon": epsilon, "learning-rate": rate}
     told = [f"protocol.{key}={value}" for key, value in keys.items()]
     record = federation(name, data, seed, tried, *told, f"engine.faults.seed={seed}").train(rounds, seed).record
-    lost = [one["round"] for one in record["lost"]]
+    lost = [one["round"] for one in record.get("lost", [])]
     if record["facts"]["epsilon"] > epsilon:
         raise ParameterError(f"expected an epsilon of at most {epsilon}, got {record['facts']['epsilon']}")
     return {
@@ -158,6 +159,11 @@ def run(data: Path, path: Path) -> None:
     """Train what is not in the record yet, and keep it after each run."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells_played"] if path.is_file() else []
 
+    def keep() -> None:
+        told = {"format": 1, "name": "dp-central", "columns": COLUMNS, "rows": rows(cells), "cells_played": cells}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, as_json(told | provenance()).encode())
+
     def cell(name: str, method: str, seed: int, clip: float, rate: float, epsilon: float, tried: bool) -> float:
         key = {"data": name, "method": method, "seed": seed, "clip": clip, "rate": rate, "epsilon_wanted": epsilon,
                "tried": tried}  # fmt: skip
@@ -167,9 +173,7 @@ def run(data: Path, path: Path) -> None:
         began = time.process_time()
         found = (played if method == "ours" else central)(name, data, seed, clip, rate, epsilon, tried)
         cells.append(key | found | {"core_seconds": round(time.process_time() - began, 2)})
-        told = {"format": 1, "name": "dp-central", "columns": COLUMNS, "rows": rows(cells), "cells_played": cells}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, as_json(told | provenance()).encode())
+        keep()
         print(f"{key}: {found}", file=sys.stderr, flush=True)
         return float(found["accuracy"])
 
@@ -178,6 +182,7 @@ def run(data: Path, path: Path) -> None:
                 for method in METHODS}  # fmt: skip
         for seed, epsilon, method in itertools.product(SEEDS, EPSILONS, METHODS):
             cell(name, method, seed, *best[method], epsilon, False)
+    keep()
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -45,6 +46,42 @@ def test_a_table_has_the_probabilities_of_the_definition(deviation: float) -> No
     assert np.abs(found - both).max() < 1e-14  # the rounding of float64, not of the table
     assert bounds[-1] == 1
     assert 1 - bounds[-2] < Fraction(1, 1 << 250)  # nothing is cut off that could be seen
+
+
+def bracketed(square: Fraction, last: int) -> list[tuple[Fraction, Fraction]]:
+    """Lower and upper bounds of P(|X| <= n), n = 0 .. last, by rational arithmetic on the definition alone.
+
+    exp(-1 / (2 s^2)) lies between two partial sums of its series. Powers of it are rounded down and up, to 400 bits.
+    """
+    whole, x = 1 << 400, 1 / (2 * square)
+    terms = [(-x) ** k / math.factorial(k) for k in range(90)]
+    ends = sorted([sum(terms[:-1], Fraction(0)), sum(terms, Fraction(0))])
+
+    def power(base: int, exponent: int, up: int) -> int:
+        found = whole
+        while exponent:
+            if exponent & 1:
+                found = found * base + up * (whole - 1) >> 400
+            base, exponent = base * base + up * (whole - 1) >> 400, exponent >> 1
+        return found
+
+    first = (math.floor(ends[0] * whole), math.ceil(ends[1] * whole))
+    weights = [[power(first[up], number * number, up) for number in range(last + 2)] for up in (0, 1)]
+    sums = [list(itertools.accumulate([each[0], *(2 * one for one in each[1:])])) for each in weights]
+    total = sums[0][last], sums[1][last] + 4 * weights[1][last + 1]  # beyond, each weight is less than half the last
+    return [(Fraction(low, total[1]), Fraction(high, total[0])) for low, high in zip(*sums, strict=True)][: last + 1]
+
+
+@pytest.mark.parametrize("deviation", [4.0, 17.25])
+def test_a_table_is_exact_by_another_arithmetic(deviation: float) -> None:
+    """An oracle of our own, as OpenDP takes 276 MB: Canonne, Kamath, Steinke 2020, Definition 1."""
+    exact_bounds = discrete_gaussian(deviation).exact
+    close = Fraction(1, 1 << 248)
+    for bound, (low, high) in zip(
+        exact_bounds, bracketed(Fraction(deviation) ** 2, len(exact_bounds) - 1), strict=True
+    ):
+        assert high - low < close
+        assert low - close < Fraction(bound, 1 << drawn.BITS) < high + close
 
 
 def test_levels_add_up_to_the_discrete_gaussian_even_far_out() -> None:
