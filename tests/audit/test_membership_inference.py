@@ -85,6 +85,37 @@ def test_noise_bounds_membership(tmp_path, monkeypatch, noise, known):
     assert shadows.plan_of(truth.run).row_clip == 10.0
 
 
+def of_one_run(folder, seed):
+    """Train on 300 of 600 rows of random labels, dealt by the seed; return that run's bound, and what it claims."""
+    source = Path(KEPT.name) / "dealt.csv"
+    if not source.exists():
+        generator = np.random.Generator(np.random.PCG64(3))
+        rows = np.column_stack([generator.standard_normal((600, 300)), generator.integers(0, 2, 600)])
+        names = ",".join([*(f"x{column}" for column in range(300)), "label"])
+        np.savetxt(source, rows, delimiter=",", header=names, comments="", fmt="%.6g")
+    truth = recorded(
+        folder,
+        anew=True,
+        run={"rounds": 10, "seed": seed, "insecure-secret-seed": seed},
+        data={"source": str(source), "batch-size": 0, "test-fraction": 0.5},
+        model={"hidden": []},
+        protocol={"loss": "cross-entropy", "learning-rate": 0.5, "dp-noise": 20.0, "dp-clip": 10.0},
+    )
+    found = attacked(ATTACK, truth)
+    assert found.figures["pairs_guessed"] >= 40
+    return found.figures["epsilon_at_least"], read_json(truth.folder / "result.json")["facts"]["epsilon_to_silos"]
+
+
+@pytest.mark.slow
+def test_the_bound_of_one_run_is_at_most_what_is_claimed_in_twenty_of_twenty_runs(tmp_path, monkeypatch):
+    """A right bound of 95 % fails rarely where epsilon is reached, and here noise leaves little to guess by."""
+    monkeypatch.setattr(membership_inference, "SECONDS", 0.5)
+    for seed in range(1, 21):
+        (folder := tmp_path / str(seed)).mkdir()
+        bound, told = of_one_run(folder, seed)
+        assert bound <= told < 1.0, seed
+
+
 def test_local_models_tell_members(tmp_path):
     truth = trained(tmp_path, 60, 0.5, name="local")
     found = attacked(OF_LOCAL_MODELS, truth)
