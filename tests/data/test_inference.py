@@ -253,15 +253,27 @@ def test_a_column_that_tells_the_target_is_asked_about_whole_and_halved(path: Pa
         "bed": ["" if one else f"zq{random.integers(0, 90)}" for one in alive],
         "nearly": ["ja" if one else "nein" for one in (alive ^ (np.arange(rows) % 9 == 0))],
         "crp": PLAIN["crp"](random, rows),
+        "weight": [random.uniform(2.5, 4.5) if one else random.uniform(0.9, 2.5) for one in alive],
+        "height": [random.uniform(1.5, 4.5) if one else random.uniform(0.9, 3.5) for one in alive],
         "outcome": ["no" if one else "yes" for one in alive],
     }
     for places in (range(rows), random.permutation(rows)[: rows // 2]):
         found = guesses(path, part(columns, places))
         told = {name: str(one.doubt) for name, one in found.items() if one.doubt is not None}
-        assert told.keys() == {"alive", "status", "died on", "bed"}
+        assert told.keys() == {"alive", "status", "died on", "bed", "weight"}
         assert all("tells the target" in said for name, said in told.items() if name != "bed")
         assert "zq" not in "".join(told.values())
         assert all(found[name].column.kind == "drop" for name in told)
+
+
+def test_a_target_that_lacks_values_is_no_class_of_its_own(path: Path) -> None:
+    columns: dict[str, Sequence[object]] = {
+        "weight": [0.5 + k for k in range(60)],
+        "low": ["", *["yes", "no"] * 29, ""],
+    }
+    assert asked(path, columns) == ["low"]
+    columns["low"] = ["", *["yes"] * 29, *["no"] * 29, ""]
+    assert asked(path, columns) == ["weight", "low"]
 
 
 def test_names_of_people_are_asked_about_however_few(path: Path) -> None:

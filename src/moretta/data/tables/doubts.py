@@ -7,6 +7,8 @@ when it is shuffled, sorted or halved. No cell is ever quoted.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +45,7 @@ MOST_NUMBERS = 10  # that are classes of a target: more are probably amounts
 MOST_ODD = 5  # words among numbers that are listed as standing for no value
 LEAST_SHOWN = 5  # rows with each of the words that may be ids
 LINE = 100  # characters of a list in schema.toml
+MOST_ORDERS = 10**9  # of classes along a column: numbers part them by chance less than once in so many
 RARE = 0.02  # of the rows: less is no class that anybody expects among three or more
 _BLANKS: Mapping[Missing, Blanks] = {"error": "refuse", "mean": "mean", "median": "mean", "indicator": "indicator"}
 _PLACEHOLDERS = frozenset(
@@ -334,17 +337,24 @@ def _of_no_values(cells: Cells) -> Iterator[Doubt]:
 
 
 def of_leak(cells: Cells, outcome: Cells) -> str | None:
-    """Return what is seen where a column's values, or whether it has any, each go with one class alone."""
+    """Return what gives the target away: values of one class each, or numbers that a threshold parts by class."""
     if not 1 < outcome.differing <= MOST_NUMBERS:
         return None
-    few, classes = cells.differing <= MOST_NUMBERS, outcome.places[outcome.there]
-    values_there = (cells.places if few else cells.there)[outcome.there]
-    values, sizes = len(np.unique(values_there)), np.sort(np.bincount(classes))
+    few, rows = cells.differing <= MOST_NUMBERS, outcome.there
+    classes = outcome.places[rows]
+    kinds, sizes = (cells.places if few else cells.there)[rows], np.sort(np.bincount(classes))
+    values, everywhere = len(np.unique(kinds)), f"in {len(classes)} of {len(classes)} rows"
     chance = sizes[-2] < LEAST_SHOWN or values * LEAST_SHOWN > len(classes)
-    if chance or len(np.unique(values_there * len(sizes) + classes)) > values:
+    if not chance and len(np.unique(kinds * len(sizes) + classes)) == values:
+        what = f"each of its {values} values" if few else "whether it has a value"
+        return f"tells the target: {what} goes with one class alone {everywhere}"
+    if cells.numbers is None or few or cells.absent or math.comb(len(classes), int(sizes[-1])) < MOST_ORDERS:
         return None
-    what = f"each of its {values} values" if few else "whether it has a value"
-    return f"tells the target: {what} goes with one class alone in {len(classes)} of {len(classes)} rows"
+    of_classes = [cells.numbers[rows][classes == place] for place in np.unique(classes)]
+    ends = sorted((numbers.min(), numbers.max()) for numbers in of_classes)
+    if any(below[1] >= above[0] for below, above in itertools.pairwise(ends)):
+        return None
+    return f"tells the target: each class has a range of its numbers for itself {everywhere}"
 
 
 def of_target(cells: Cells) -> Iterator[Doubt]:
