@@ -604,7 +604,7 @@ def test_whole_rows_wait_for_the_same_silos_and_then_fail_by_name() -> None:
         return Driver(ToyServer(), list(clients), "run", Waiting(clients, Codec(SCHEMA)), 2)
 
     for _ in range(2):
-        with pytest.raises(RunFailed, match=r"round 2 can only be played .* as before, a, b, c: .* missing: c;"):
+        with pytest.raises(RunFailed, match=r"round 2 can only be repeated .* as before, a, b, c: .* missing: c;"):
             list(driver().rounds(1, 2))
     assert waited[0] == (["c"], 1)
     assert len(waited) > 2

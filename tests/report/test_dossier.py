@@ -332,7 +332,7 @@ def test_what_no_attack_tested_remains(run):
 
 
 def test_a_run_without_an_audit_says_so_and_what_would_do(run):
-    for kind, how in (("recorded", "moretta audit can play"), ("cgd", "only a new run with record-views")):
+    for kind, how in (("recorded", "moretta audit can attack them"), ("cgd", "only a new run with record-views")):
         written = write_dossier(run(kind))
         assert [text for text in texts(written, "0") if how in text]
         assert texts(written, "4.1.c") == ["Without an audit there is no measured risk to list."]
