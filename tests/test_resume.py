@@ -24,10 +24,11 @@ from moretta import PBPFL, Centralised, Engine, Faults, FedAvg, Federation, FedS
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message
 from moretta.contract.roles import Ask, Replies
-from moretta.engines import views
+from moretta.engines import journal, views
 from moretta.engines.checkpoint import last_checkpoint
 from moretta.engines.in_process import InProcess
 from moretta.errors import ParameterError
+from moretta.protocols.common.modules import arrays
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.agreement import KeyAdvert
 from moretta.secure_aggregation.pairwise import MaskedUpload
@@ -177,6 +178,20 @@ def test_a_round_that_others_play_again_has_other_rows(protocol: str, tmp_path: 
     # In round 2 others play; round 3 goes on from another model than the one it was asked for before.
     assert [line.get("take", 0) for line in again.history] == [0, 1, 1, 0]
     assert [[gone["silo"] for gone in line["dropped"]] for line in again.history] == [[], ["south"], [], []]
+
+
+@pytest.mark.parametrize("batch_size", [8, 0])
+def test_a_run_goes_on_after_its_machine_was_started_anew(
+    batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"batch_size": batch_size, "insecure_secret_seed": 1}
+    make("fedsgd", tmp_path / "run", **settings).train(2, SEED)
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr(journal, "BOOT", tmp_path / "boot")
+    resumed = make("fedsgd", tmp_path / "run", **settings).train(4, SEED, resume=True)
+    whole = make("fedsgd", None, **settings).train(4, SEED)
+    for name, array in arrays(whole.model).items():
+        np.testing.assert_array_equal(arrays(resumed.model)[name], array)
 
 
 def test_sessions_that_reach_no_checkpoint_are_counted_and_keep_their_views(tmp_path: Path) -> None:

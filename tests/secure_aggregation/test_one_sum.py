@@ -325,6 +325,22 @@ def test_after_a_loss_of_power_reserved_rounds_are_spent() -> None:
     fourth.ask(at(2 * AHEAD + 1), ONE, S)
 
 
+def test_a_loss_of_power_spends_no_round_of_whole_rows() -> None:
+    """They have no further take, so a round that counted as spent could never be played."""
+    disk = Disk()
+    helped = disk.opened()
+    for number in (1, 2):
+        helped.bind(at(number), ALL, S, gives=True)
+    disk.lose_power()
+    after = disk.opened("second")
+    for number in (1, 2):
+        after.bind(at(number), ALL, S, gives=True)
+        with pytest.raises(SumSpent):
+            after.bind(at(number), ALL, FEWER, gives=True)
+    after.ask(at(3), ALL, FEWER)
+    after.bind(at(3), ALL, FEWER, gives=True)
+
+
 ROUNDS = st.integers(1, 4) | st.integers(1, 40)  # the odd ones of whole rows
 BINDS = st.tuples(
     st.sampled_from([Event.BINDS, Event.GIVES]), ROUNDS, st.integers(0, 2), st.sampled_from([b"1" * 32, b"2" * 32]),

@@ -179,7 +179,7 @@ class HelpedFile:
             return HelpedSums(
                 journal.open(begun=True) if self.begun else journal.lines(),
                 lambda line, force: journal.append(line, force=force),
-                powered=powered_since(),
+                powered=powered_since() if self.forces else "",
                 over_runs=self.over_runs,
                 apart=self.apart,
                 repeats=self.repeats,

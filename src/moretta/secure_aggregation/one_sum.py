@@ -33,7 +33,8 @@ the server goes on to the take that the silo names, with other rows, or where al
 
 **On disk.** A line is written, and not only buffered, before what it says leaves the silo, so a killed process forgets
 nothing. A loss of power may still lose lines that were not forced to the disk. One such force reserves `AHEAD` rounds:
-after a loss of power, reserved rounds of which nothing is known count as spent.
+after a loss of power, reserved rounds of which nothing is known count as spent, and have a further take. Where all rows
+are used there is no further take, so each round is forced by itself, and none is reserved.
 
 **What this does not stop.** Round number and model are the server's own words. A server that sends nearly the same
 model in two rounds, over sets that differ by one silo, still subtracts. `apart = m` stops that: a silo then helps no
@@ -187,9 +188,10 @@ class HelpedSums:
 
     lines: what `keep` was given in earlier processes, in order. keep: takes a line, and whether the disk must have it
     before it returns. powered: a name for the time since the machine was started; under another name, lines that were
-    not forced may be lost. over_runs: whether a statistic is over one set in all runs together (where a silo is a site
-    of its own), or in each run. apart: see the opening. repeats: whether the silo's owner allows sums of all its rows
-    over other sets too. fewest: the fewest silos that it helps to sum. answers: the rest of the record.
+    not forced may be lost; "" where that does not matter. over_runs: whether a statistic is over one set in all runs
+    together (where a silo is a site of its own), or in each run. apart: see the opening. repeats: whether the silo's
+    owner allows sums of all its rows over other sets too. fewest: the fewest silos that it helps to sum. answers: the
+    rest of the record.
     Raises `moretta.errors.PeerError` for lines that are not its own.
     """
 
@@ -235,7 +237,7 @@ class HelpedSums:
         state = self._next(helped, stamp, asked, Event.BINDS, ())
         record = Helped(state, max(stamp.take, helped.take), _kept(asked), ())
         if record != helped:
-            self._write(key, record)
+            self._write(key, record, whole=asked.whole)
 
     def bind(self, stamp: Stamp, asked: Query, survivors: Survivors, *, gives: bool) -> None:
         """Record, beforehand, that this silo says who is in a sum. gives: whether it gives shares.
@@ -253,7 +255,7 @@ class HelpedSums:
         self._check_floors(survivors)
         for key, one_found in records.items():
             if one_found != self._kept_of(key):
-                self._write(key, one_found)
+                self._write(key, one_found, whole=asked.whole)
 
     def _kept_of(self, key: Key) -> Helped:
         if key not in self._helped and key[2] <= self._lost.get(key[:2], -1):
@@ -301,7 +303,7 @@ class HelpedSums:
 
     # Lines
 
-    def _write(self, key: Key, helped: Helped) -> None:
+    def _write(self, key: Key, helped: Helped, *, whole: bool) -> None:
         run, what, number = key
         if helped.survivors not in self._sets:
             self._keep(json.dumps(["set", *helped.survivors]), self._apart > 1)  # no reserved round covers it
@@ -317,8 +319,8 @@ class HelpedSums:
             self._sets[helped.survivors],
         ]
         # Else it is a repetition, of a round that counts as spent already, or of a further take, which a reserved round
-        # does not count as spent: all are rare, and are forced at once.
-        ordinary = what in ("", BEFORE)
+        # does not count as spent: all are rare, and are forced at once. So are rounds of whole rows, which are long.
+        ordinary = what in ("", BEFORE) and not whole
         ahead = ordinary and not helped.take and number > max(self._last.get(key[:2], -1), self._lost.get(key[:2], -1))
         reserves = not ahead or number > self._reserved.get(key[:2], -1)
         given_only = replace(self._helped.get(key, _FREE), state=helped.state) == helped  # S is kept
@@ -354,7 +356,8 @@ class HelpedSums:
                 raise PeerError("expected the record of sums that this silo has helped to open, got other lines") from (
                     error
                 )
-        self._lost = {key: last for key, last in self._reserved.items() if powered[key] != self._powered}
+        if self._powered:
+            self._lost = {key: last for key, last in self._reserved.items() if powered[key] != self._powered}
 
     def __repr__(self) -> str:
         return f"HelpedSums({len(self._helped)} sums)"
