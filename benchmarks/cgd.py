@@ -85,7 +85,7 @@ class Fused:
         protocol = CGD(learning_rate=RATE, delta=0.1)
         self.simulation = Simulation(
             protocol,
-            Specification(Run(rounds=1000, insecure_secret_seed=0), Data(batch_size=0), protocol),
+            Specification(Run(rounds=1000, insecure_secret_seed=0), Data(source="python", batch_size=0), protocol),
             mlp(),
             Grid(parts, {row: f"{row}-0" for row in counts}),
             x,
