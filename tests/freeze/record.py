@@ -533,8 +533,18 @@ def made(name: str, folder: Path) -> Any:
         torch.set_num_threads(before)
 
 
+def rounding() -> str:
+    """Return a digest of a few computations: processors of other instructions round their last bits otherwise."""
+    drawn = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    image, wide = drawn.reshape(1, 1, 64, 64), drawn.double()
+    computed = [drawn @ drawn, wide @ wide, drawn.exp(), drawn.tanh(), drawn.log_softmax(1), drawn.sum()]
+    computed += [torch.nn.functional.conv2d(image, image[:, :, :5, :5]), torch.from_numpy(np.exp(wide.numpy()))]
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in computed)).hexdigest()
+
+
 def machine() -> Record:
     return {
+        "rounding": rounding(),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "python": platform.python_version(),
