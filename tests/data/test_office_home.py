@@ -158,7 +158,7 @@ def test_an_unreadable_image_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_image_size_is_for_images_alone() -> None:
-    with pytest.raises(ParameterError, match='image-size is for images, but source = "digits"'):
+    with pytest.raises(ParameterError, match='image-size is for images, not for source = "digits"'):
         load("digits", image_size=32)
 
 

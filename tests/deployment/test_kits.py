@@ -61,7 +61,7 @@ def test_kits_are_plain_folders_of_their_names(made: kits.Kits) -> None:
 def test_kits_with_keys_that_were_made_here_say_so(made: kits.Kits) -> None:
     assert [kits.for_trials(kit) for kit in all_of(made)] == [False, True, True, False]
     for kit in made.sites.values():
-        assert "could play the site" in (kit / kits.TRIAL).read_text()
+        assert "could pose as the site" in (kit / kits.TRIAL).read_text()
 
 
 def test_certificates_are_of_one_root_and_the_servers_is_for_its_host(made: kits.Kits) -> None:

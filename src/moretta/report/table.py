@@ -484,6 +484,7 @@ ZEROS: Mapping[str, str] = {
     "rows ": "none right",
     "accuracy": "none right",
     "part of": "none",
+    "share of": "none",
     "R^2": "no nearer than the mean",
     "adjusted Rand index": "groups at random",
 }

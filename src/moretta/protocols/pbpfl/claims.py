@@ -7,6 +7,7 @@ from moretta.protocols.common.claims import Claim, Condition, Record, Word, equa
 
 SYMMETRY = "the network’s own scaling and permutation symmetry"
 OF_A_NOISY_MODEL = ("update-direction", "lemma-6-distinguisher")
+OF_A_SERVER = ("server-softmax", "server-segmentation")
 OF_A_SOFTMAX = ("softmax-from-sum", "offset-from-softmax")
 
 
@@ -90,7 +91,7 @@ SERVER = (
         "learns the mean and standard deviation of all inputs together and of the targets, {by_whom}"
     ),
     shared.DIFFERENCES_OF_TOTALS,
-    server("rows", (shared.is_cross_entropy, shows_softmax_to_server), ("server-softmax",), place="front").says(
+    server("rows", (shared.is_cross_entropy, shows_softmax_to_server), OF_A_SERVER, place="front").says(
         "sees the softmax of each training row by itself|, in the cross-entropy exchange, and alpha, the sum of the "
         "last layer’s inputs"
     ),
