@@ -190,6 +190,8 @@ def test_a_run_goes_on_after_its_machine_was_started_anew(
     monkeypatch.setattr(journal, "BOOT", tmp_path / "boot")
     resumed = make("fedsgd", tmp_path / "run", **settings).train(4, SEED, resume=True)
     whole = make("fedsgd", None, **settings).train(4, SEED)
+    assert whole.model is not None
+    assert resumed.model is not None
     for name, array in arrays(whole.model).items():
         np.testing.assert_array_equal(arrays(resumed.model)[name], array)
 
