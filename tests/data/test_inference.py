@@ -266,6 +266,13 @@ def test_a_column_that_tells_the_target_is_asked_about_whole_and_halved(path: Pa
         assert all(found[name].column.kind == "drop" for name in told)
 
 
+def test_counts_of_which_most_are_rare_are_asked_about_as_a_target(path: Path) -> None:
+    counts = [0] * 4000 + [1] * 800 + [2] * 180 + [k for k in range(3, 9) for _ in range(9 - k)]
+    found = guesses(path, {"crp": [1.5 + k % 7 for k in range(len(counts))], "visits": counts})
+    assert "only" in str(found["visits"].doubt)
+    assert 'task = "regression"' in str(found["visits"].doubt)
+
+
 def test_a_target_that_lacks_values_is_no_class_of_its_own(path: Path) -> None:
     columns: dict[str, Sequence[object]] = {
         "weight": [0.5 + k for k in range(60)],

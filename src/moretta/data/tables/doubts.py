@@ -400,7 +400,9 @@ def _of_outcome(cells: Cells) -> Iterator[Doubt]:
     for doubt in _of_no_values(cells) if is_amount(cells) else ():
         yield Doubt(doubt.evidence, (Reading("amounts", Target()), Reading("no value: remove those rows")))
     rare = [word for word in cells.words if cells.counts[word] < RARE * cells.rows]
-    if not is_amount(cells) and cells.rows >= FEW_ROWS and 0 < len(rare) <= cells.differing / 2 and cells.differing > 2:
+    counted = cells.numbers is not None and cells.wanted.task is None  # as visits are, of which most numbers are rare
+    some = 0 < len(rare) <= (cells.differing if counted else cells.differing / 2)
+    if not is_amount(cells) and cells.rows >= FEW_ROWS and some and cells.differing > 2:
         seen = f"has {len(rare)} of its {cells.differing} values {cells.within(rare)} only"
         yield Doubt(seen, (classes, FIX, *([] if cells.numbers is None else [AMOUNTS])))
 
