@@ -12,7 +12,7 @@ scales stand before A and behind B, and the product is that of no true matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,33 +61,37 @@ def _along(plan: ScalePlan, term: Array, shape: tuple[int, ...], axis: int) -> N
     return first if same else None
 
 
-def products(plan: ScalePlan, tensors: Tensors) -> dict[str, Array]:
-    """Return B A of each adapter by the name of B; of each two matrices that a scale joins where none is an adapter."""
+def adapters(plan: ScalePlan) -> list[tuple[str, str]]:
+    """Return the names of A and B of each adapter; of each two matrices that a scale joins where none is an adapter."""
     joined = list(pairs(plan))
-    chosen = [(a, b) for a, b, alone in joined if alone] or [(a, b) for a, b, _ in joined]
-    return {b: tensors[b].astype(np.float64) @ tensors[a].astype(np.float64) for a, b in chosen}
+    return [(a, b) for a, b, alone in joined if alone] or [(a, b) for a, b, _ in joined]
+
+
+def products(joined: Iterable[tuple[str, str]], tensors: Tensors) -> dict[str, Array]:
+    """Return B A of each two matrices by the name of B."""
+    return {b: tensors[b].astype(np.float64) @ tensors[a].astype(np.float64) for a, b in joined}
 
 
 def attack(case: Case) -> Claim:
     """Claim the products ROUND/NAME of each round."""
-    (silo,), plan = case.views, plan_from(case.arrays)
+    (silo,), joined = case.views, adapters(plan_from(case.arrays))
     return {
         f"{number}/{name}": product
         for number, ask in case.last_of_each_round(silo, TrainOn).items()
-        for name, product in products(plan, ask.parameters).items()
+        for name, product in products(joined, ask.parameters).items()
     }
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with the true products by round, leaving out rounds where those are 0, as before the first step."""
-    plan, errors = plan_of(truth), list[float]()
+    joined, errors = adapters(plan_of(truth)), list[float]()
     for number in sorted({int(name.partition("/")[0]) for name in claim}):
-        true = products(plan, truth.parameters(number))
+        true = products(joined, truth.parameters(number))
         if np.any(flat(true)):
             errors.append(relative_error(flat({name: claim[f"{number}/{name}"] for name in true}), flat(true)))
     if not errors:
         raise ParameterError("the products of all adapters are 0 in these rounds")
-    count = len(products(plan, truth.final()))
+    count = len({b for _, b in joined})
     return AttackResult(
         "1 - relative error of the adapters' products, median over rounds",
         *of_units(np.array(errors)),
