@@ -105,7 +105,7 @@ def of_counts(counts: NDArray[np.int64]) -> dict[str, tuple[float, float]]:
     right = np.diagonal(drawn, axis1=1, axis2=2)
     drawn_figures = {
         "accuracy": right.sum(axis=1) / rows,
-        **by_counts(right, drawn.sum(axis=2), drawn.sum(axis=1), None),
+        **by_counts(right, drawn.sum(axis=2), drawn.sum(axis=1)),
     }
     return {name: _interval(values[np.isfinite(values)]) for name, values in drawn_figures.items()}
 
@@ -152,7 +152,7 @@ def _of_classes(outputs: Array, y: Array, loss: str, threshold: float | None = N
         )
         total = weights.sum(axis=1)
         brier = {} if distances is None else {"brier": weights @ distances / total}
-        by_class = by_counts(right, rows, taken, None)
+        by_class = by_counts(right, rows, taken)
         further = {} if at_threshold is None else at_threshold(weights)
         return {"accuracy": right.sum(axis=1) / total, **ranked(orders, weights), **brier, **by_class, **further}
 

@@ -106,18 +106,23 @@ def figures_of_classes(
 
 
 def metrics_of_counts(counts: NDArray[np.int64], bins: NDArray[np.float64] | None) -> dict[str, float]:
-    """Return the metrics of `by_counts` that a confusion matrix and a reliability table have."""
-    metrics = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0), bins)
+    """Return the metrics of `by_counts` that a confusion matrix has, and `calibration_error` of a reliability table.
+
+    That is the mean over rows of the |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al.,
+    2017).
+    """
+    metrics = by_counts(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
+    if bins is not None:
+        metrics["calibration_error"] = np.abs(bins[1] - bins[2]).sum() / bins[0].sum()
     return {name: float(value) for name, value in metrics.items() if not np.isnan(value)}
 
 
-def by_counts(right: Array, rows: Array, chosen: Array, bins: Array | None) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics that follow from counts of classes and from reliability tables, NaN where there is none.
+def by_counts(right: Array, rows: Array, chosen: Array) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics that follow from counts of classes, NaN where there is none.
 
-    right, rows, chosen: [.., classes], how many rows of a class are found, have it, and are taken for it. bins: [.., 3,
-    bins]. f1: with two classes that of class 1. f1_macro: the mean over classes that some row has or that is predicted
-    for one. balanced_accuracy: the mean recall over classes that some row has. calibration_error: the mean over rows of
-    the |mean probability - accuracy| of their bin, 0 at best and 1 at worst (Guo et al., 2017).
+    right, rows, chosen: [.., classes], how many rows of a class are found, have it, and are taken for it. f1: with two
+    classes that of class 1. f1_macro: the mean over classes that some row has or that is predicted for one.
+    balanced_accuracy: the mean recall over classes that some row has.
     """
     has, there = rows > 0, rows + chosen > 0
     f1, recall = _f1(right, rows, chosen), right / np.maximum(rows, 1)
@@ -125,9 +130,6 @@ def by_counts(right: Array, rows: Array, chosen: Array, bins: Array | None) -> d
     metrics = {"balanced_accuracy": several * _mean_where(has, recall), "f1_macro": several * _mean_where(there, f1)}
     if rows.shape[-1] == 2:
         metrics["f1"] = several * f1[..., 1]
-    if bins is not None:
-        gap = np.abs(bins[..., 1, :] - bins[..., 2, :]).sum(axis=-1)
-        metrics["calibration_error"] = gap / bins[..., 0, :].sum(axis=-1)
     return metrics
 
 

@@ -5,7 +5,7 @@ Losses are in float64. Those of perturbed models differ in their last digits, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,17 +172,10 @@ def reliability(
     Rows are put into ten equal bins by the probability of the class that is likeliest. chances: [rows, classes].
     digits: to how many behind the point that probability is rounded; None leaves it.
     """
-    bins, parts = binned(chances, classes, digits)
-    return np.stack([np.bincount(bins, of, BINS) for of in parts])
-
-
-def binned(
-    chances: NDArray[np.float64], classes: NDArray[np.int64], digits: int | None = None
-) -> tuple[NDArray[np.int64], Sequence[NDArray[np.generic]]]:
-    """Return each row's bin of `reliability`, int64[rows], and what is summed there: 1, its probability, if right."""
     sure, right = chances.max(axis=1), chances.argmax(axis=1) == classes
     sure = sure if digits is None else np.round(sure, digits)
-    return np.minimum((sure * BINS).astype(np.int64), BINS - 1), (np.ones(len(sure)), sure, right)
+    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+    return np.stack([np.bincount(bins, of, BINS) for of in (np.ones(len(sure)), sure, right)])
 
 
 @dataclass(frozen=True)
