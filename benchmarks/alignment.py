@@ -24,8 +24,7 @@ from typing import Any
 from measure import figure, main, resident_mib
 
 from moretta.data.alignment import curve
-from moretta.data.alignment.ids import IdRules
-from moretta.data.alignment.partner import Listing, Partner
+from moretta.data.alignment.partner import IdRules, Listing, Partner
 
 EACH = 50_000
 SECRET = bytes(range(32))

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from moretta.config import run_files
 from moretta.errors import MorettaError
-from moretta.models import by_keyword, one_tensor
+from moretta.models import hooks
 from moretta.protocols.common import modules
 from moretta.protocols.pbpfl.scales import ScalePlan
 from moretta.run.assembly import federation_of
@@ -660,7 +660,7 @@ def moved(after: Mapping[str, Tensor], wanted: Mapping[str, Tensor], before: Map
 
 def bare(model: nn.Module) -> nn.Module:
     """Return a copy of a model as its library built it."""
-    return one_tensor.gives_all(by_keyword.takes_arrays(copy.deepcopy(model)))
+    return hooks.gives_all(hooks.takes_arrays(copy.deepcopy(model)))
 
 
 def trained(case: Case, protocol: str, dtype: str) -> dict[str, Any]:

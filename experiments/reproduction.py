@@ -42,7 +42,7 @@ from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
     from moretta.run.federation import Federation
-    from moretta.run.history import FinishedRound
+    from moretta.run.record import FinishedRound
     from moretta.run.result import Result
 
 FORMAT = 1

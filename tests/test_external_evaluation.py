@@ -17,7 +17,7 @@ from torch import nn
 from moretta import Federation, FedSGD, Silo, load
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import probabilities
-from moretta.run.intervals import best_threshold, judged
+from moretta.run.metrics import best_threshold, judged
 
 
 def others(rows: int = 40, change: Callable[[list[str]], list[str]] = lambda lines: lines) -> Path:

@@ -33,7 +33,7 @@ from moretta.config import run_files
 from moretta.data.layout import pack
 from moretta.engines.run_folder import read_json, read_model
 from moretta.errors import ParameterError
-from moretta.models.by_keyword import Unpack, takes_arrays, takes_packed, with_one_argument
+from moretta.models.hooks import Unpack, takes_arrays, takes_packed, with_one_argument
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows

@@ -41,7 +41,7 @@ from moretta.report.folder import read_run
 from moretta.report.page import write_report
 from moretta.run import federation as federations
 from moretta.run.evaluation import evaluate
-from moretta.run.intervals import judged, of_counts
+from moretta.run.metrics import judged, of_counts
 from moretta.run.result import Result
 from moretta.secure_aggregation.one_sum import HelpedSums
 from moretta.secure_aggregation.statistics import LIMBS, to_limbs

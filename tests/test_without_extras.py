@@ -67,13 +67,13 @@ try:
 except MissingExtra:
     pass
 
-from moretta.data.images import dicom, pixels
+from moretta.data.images import pixels, scans
 from moretta.data.tables.schema import Number, Schema
 from moretta.protocols.common import accountant
 
 needs("tables", lambda: moretta.read_table("patients.csv", Schema(columns={"age": Number()})))
 needs("images", lambda: pixels.squares(np.zeros((1, 3, 4, 4), np.uint8), 8))
-needs("images", lambda: dicom.read_dicom(b"", "scan"))
+needs("images", lambda: scans.read_dicom(b"", "scan"))
 needs("dp", lambda: accountant.noise_for(1.0, 1e-5, 0.5, 9))
 
 def edge():

@@ -13,7 +13,7 @@ from moretta.errors import MissingExtra
 
 if TYPE_CHECKING:
     from moretta.data.alignment.exchange import align
-    from moretta.data.alignment.ids import IdRules
+    from moretta.data.alignment.partner import IdRules
     from moretta.data.silo import Silo
     from moretta.data.split import split_rows
     from moretta.data.tables.rows import read_table
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moretta.protocols.fedsgd.params import Centralised, FedAvg, FedProx, FedSGD, Local
     from moretta.protocols.pbpfl.params import PBPFL
     from moretta.run.federation import Federation
-    from moretta.run.history import FinishedRound, StopTraining
+    from moretta.run.record import FinishedRound, StopTraining
     from moretta.run.result import Result
     from moretta.run.trained_model import load
     from moretta.secure_aggregation.secure_sum import SumClient, secure_sum
@@ -72,14 +72,14 @@ _HOMES = {
     "FedProx": "moretta.protocols.fedsgd.params",
     "FedSGD": "moretta.protocols.fedsgd.params",
     "Federation": "moretta.run.federation",
-    "IdRules": "moretta.data.alignment.ids",
+    "IdRules": "moretta.data.alignment.partner",
     "Local": "moretta.protocols.fedsgd.params",
     "Result": "moretta.run.result",
-    "FinishedRound": "moretta.run.history",
+    "FinishedRound": "moretta.run.record",
     "Schema": "moretta.data.tables.schema",
     "SecureAggregation": "moretta.secure_aggregation.settings",
     "Silo": "moretta.data.silo",
-    "StopTraining": "moretta.run.history",
+    "StopTraining": "moretta.run.record",
     "SumClient": "moretta.secure_aggregation.secure_sum",
     "align": "moretta.data.alignment.exchange",
     "load": "moretta.run.trained_model",

@@ -29,7 +29,7 @@ from moretta.audit.evidence.truth import Truth
 from moretta.engines import views
 from moretta.errors import ParameterError
 from moretta.run import auditing
-from moretta.run.foreign_views import run_folder_of
+from moretta.run.auditing import run_folder_of
 
 NAMES, RATE, ROUNDS = ("north", "south", "west"), 0.5, 3
 

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 from pydantic.fields import FieldInfo
 
 from moretta import Engine, Federation, FedSGD, SecureAggregation, Silo
-from moretta.config import run_files, specification
+from moretta.config import run_files
 from moretta.contract.settings import Section
 from moretta.deployment.agreed_settings import pinned_settings
 from moretta.errors import ParameterError
@@ -71,10 +71,10 @@ def test_a_key_that_one_class_has_is_everywhere(section: str, declared: type[Sec
     with pytest.raises(ParameterError, match=rf"\[{section}\] stride: expected 1 or more, got 0"):
         run_files.load(path, [f"{section}.stride=0"])
 
-    sent = run_files.loads(run_files.dumps(specification.shared(run_file)), path)
+    sent = run_files.loads(run_files.dumps(run_files.shared(run_file)), path)
     assert getattr(sent, name).stride == 5
     assert pinned_settings(sent)[section]["stride"] == 5
-    spec = specification.of_run_file(sent, sent.run, task="classification", standardise=True)
+    spec = run_files.specification_of(sent, sent.run, task="classification", standardise=True)
     assert getattr(spec, name).stride == 5
 
     (entry,) = reference._keys_of(declared, ["stride"], section)

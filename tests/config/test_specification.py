@@ -9,8 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from moretta.config import run_files
-from moretta.config.run_files import PROTOCOLS
-from moretta.config.specification import of_run_file, shared
+from moretta.config.run_files import PROTOCOLS, shared, specification_of
 from moretta.contract.settings import SERVER, SITE, kebab, mark_of
 from moretta.data.settings import Data
 from moretta.engines.settings import Engine, Run
@@ -76,7 +75,7 @@ def test_sites_are_told_all_but_what_is_marked(tmp_path: Path) -> None:
 def test_a_specification_is_made_once(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(TEXT)
     run_file = run_files.load(tmp_path / "run.toml")
-    spec = of_run_file(run_file, run_file.run, task="classification", standardise=True)
+    spec = specification_of(run_file, run_file.run, task="classification", standardise=True)
     assert spec.protocol.warm_start == tmp_path / "start.safetensors"
     assert spec.secure_aggregation.roster == tmp_path / "roster.toml"
     assert (spec.data.standardise, spec.digest) == (True, run_files.digest(run_file))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import call
 
-from moretta.data.images.dicom import TAGS, is_dicom, read_dicom
+from moretta.data.images.scans import TAGS, is_dicom, read_dicom
 from moretta.errors import ParameterError
 
 pydicom = pytest.importorskip("pydicom")

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from test_cli import call
 
-from moretta.data.images import nifti
+from moretta.data.images import scans
 from moretta.data.images.folder import read_unlabelled
 from moretta.data.images.pixels import ImageForm, read_image
 from moretta.data.settings import Data
@@ -187,5 +187,5 @@ def test_a_run_is_refused_until_it_names_the_plane(tmp_path: Path, monkeypatch: 
 
 
 def test_names_of_files_that_the_reader_takes() -> None:
-    assert nifti.is_nifti(volume(VALUES))
-    assert not nifti.is_nifti(b"\x89PNG")
+    assert scans.is_nifti(volume(VALUES))
+    assert not scans.is_nifti(b"\x89PNG")

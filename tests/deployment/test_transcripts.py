@@ -32,7 +32,7 @@ from moretta.engines.flare.envelope import (
     request_of,
 )
 from moretta.errors import ParameterError
-from moretta.run.history import UNMASKING_TAGS
+from moretta.run.record import UNMASKING_TAGS
 
 if TYPE_CHECKING:
     from loopback import Machines

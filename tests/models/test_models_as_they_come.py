@@ -25,8 +25,7 @@ from moretta.data.layout import InputArray, SampleLayout
 from moretta.data.references import OWN_CODE
 from moretta.errors import MissingExtra, ParameterError
 from moretta.models import catalogue
-from moretta.models.by_keyword import argument_names
-from moretta.models.one_tensor import OneTensor
+from moretta.models.hooks import OneTensor, argument_names
 from moretta.secure_aggregation.settings import SecureAggregation
 
 CLEAR = SecureAggregation(scheme="none")

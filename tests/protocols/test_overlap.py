@@ -14,8 +14,7 @@ from moretta import BAFFLE, CGD, Engine, Federation, FedSGD, Silo
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.contract.roles import Aborted, Ask, Exchange, Phase, Reason, no_phase
-from moretta.data.alignment.ids import IdRules, ids_digest
-from moretta.data.alignment.partner import Alignment
+from moretta.data.alignment.partner import Alignment, IdRules, ids_digest
 from moretta.data.rows import Subjects
 from moretta.data.silo import aligned, in_order
 from moretta.engines.in_process import InProcess

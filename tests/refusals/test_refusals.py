@@ -19,9 +19,8 @@ from refused_rows import lines, same
 
 from moretta.config import rules, run_files, silo_file
 from moretta.config.run_files import override
-from moretta.contract import rules as contract_rules
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import Section
+from moretta.contract import settings as contract_settings
+from moretta.contract.settings import Section, SettingRule
 from moretta.data.settings import Data
 from moretta.engines.settings import Engine, Run
 from moretta.errors import MorettaError, ParameterError
@@ -75,13 +74,13 @@ def every_rule() -> list[SettingRule]:
 
 def test_every_rule_is_broken_by_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken: list[str] = []
-    written = contract_rules._Written.vformat
+    written = contract_settings._Written.vformat
 
     def seen(own: Any, sentence: str, *values: Any) -> str:
         broken.append(sentence)
         return written(own, sentence, *values)
 
-    monkeypatch.setattr(contract_rules._Written, "vformat", seen)
+    monkeypatch.setattr(contract_settings._Written, "vformat", seen)
     (tmp_path / "small.toml").write_text(RUN_FILE)
     for row in FROM_FILES:
         with pytest.raises(ParameterError):

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from moretta import CGD, FedSGD
 from moretta.data.tables.preparation import Preparation
 from moretta.run.evaluation import Evaluator, evaluate
-from moretta.run.intervals import _of_classes, curves
-from moretta.run.metrics import CONFUSION_UP_TO
+from moretta.run.metrics import CONFUSION_UP_TO, _of_classes, curves
 
 
 class Known(nn.Module):

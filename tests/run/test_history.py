@@ -8,7 +8,7 @@ import pytest
 
 from moretta.contract.roles import Report
 from moretta.engines.driver import DroppedSilo, RoundEnd
-from moretta.run.history import (
+from moretta.run.record import (
     KEY_TAGS,
     PHASES,
     SET_UP_TAGS,

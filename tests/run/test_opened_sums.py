@@ -22,7 +22,7 @@ from moretta.engines.in_process import InProcess
 from moretta.protocols.common.claims import opened_sums
 from moretta.report.folder import RunRecord, read_run
 from moretta.report.statements import privacy_statements, summary, verdicts
-from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS, all_sums
+from moretta.run.record import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS, all_sums
 from moretta.secure_aggregation.keyed_sums import KeyedAggregator
 from moretta.secure_aggregation.plain import PlainAggregator
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from moretta.data.alignment.ids import IdRules
-    from moretta.data.alignment.partner import Alignment
+    from moretta.data.alignment.partner import Alignment, IdRules
 
 align = typer.Typer(
     no_args_is_help=True,
@@ -174,7 +173,7 @@ def read_ids(path: Path, column: str, separator: str | None, encoding: str | Non
 
 
 def _rules(names: Sequence[str] | None) -> IdRules:
-    from moretta.data.alignment.ids import IdRules
+    from moretta.data.alignment.partner import IdRules
 
     return IdRules.of(names) if names else IdRules()
 

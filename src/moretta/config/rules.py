@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from moretta.contract import rules
-from moretta.contract.rules import Reader, SettingKey, SettingRule, in_file
+from moretta.contract.settings import Reader, SettingKey, SettingRule, check_rules, in_file
 from moretta.contract.wording import either
 from moretta.data.settings import PYTHON, Data
 from moretta.protocols.common.entry import Entry
@@ -25,13 +24,13 @@ Sections = Any
 
 def check(sections: Sections, reader: Reader) -> None:
     """Raise `moretta.errors.ParameterError` for the first rule that does not hold. reader: of the sentence."""
-    rules.check(RULES, sections, reader)
-    rules.check(sections.protocol.BETWEEN, sections, reader)
+    check_rules(RULES, sections, reader)
+    check_rules(sections.protocol.BETWEEN, sections, reader)
 
 
 def check_playing(sections: Sections, reader: Reader) -> None:
     """Do the same for rules about how a run goes, which Python says last: how many rounds, by these silos."""
-    rules.check(OF_PLAYING, sections, reader)
+    check_rules(OF_PLAYING, sections, reader)
 
 
 AT_SITE = {
@@ -105,7 +104,7 @@ def _late_view(s: Sections) -> bool:
     return not isinstance(recorded, bool) and min(recorded, default=1) > s.run.rounds
 
 
-# From Python silos may be remote, and then each has its own key (`moretta.run.checks.check_keys`).
+# From Python silos may be remote, and then each has its own key (`moretta.run.inputs.check_keys`).
 KEYS_MISSING = SettingRule(
     lambda s: (
         s.secure_aggregation.roster is not None and s.secure_aggregation.identity is None and {"keys": '"keys/{silo}"'}
@@ -113,7 +112,7 @@ KEYS_MISSING = SettingRule(
     "{secure_aggregation.roster} and {secure_aggregation.identity} belong together: who the silos are, and where each "
     "one's own key is, for example {secure_aggregation.identity} = {keys}; give both or none",
 )
-# Whether targets are classes, a run file on one machine does not say (`moretta.run.checks.check_training`).
+# Whether targets are classes, a run file on one machine does not say (`moretta.run.inputs.check_training`).
 SCALED_CLASSES = SettingRule(
     lambda s: (
         s.data.standardise_targets

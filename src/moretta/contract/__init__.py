@@ -4,8 +4,8 @@
     roles.py      what a server asks and receives, and the interfaces `Server` and `Client`
     codec.py      a message <-> bytes; no pickle, and no class names on the wire
     framing.py    parts of bytes behind their lengths
-    settings.py   the base of a section of settings
-    wording.py    how error sentences show wrong words and values
+    settings.py   the base of a section of settings, and rules of keys
+    wording.py    how error sentences show wrong words, values and arguments
 
 It needs numpy, safetensors in `codec`, and pydantic in `settings`.
 """

@@ -1,13 +1,19 @@
-"""How error sentences show wrong words and values; and below which number counts are not shown."""
+"""How error sentences show wrong words, values and arguments; and below which number counts are not shown."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+import os
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from moretta.errors import ParameterError
+from moretta.errors import MorettaError, ParameterError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError  # at run time it would cost an edge client 12 MiB
@@ -230,3 +236,65 @@ def unknown_key(
 
 def _headers(sections: Iterable[str]) -> str:
     return ", ".join(f"[{name}]" for name in sections)
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def names_keywords(elsewhere: Mapping[str, str] | None = None) -> Callable[[Called], Called]:
+    """Return a decorator: a function, or a class, refuses an unknown keyword with the nearest known one.
+
+    elsewhere: keywords that belong somewhere else, and where. Python's own TypeError says neither.
+    """
+
+    def decorate(called: Called) -> Called:
+        function: Callable[..., Any] = vars(called)["__init__"] if isinstance(called, type) else called
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        owner = called.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def refusing(*args: Any, **arguments: Any) -> Any:
+            for name in arguments:
+                if name not in known:
+                    others = elsewhere or {}
+                    words = (word for word in others if name in (word, "".join(part[0] for part in word.split("_"))))
+                    meant = next(words, None)
+                    meaning = unknown_word(name, known) if meant is None else f"{meant} is {others[meant]}"
+                    raise ParameterError(f"{owner}: {meaning}")
+            return function(*args, **arguments)
+
+        if not isinstance(called, type):
+            return refusing  # type: ignore[return-value]
+        setattr(called, "__init__", refusing)  # noqa: B010  # mypy takes an assignment for a mistake
+        return called
+
+    return decorate
+
+
+_OF_OPTIONS = {
+    "--resume": "resume=True",
+    "--out": "out=..",
+    "--silo": "silo=..",
+    "--model module:function": 'model="module:function"',
+    "--model": "model=..",
+    "--background FILE": "background=(x, y)",
+}
+
+
+@contextmanager
+def says_keywords() -> Iterator[None]:
+    """Name Python's keywords where an error names the shell's options: anyone who raises it serves both."""
+    try:
+        yield
+    except MorettaError as error:
+        options = "|".join(sorted(_OF_OPTIONS, reverse=True))  # the longest first
+        sentence = re.sub(rf"(?<!\S)({options})(?![\w-])", lambda option: _OF_OPTIONS[option[0]], str(error))
+        error.args = (sentence,)
+        raise
+
+
+def path_of(value: object, expected: str) -> Path:
+    """Return a path. expected: begins the sentence of the `moretta.errors.ParameterError` for anything else."""
+    if not isinstance(value, str | os.PathLike):
+        raise ParameterError(f"{expected}; got {kind_of(value)}")
+    return Path(value)

@@ -3,7 +3,7 @@
     read(source, expected, where) -> Rows          reading.py: the one reader, of tables/, images/ and arrays
     load(data, table, ...)        -> Split         datasets.py: rows of a run file, in three parts (split.py)
     into_domains(source, ...)     -> Split         domains.py: one image source made into several domains
-    distribute(source, ...)       -> Distributed   partition.py: rows to silos; grid.py: columns too
+    distribute(source, ...)       -> Distributed   partition.py: rows to silos, in grids columns too
     partition(y, silos, how)      -> row numbers per silo
 
 Rows and their rules are defined in `rows.py`, their owner in `silo.py`. Everything seeded uses numpy's PCG64 and is the

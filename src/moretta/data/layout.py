@@ -2,7 +2,7 @@
 
 Everything but the model sees the arrays packed: side by side in the order of their names, each flattened, float32[rows,
 size]. Batches, secure sums, files and messages are then those of any other rows. The `SampleLayout` says which entries
-are which array. The model takes the arrays themselves, by keyword (`moretta.models.by_keyword`).
+are which array. The model takes the arrays themselves, by keyword (`moretta.models.hooks`).
 
     numbers     floats, and bytes and booleans unscaled; the model has them in the run's dtype
     integers    of 16 bits or more: token ids and the like, never negative, below 2^24, where float32 is exact; int64

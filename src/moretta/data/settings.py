@@ -77,7 +77,7 @@ class Data(Section):
     partition: "iid"; "dirichlet" over classes with concentration `alpha`; "by-label"; "same-rows", the first of `silos`
         equal parts of the rows, which every silo has; "by-domain", whole domains to
         silos in turn, or with more silos than domains an equal part of one domain to each, in turn; or "grid" and
-        "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.grid`.
+        "by-feature", where each pair of a row part and a column part is a silo: see `moretta.data.partition`.
     alpha: the concentration of "dirichlet"; the smaller, the more do silos differ in their classes.
     sizes: how the rows are shared out, a positive part for each silo, for "iid" and "by-label", and for each row part
         in a grid; None: evenly.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.keywords import names_keywords
 from moretta.contract.lazy_rows import blocks, taken
-from moretta.contract.wording import kind_of
+from moretta.contract.wording import kind_of, names_keywords
 from moretta.data import python_rows
 from moretta.data.layout import SampleLayout, is_mask, pack, packed_as
 from moretta.data.rows import Subjects

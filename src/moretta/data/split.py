@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.keywords import names_keywords
+from moretta.contract.wording import names_keywords
 from moretta.data.rows import class_of
 from moretta.errors import ParameterError, RowsError
 

@@ -19,9 +19,8 @@ import numpy as np
 import tomli_w
 
 from moretta.config import run_files
-from moretta.config.run_files import RunFile
+from moretta.config.run_files import RunFile, shared, specification_of
 from moretta.config.silo_file import SiloFile
-from moretta.config.specification import of_run_file, shared
 from moretta.data.alignment.partner import Alignment
 from moretta.data.datasets import table_of_part, table_parts
 from moretta.data.images.pixels import ImageForm
@@ -237,7 +236,7 @@ def _specification(
 ) -> Specification:
     """Return the specification of a run whose rows are at sites. own: what this machine says of [run] itself."""
     expected = _wanted(run_file)
-    return of_run_file(
+    return specification_of(
         run_file,
         run_file.run.model_copy(update=dict(own)),
         task="regression" if expected.classes is None else "classification",

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from moretta import __version__
 from moretta.config import rules, run_files
-from moretta.config.run_files import RunFile
+from moretta.config.run_files import RunFile, shared
 from moretta.config.silo_file import SiloFile
-from moretta.config.specification import shared
 from moretta.contract.settings import Section, kebab
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
 from moretta.engines.flare.envelope import Hello, digest_of

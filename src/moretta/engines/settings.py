@@ -9,8 +9,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import SERVER, Device, Fraction, Positive, Section, Seed, Spelled, Unit, Words
+from moretta.contract.settings import (
+    SERVER,
+    Device,
+    Fraction,
+    Positive,
+    Section,
+    Seed,
+    SettingRule,
+    Spelled,
+    Unit,
+    Words,
+)
 from moretta.contract.wording import shown
 
 ROUNDS = Unit("rounds")

@@ -1,4 +1,11 @@
-"""The built-in models by their names, the settings `[model]`, and how any model is built and identified."""
+"""Models by their names, the settings `[model]`, and how any model is built and identified.
+
+A name is a built-in one, or code: `module:function` beside the run file, or
+`transformers:BertForSequenceClassification`, `monai:UNet` and `timm:NAME` of libraries. Any is called with the
+arguments of [model]. Known libraries need three things besides: where their models are, what would load weights from
+the net, and transformers' configurations. Weights come from a folder on disk or from the seed, never from the net, and
+never by code that a folder holds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +25,10 @@ from pydantic import JsonValue, field_validator
 from moretta.contract.settings import Section, Words, kebab
 from moretta.contract.wording import did_you_mean, shown, unfit
 from moretta.data.layout import SampleLayout
-from moretta.data.references import OWN_CODE, beside, cause, is_reference
+from moretta.data.references import OWN_CODE, beside, cause, is_reference, resolve
 from moretta.data.tables.rows import expansion_of
 from moretta.data.tables.schema import Schema
 from moretta.errors import MissingExtra, ParameterError
-from moretta.models import libraries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +43,7 @@ class Model(Section):
 
     source: a built-in name, "module:function" of a module beside the run file or installed, or "package:Class" of a
     library. arguments: in a file these are the section's further keys, their dashes made underscores. One is not the
-    constructor's: `output`, which tensor of an object or a dictionary is trained (`moretta.models.one_tensor`).
+    constructor's: `output`, which tensor of an object or a dictionary is trained (`moretta.models.hooks`).
     """
 
     source: Words
@@ -81,7 +88,7 @@ def code_of(source: str, base: Path, agreed: Container[str]) -> bytes:
     """
     if source not in BUILT_IN:
         with suppress(TypeError, OSError):  # what Python code did not define has no file
-            return Path(inspect.getfile(inspect.unwrap(libraries.found(source, base, agreed)))).read_bytes()
+            return Path(inspect.getfile(inspect.unwrap(function_of(source, base, agreed)))).read_bytes()
     return b""
 
 
@@ -107,9 +114,9 @@ def build(
     """Build a model for samples of shape `inputs`, with `outputs` outputs.
 
     `source` is a built-in name, or `module:function`, looked for first in `base`, the run file's folder, and called
-    with `arguments` only, or `package:Class` of a library (`moretta.models.libraries`). Dashes in argument names become
+    with `arguments` only, or `package:Class` of a library (`moretta.models.catalogue`). Dashes in argument names become
     underscores. Initial weights depend on `seed` alone; torch's global generator is unchanged. layout: of samples of
-    several arrays, which the model takes by keyword, and packed (`moretta.models.by_keyword`). agreed: which functions
+    several arrays, which the model takes by keyword, and packed (`moretta.models.hooks`). agreed: which functions
     may be called (`moretta.data.references.resolve`).
     Raises ParameterError, naming the nearest known word, for an unknown model or argument, or with the original error
     for a function that fails or returns no module; MissingExtra without torch.
@@ -134,12 +141,12 @@ def build(
             raise ParameterError(
                 f'model source = "{source}" is neither built in nor "module:function"; {did_you_mean(source, BUILT_IN)}'
             )
-        function = libraries.found(source, base, agreed)
-        output = "" if libraries.takes(function, "output") else str(arguments.pop("output", ""))
+        function = function_of(source, base, agreed)
+        output = "" if takes(function, "output") else str(arguments.pop("output", ""))
         try:
             with beside(base):
                 own = agreed is OWN_CODE
-                model = libraries.construct(function, source, outputs, base, arguments, own=own)
+                model = construct(function, source, outputs, base, arguments, own=own)
         except ParameterError:
             raise
         except (Exception, SystemExit) as error:
@@ -149,9 +156,11 @@ def build(
             ) from error
     if not isinstance(model, nn.Module):
         raise ParameterError(f'"{source}" must return a torch.nn.Module, got {type(model).__name__}')
-    from moretta.models.by_keyword import takes_packed  # these need torch
     from moretta.models.checks import check_weights
-    from moretta.models.one_tensor import gives_one_tensor
+    from moretta.models.hooks import (
+        gives_one_tensor,
+        takes_packed,  # these need torch
+    )
 
     check_weights(model)
     return gives_one_tensor(takes_packed(model, layout), output)
@@ -167,3 +176,100 @@ def _built_in(source: str, inputs: tuple[int, ...], outputs: int, arguments: dic
         if name not in known:
             raise ParameterError(f'model "{source}" has no argument "{name}"; {did_you_mean(name, known)}')
     return constructor(inputs, outputs, **arguments)
+
+
+# Where a library has its models, and what it is called where it is installed from.
+HOMES: Mapping[str, tuple[str, ...]] = {
+    "transformers": (),
+    "monai": ("monai.networks.nets",),
+    "timm": ("timm.models",),
+    "torchvision": ("torchvision.models", "torchvision.models.segmentation", "torchvision.models.video"),
+    "segmentation_models_pytorch": (),
+}
+FROM_THE_NET = ("pretrained", "weights", "weights_backbone", "encoder_weights", "pretrained_backbone")
+
+
+def function_of(source: str, base: Path, agreed: Container[str]) -> Callable[..., Any]:
+    """Return what `package:Class` or `module:function` names (`moretta.data.references.resolve`).
+
+    Raises:
+        MissingExtra: a known library is not installed.
+        ParameterError: as `resolve` does.
+    """
+    package, _, name = source.partition(":")
+    if package not in HOMES or source not in agreed:
+        return resolve(source, base, agreed)
+    try:
+        for home in HOMES[package]:
+            if hasattr(importlib.import_module(home), name):
+                return resolve(f"{home}:{name}", base, OWN_CODE)
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise ParameterError(f'importing "{package}" failed: {error}; fix its installation') from error
+        installed = package.replace("_", "-")
+        raise MissingExtra(f'model source = "{source}" needs {installed}; run: pip install {installed}') from None
+    return resolve(source, base, OWN_CODE)
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of what Python code did not define
+        return False
+
+
+def construct(
+    function: Callable[..., Any], source: str, outputs: int, base: Path, arguments: Mapping[str, Any], *, own: bool
+) -> Any:
+    """Call what `function_of` returned.
+
+    Args:
+        outputs: how many the rows need; a configuration of transformers takes it as its number of labels.
+        base: in which a folder of weights is looked for.
+        arguments: of [model].
+        own: whether these are this machine's own; another's names no folder outside of `base`.
+
+    Raises:
+        ParameterError: an argument asks for weights from the net, is unknown, or names no folder of a model.
+    """
+    if source.partition(":")[0] not in HOMES:
+        return function(**arguments)
+    arguments = dict(arguments)
+    for name in FROM_THE_NET:
+        if takes(function, name):
+            if arguments.get(name):
+                raise ParameterError(
+                    f"[model] {kebab(name)} = {shown(arguments[name])} loads weights from the net, which a run does "
+                    "not; remove it, and give weights by [protocol] warm-start"
+                )
+            arguments[name] = False if name.startswith("pretrained") else None
+    if hasattr(function, "config_class"):
+        return _of_transformers(function, outputs, base, arguments, own=own)
+    return function(**arguments)
+
+
+def _of_transformers(kind: Any, outputs: int, base: Path, arguments: dict[str, Any], *, own: bool) -> Any:
+    """Return a model of transformers by its configuration: of the arguments, or of a `folder` and the arguments."""
+    if "trust_remote_code" in arguments:
+        raise ParameterError("[model] trust-remote-code: a folder's code is never run; remove it")
+    configuration = kind.config_class
+    folder = arguments.pop("folder", None)
+    known = {*vars(configuration()), *configuration.attribute_map, "num_labels"}
+    for name in set(arguments) - known:  # some models read further ones, which their configurations do not declare
+        if close := get_close_matches(name, known, n=1, cutoff=0.85):
+            raise ParameterError(f'{configuration.__name__} has no setting `{name}`; did you mean "{close[0]}"?')
+    if any(name.startswith("num_") and "experts" in name for name in known):  # of others one reads rows, one no float64
+        arguments = {"experts_implementation": "batched_mm"} | arguments
+    if folder is None:
+        return kind(configuration(**{"num_labels": outputs} | arguments))
+    path = (base / str(folder)).resolve()
+    if not own and not path.is_relative_to(base.resolve()):
+        raise ParameterError(f"[model] folder = {shown(folder)}: expected one within the run's own folder")
+    if not (path / "config.json").is_file():
+        raise ParameterError(f"[model] folder = {shown(folder)}: expected a folder with config.json, in {base}")
+    config = configuration.from_pretrained(path, local_files_only=True, **arguments)
+    if not list(path.glob("*.safetensors")):
+        return kind(config)
+    return kind.from_pretrained(path, config=config, local_files_only=True, use_safetensors=True)

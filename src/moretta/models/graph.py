@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
-from moretta.models.by_keyword import with_one_argument
 from moretta.models.checks import dtype_of
+from moretta.models.hooks import with_one_argument
 from moretta.models.operations import SIZES, WORDS, operation
 
 FORMAT = 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from moretta.config import specification
+from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.data.rows import Subjects
 from moretta.data.silo import row_shape
 from moretta.models import catalogue
 from moretta.run.federation import Federation
 from moretta.run.inputs import RunRows
-from moretta.run.rows import load
+from moretta.run.preview import load
 
 
 def federation_of(run_file: RunFile, out: Path | None) -> Federation:
@@ -40,7 +40,7 @@ def federation_of(run_file: RunFile, out: Path | None) -> Federation:
         **run_file.model.arguments,
     )
     task = "regression" if loaded.classes is None else "classification"
-    spec = specification.of_run_file(
+    spec = run_files.specification_of(
         run_file, run_file.run, task=task, standardise=loaded.standardise, table=loaded.table
     )
     groups = None if loaded.test is None else Subjects(loaded.test.ids, loaded.test.groups).whom

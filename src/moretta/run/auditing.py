@@ -1,28 +1,55 @@
-"""The audit of a run folder, as the command line asks for it."""
+"""The audit of a run folder, as the command line asks for it.
+
+It may be of a run of another framework, whose sites recorded what they saw (`run_folder_of`). Each site's mod or filter
+keeps its silo's view, as messages of the secure sum by itself: a model that it was sent in the clear is a `PlainUpload`
+that it received, before an `AskSum`; its own result is a `PlainUpload` that it sent, or the messages of a sum. Here the
+first two become the protocol's own question, and the server's view is put together of what all silos sent and received.
+The true models are those that silos were sent; rows are the given federation's.
+"""
 
 from __future__ import annotations
 
+import copy
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moretta.audit.auditor import Audit, Progress, audit, opened
 from moretta.audit.catalogue import all_attacks
+from moretta.audit.evidence.case import Heard
+from moretta.audit.evidence.truth import public_run
+from moretta.audit.evidence.uploads import PREFIX, from_heard
 from moretta.config import run_files
-from moretta.contract.messages import Array
+from moretta.contract.codec import Codec
+from moretta.contract.messages import Array, Message
+from moretta.contract.roles import Outcome, under
 from moretta.contract.wording import nearest
 from moretta.data.images.sets import read_npz
 from moretta.data.layout import SampleLayout, gather
 from moretta.data.references import OWN_CODE, beside, cause, resolve
+from moretta.data.tables.preparation import Preparation
+from moretta.engines import views
+from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.folder_lock import held
-from moretta.engines.run_folder import read_json
-from moretta.errors import ParameterError
+from moretta.engines.run_folder import HISTORY, RunFolder, read_json
+from moretta.errors import MorettaError, ParameterError
+from moretta.protocols.common import modules
+from moretta.protocols.registry import entry_of
 from moretta.run import consent
 from moretta.run.assembly import federation_of
+from moretta.run.checkpoints import inputs_of, save_truth
 from moretta.run.federation import Federation
-from moretta.run.foreign_views import run_folder_of
+from moretta.run.record import PlayedRun, bytes_of, record_of, versions
 from moretta.run.trained_model import MADE
+from moretta.secure_aggregation.pairwise import MaskedUpload
+from moretta.secure_aggregation.plain import PlainUpload
+from moretta.secure_aggregation.secure_sum import CODEC, AskSum
+from moretta.secure_aggregation.sums import as_summed
 
 
 def audit_folder(
@@ -41,7 +68,7 @@ def audit_folder(
     background: a file of `read_background`. allow_code: import the code of model and rows that the folder names
     (`moretta.run.consent`). federation: of a run made from Python, the "module:function", beside the working directory,
     that returns the federation that trained it, with its rows. views: the folder has what sites of another framework
-    recorded (`moretta.run.foreign_views`), whose silos and steps that federation has. The rest as of
+    recorded (`run_folder_of`), whose silos and steps that federation has. The rest as of
     `moretta.audit.auditor.audit`.
     Raises `moretta.errors.ParameterError` for a folder that holds no finished run, or a run made from Python
     without `federation`, as its rows are not in the folder, and as `moretta.audit.auditor.audit`.
@@ -159,3 +186,155 @@ def limits_of(texts: Sequence[str]) -> Mapping[str, float]:
             hint = f"did you mean {close}?" if close else f"the attacks are {', '.join(known)}"
             raise ParameterError(f"--fail-above {text}: there is no attack {name}; {hint}")
     return limits
+
+
+Traffic = Sequence[tuple[str, str, Message]]  # silo, direction as its silo has it, message
+OTHER = {"sent": "received", "received": "sent"}  # as the server has it
+WARNING = (
+    "another framework played this run, and its sites recorded it: the audit takes the sites' own loops for the steps "
+    "of the given federation, and knows of no message that a mod or filter does not see"
+)
+
+
+def run_folder_of(folder: Path, made: Federation) -> tuple[Federation, int]:
+    """Make a folder with views of all silos that of a finished run; return the federation as it summed, and its rounds.
+
+    made: silos with their rows and names, the model, and a protocol whose steps are those of the sites' own loops.
+    Raises `moretta.errors.ParameterError` where views and federation do not fit each other.
+    """
+    ask, before = _question(made), list[tuple[str, str, Message]]()
+    heard, models = dict[int, Traffic](), dict[int, dict[str, Array]]()
+    for _, traffic in sorted(_recorded(folder / "views", made).items()):
+        before += _asked(traffic, made)
+        if sent := [one.parameters for *_, one in before if isinstance(one, ask)]:
+            number = len(models) + 1  # rounds of training alone are counted
+            models[number], heard[number] = _model_of(number, sent, made), before
+            before = []  # of an evaluation, it lies in the view of the next round: keys may be agreed on in it
+    if not models:
+        raise ParameterError(f"{folder / 'views'}: no view has a model that a site was sent to train")
+    made, rounds = _as_summed(made, heard), max(models)
+    run = heard[min(models)][0][2].stamp.run
+    history = _write_views(folder / "views", run, heard, len(made.silos))
+    names, scheme = [one.name for one in made.silos], made.spec.secure_aggregation.scheme
+    index, size = views.digest(folder / "views"), modules.size(made.model)
+    about = (made.spec, rounds, names, size, scheme, False, (), run, 1, history, Outcome({}))
+    record = record_of(PlayedRun(*about, (), {}, False, None, index, [WARNING]), versions())
+    final = _final(public_run(record, made, tuple(models)), heard, models[rounds])
+    kept = RunFolder(folder)
+    (folder / HISTORY).unlink(missing_ok=True)
+    for line in history:
+        kept.append(line)
+    digest = made.digest(0, rounds)
+    shutil.rmtree(folder / "truth", ignore_errors=True)  # of an earlier audit
+    for number, model in ((number - 1, model) for number, model in models.items()):
+        state = {"server": {f"model/{name}": value for name, value in model.items()}}
+        save_truth(folder / "truth", CheckpointId(run, number, 0, digest), state, made.silos)
+    kept.write_model("released.safetensors", final, mode=0o644)
+    inputs = kept.write_json("inputs.json", inputs_of(made, Preparation.nothing()))
+    kept.write_json("result.json", record | {"inputs": inputs, "models": dict(kept.models)})
+    return made, rounds
+
+
+def _recorded(folder: Path, made: Federation) -> dict[int, list[tuple[str, str, Message]]]:
+    """Return by round what silos sent and received, one silo's after another's, attempts in their order."""
+    found = dict[int, list[tuple[str, str, Message]]]()
+    names = sorted(silo.name for silo in made.silos)
+    there = sorted(path.name for path in folder.glob("*") if path.is_dir() and path.name != "server")
+    if there != names:
+        raise ParameterError(f"{folder} has the views of {there!r:.200}; expected those of the silos {names!r:.200}")
+    for name in names:
+        for number, path in views.noted(folder, name):
+            found.setdefault(number, []).extend(
+                (name, one.direction, _decoded(one.data, path)) for one in views.read(path)
+            )
+    for number, traffic in found.items():
+        if number == 0:
+            raise ParameterError(
+                f"{folder}: round 0 was recorded; the strategy sends no `server-round` to tell rounds by"
+            )
+        if len({one.stamp.run for *_, one in traffic}) > 1:
+            raise ParameterError(f"{folder}: round {number} is of several runs; record each into a folder of its own")
+        traffic.sort(key=lambda one: (one[2].stamp.attempt, one[2].stamp.take))
+    return found
+
+
+def _decoded(data: bytes, path: Path) -> Message:
+    try:
+        return CODEC.decode(data)
+    except MorettaError as error:
+        raise ParameterError(f"{path}: expected a view that a site recorded: {error}") from None
+
+
+def _question(made: Federation) -> type[Any]:
+    """Return the protocol's message that sends a model and says how the answer is encoded."""
+    for kind in entry_of(made.spec.protocol).own_messages():
+        if {one.name for one in fields(kind)} == {"stamp", "parameters", "encoding"}:
+            return kind
+    raise ParameterError("views of others' runs are audited as federated averaging; return a Federation with FedAvg()")
+
+
+def _asked(traffic: Traffic, made: Federation) -> Traffic:
+    """Put the protocol's question in the place of a model in the clear and the ask that follows it."""
+    ask, found, sent = _question(made), list[tuple[str, str, Message]](), dict[str, dict[str, Array]]()
+    for silo, direction, one in traffic:
+        if isinstance(one, PlainUpload) and direction == "received":
+            sent[silo] = {name.partition("/")[2]: value for name, value in one.tensors.items()}
+        elif not isinstance(one, AskSum):
+            found.append((silo, direction, one))
+        elif silo in sent:  # else what is summed is no model
+            found.append((silo, direction, ask(stamp=one.stamp, parameters=sent.pop(silo), encoding=one.encoding)))
+    return found
+
+
+def _model_of(number: int, sent: Sequence[Mapping[str, Array]], made: Federation) -> dict[str, Array]:
+    """Return the model that all silos were sent in a round, in the order of its tensors."""
+    own, first = modules.arrays(made.model), sent[0]
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in first.items()}:
+        raise ParameterError(
+            f"round {number} sent {sorted(first)!r:.200}; expected the tensors of the federation's model, "
+            f"{sorted(own)!r:.200}, of its shapes"
+        )
+    if any(not np.array_equal(first[name], other[name]) for other in sent for name in own):
+        raise ParameterError(f"round {number} sent silos different models, which no server of an honest run does")
+    return {name: np.asarray(first[name]) for name in own}
+
+
+def _as_summed(made: Federation, heard: Mapping[int, Traffic]) -> Federation:
+    """Return the federation with sums as the views show them, whatever it was to have."""
+    plain = any(isinstance(one, PlainUpload) for traffic in heard.values() for *_, one in traffic)
+    words = [one.weight.itemsize for traffic in heard.values() for *_, one in traffic if isinstance(one, MaskedUpload)]
+    sums: dict[str, object] = {"scheme": "none" if plain or not words else "pairwise", "roster": None, "identity": None}
+    changed = made.spec.secure_aggregation.model_copy(update=sums | ({"ring_bits": 8 * words[0]} if words else {}))
+    federation = copy.copy(made)
+    federation.spec = replace(made.spec, secure_aggregation=changed)
+    return federation
+
+
+def _write_views(folder: Path, run: str, heard: Mapping[int, Traffic], silos: int) -> list[dict[str, Any]]:
+    """Write the silos' views as the protocol's messages and the server's beside them; return a line for each round."""
+    (folder / views.INDEX).unlink(missing_ok=True)
+    recorder, lines = views.Recorder(folder, True, 1, run), []
+    codec = Codec(dict.fromkeys(type(one) for traffic in heard.values() for *_, one in traffic))
+    for number, traffic in sorted(heard.items()):
+        recorder.wants(number)
+        sizes = Counter[tuple[str, str]]()
+        for silo, direction, one in traffic:
+            data = codec.encode(one)
+            recorder.saw(silo, direction, "server", data)
+            recorder.saw("server", OTHER[direction], silo, data)
+            sizes["up" if direction == "sent" else "down", one.TAG] += len(data)
+        recorder.flush()
+        about = {"round": number, "attempt": 0, "seconds": {}, "dropped": [], "seconds_total": 0.0}
+        lines.append({**about, "bytes": bytes_of(sizes, silos)})
+    return lines
+
+
+def _final(run: Any, heard: Mapping[int, Traffic], last: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the model after the last round: the one that was sent, less the mean of the changes."""
+    seen = [
+        Heard(OTHER[direction], silo, one, number)
+        for number, traffic in sorted(heard.items())
+        for silo, direction, one in traffic
+    ]
+    changes = under(PREFIX, from_heard(run, seen, run.training[-1]).total().means)
+    return {name: as_summed(value - changes.get(name, 0), value.dtype) for name, value in last.items()}

@@ -1,6 +1,8 @@
-"""The states of a run's roles, in memory and in the folders ``checkpoint`` and ``best`` of a run.
-The truth of a run lies in ``truth``, apart from the views: by all roles' states and a digest of all rows an audit
-scores what attacks claim. A run with remote silos has none, as nobody has all of it.
+"""What a run writes into its folder, and when; `moretta.engines.run_folder` lists the files.
+
+The states of a run's roles are in memory and in the folders ``checkpoint`` and ``best`` of a run. The truth of a run
+lies in ``truth``, apart from the views: by all roles' states and a digest of all rows an audit scores what attacks
+claim. A run with remote silos has none, as nobody has all of it.
 """
 
 from __future__ import annotations
@@ -12,22 +14,29 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from moretta.contract.roles import State
+from moretta.contract.roles import Outcome, State
 from moretta.data.layout import SampleLayout
-from moretta.data.silo import Silo, rows_digest
+from moretta.data.silo import Silo, row_shape, rows_digest
+from moretta.data.tables.preparation import Preparation
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
+from moretta.engines.delivery import Delivery
 from moretta.engines.files import write_atomically
 from moretta.engines.journal import Journal
-from moretta.engines.run_folder import ROWS
+from moretta.engines.run_folder import ROWS, RunFolder
 from moretta.engines.takes import AskedTakes
+from moretta.engines.views import Recorder
 from moretta.errors import ParameterError
+from moretta.models.hooks import OneTensor, hook_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.releases import Releases
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.specification import Specification
+from moretta.run.evaluation import MANY
+from moretta.run.inputs import Trainable
 from moretta.secure_aggregation.agreement import run_mark
 from moretta.secure_aggregation.identity import Roster
 from moretta.secure_aggregation.keystream import derive
@@ -57,50 +66,6 @@ def restore_states(roles: Roles, states: Mapping[str, State]) -> None:
     for name, state in own.items():
         roles.clients[name].restore(state)
     roles.spread(own)
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """The checkpoints of one session of a run. folder: the run's. place: where the session began."""
-
-    folder: Path
-    place: CheckpointId
-
-    def at(self, number: int) -> CheckpointId:
-        """Return where the session stands at the end of a round."""
-        return replace(self.place, round=number)
-
-    def save(self, number: int, states: Mapping[str, State]) -> None:
-        """Save the roles' states of a round's end."""
-        save_checkpoint(self.folder / "checkpoint", self.at(number), states)
-
-    def save_best(self, best: BestRound | None) -> None:
-        """Save the best round's states, if there are any, before a checkpoint is saved.
-
-        As two are kept of each, every checkpoint then has a best round that is not younger.
-        """
-        if best is not None:
-            save_checkpoint(self.folder / "best", self.at(best.number), best.states)
-
-    def best(self) -> BestRound | None:
-        """Return the best round up to where the session began; None in a run that was not resumed."""
-        checkpoint = last_checkpoint(self.folder / "best", up_to=self.place.round) if self.place.session else None
-        return None if checkpoint is None else BestRound(checkpoint[0].round, checkpoint[1])
-
-    def asked_takes(self) -> AskedTakes:
-        """Return the takes that all sessions of the run have asked for; a further one is on disk before it is asked."""
-        return AskedTakes(Journal(self.folder / "checkpoint" / TAKES))
-
-    def record_releases(self, releases: Releases) -> None:
-        """Write each noised sum to disk before it is asked for, and count those that a killed session had asked for."""
-        journal = Journal(
-            self.folder / "checkpoint" / RELEASES,
-            "the record of what this run has released, without which its epsilon cannot be stated",
-            "restore it, or begin another run",
-        )
-        for line in journal.open(begun=self.place.session > 0):
-            releases.read(line)
-        releases.write = journal.append
 
 
 def needs_truth(recorded: bool | tuple[int, ...], silos: Sequence[Silo], number: int) -> bool:
@@ -191,3 +156,118 @@ def refuse_others(states: Mapping[str, State], players: Roles) -> None:
     expected = {"server", *(f"silo-{name}" for name in players.clients)}
     if set(states) != expected:
         raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")
+
+
+def recorder_of(spec: Specification, folder: RunFolder | None, place: CheckpointId) -> Recorder | None:
+    """Return what records views; None where nobody asked for it, or there is no folder for them."""
+    if folder is None or not spec.run.record_views:
+        return None
+    return Recorder(folder.path / "views", spec.run.record_views, place.session, place.run)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Writes the files of one session of a run, in the order in which its methods stand here.
+
+    place: where the session began. recorder: of the views, None where they are not recorded. rounds: the last one's
+    number.
+    """
+
+    of: Trainable
+    roles: Roles
+    engine: Delivery
+    folder: RunFolder
+    place: CheckpointId
+    recorder: Recorder | None
+    rounds: int
+
+    def begin(self) -> BestRound | None:
+        """Save where a run begins, or return the best round so far of one that is resumed."""
+        best = None
+        if self.place.session == 0:
+            self.save(self.place.round, None)
+        elif (checkpoint := last_checkpoint(self.folder.path / "best", up_to=self.place.round)) is not None:
+            best = BestRound(checkpoint[0].round, checkpoint[1])
+        if self.roles.accountant is not None:
+            self._record_releases(self.roles.accountant.releases)
+        self._save_truth(self.place.round)
+        return best
+
+    def _record_releases(self, releases: Releases) -> None:
+        """Write each noised sum to disk before it is asked for, and count those that a killed session had asked for."""
+        journal = Journal(
+            self.folder.path / "checkpoint" / RELEASES,
+            "the record of what this run has released, without which its epsilon cannot be stated",
+            "restore it, or begin another run",
+        )
+        for line in journal.open(begun=self.place.session > 0):
+            releases.read(line)
+        releases.write = journal.append
+
+    def asked_takes(self) -> AskedTakes:
+        """Return the takes that all sessions of the run have asked for; a further one is on disk before it is asked."""
+        return AskedTakes(Journal(self.folder.path / "checkpoint" / TAKES))
+
+    def add(self, line: Mapping[str, Any], best: BestRound | None) -> None:
+        """Write what belongs to a finished round, or to a lost one. line: of the history."""
+        number = line["round"]
+        self.flush_views()  # first, so that no round is in the history without its views
+        self.folder.append(line)
+        # A lost round is behind the run for good: what followed it was asked under the same model.
+        if number % self.of.spec.run.checkpoint_every == 0 or number == self.rounds or "lost" in line:
+            self.save(number, best)
+        self._save_truth(number)
+
+    def save(self, number: int, best: BestRound | None) -> None:
+        """Save a checkpoint of the end of a round, and the best round's states."""
+        if best is not None:  # first: as two are kept of each, every checkpoint has a best round that is not younger
+            save_checkpoint(self.folder.path / "best", replace(self.place, round=best.number), best.states)
+        place = replace(self.place, round=number)
+        self.engine.keep(place)  # first: every remote silo can go on from where we do
+        save_checkpoint(self.folder.path / "checkpoint", place, states_of(self.roles))
+
+    def flush_views(self) -> None:
+        """Write what has been seen so far."""
+        if self.recorder is not None:
+            self.recorder.flush()
+
+    def end(self, outcome: Outcome, record: dict[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Write a run's models, what their inputs mean, and its record, which is given the digests of both."""
+        if outcome.parameters:
+            self.folder.write_model("model.safetensors", outcome.parameters)
+        if outcome.released is not None:
+            self.folder.write_model("released.safetensors", outcome.released, mode=0o644)
+        for name, tensors in outcome.models.items():
+            self.folder.write_model(f"models/{name}.safetensors", tensors)
+        if self.roles.displacement is not None:
+            self.folder.write_confined(self.roles.displacement(), self.roles.models(), MANY)
+        record["models"] = dict(self.folder.models)
+        record["inputs"] = self.folder.write_json("inputs.json", inputs)
+        self.folder.write_json("result.json", record)  # last: a folder with a result is a finished run
+
+    def _save_truth(self, number: int) -> None:
+        if needs_truth(self.of.spec.run.record_views, self.of.silos, number):
+            place = replace(self.place, round=number)
+            save_truth(self.folder.path / "truth", place, states_of(self.roles), self.of.silos)
+
+
+def inputs_of(of: Trainable, agreed: Preparation) -> dict[str, Any]:
+    """Return the content of ``inputs.json``: what a model's inputs and outputs mean."""
+    hook = hook_of(of.model) or OneTensor()
+    return {
+        "shape": list(row_shape(of.silos)),
+        **({} if of.layout is None else {"arrays": of.layout.dump()}),
+        "outputs": of.outputs,
+        **({"output": hook.name} if hook.name else {}),
+        **({"mask": list(hook.mask)} if hook.mask else {}),
+        "columns": list(of.feature_names),
+        **{name: value.tolist() for name, value in agreed.figures.items()},
+        "table": None if of.spec.table is None else of.spec.table.told(),
+        "fills_absent": of.column_rules.may_lack,
+        "may_lack": (of.column_rules.fills > 0).tolist() or [False],
+        "task": of.spec.task,
+        "loss": of.spec.protocol.loss,
+        "classes": list(of.class_names),
+        "dtype": of.spec.run.dtype,
+        "integers": of.silos[0].x.dtype.kind in "iu",
+    }

@@ -20,8 +20,8 @@ from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.stacked import LARGEST
 from moretta.protocols.registry import entry_of
-from moretta.run.history import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
 from moretta.run.inputs import Trainable
+from moretta.run.record import KEY_TAGS, SET_UP_TAGS, UNMASKING_TAGS
 
 Transport = Callable[[Codec, CheckpointId, Recorder | None], Delivery]
 """Makes what delivers messages to remote silos."""

@@ -26,8 +26,7 @@ from moretta.protocols.common.modules import Inputs, outputs_of
 from moretta.protocols.common.targets import classes_of, figures_at_positions
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import entry_of
-from moretta.run.intervals import best_threshold, curves, judged
-from moretta.run.metrics import Metric, figures_of_classes, name_of, scores
+from moretta.run.metrics import Metric, best_threshold, curves, figures_of_classes, judged, name_of, scores
 
 SCORES = ("loss", "accuracy", "mse")
 log = logging.getLogger("moretta")

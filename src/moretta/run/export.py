@@ -22,7 +22,7 @@ from moretta.engines.files import check_ending, check_replaced, read_text, write
 from moretta.engines.process import ConfinedProcess, serve
 from moretta.engines.run_folder import read_inputs
 from moretta.errors import MissingExtra, ParameterError
-from moretta.models.by_keyword import Packing, Unpack
+from moretta.models.hooks import Packing, Unpack
 from moretta.run import trained_model
 from moretta.run.foreign import ForeignGraph, model_of
 from moretta.run.raw_rows import Prepared

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moretta.config import rules
-from moretta.contract.keywords import names_keywords, says_keywords
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.contract.rules import in_file, in_python
-from moretta.contract.wording import check_choice
+from moretta.contract.settings import in_file, in_python
+from moretta.contract.wording import check_choice, names_keywords, says_keywords
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
 from moretta.data.settings import PYTHON, Data
@@ -39,8 +38,8 @@ from moretta.engines.run_folder import RunFolder
 from moretta.engines.settings import Engine, Run
 from moretta.engines.usage import give_back_heap
 from moretta.errors import ParameterError, RunFailed
-from moretta.models.by_keyword import takes_packed
 from moretta.models.checks import as_by_default, copied
+from moretta.models.hooks import takes_packed
 from moretta.protocols.common import modules
 from moretta.protocols.common.own_loss import named
 from moretta.protocols.common.roles import Roles
@@ -49,15 +48,15 @@ from moretta.protocols.common.specification import Specification
 from moretta.protocols.common.targets import encode
 from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
-from moretta.run import checkpoints, checks, consent, inputs, python_arguments, trained_model
+from moretta.run import checkpoints, consent, inputs, python_arguments, trained_model
 from moretta.run.checkpoints import restore_states
 from moretta.run.engine import Transport
 from moretta.run.evaluation import LabelledRows
-from moretta.run.history import OnRound
 from moretta.run.inputs import RunRows
 from moretta.run.loop import Session
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
+from moretta.run.record import OnRound
 from moretta.run.result import Result
 from moretta.run.trackers import Tracker, trackers_of
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -229,7 +228,7 @@ class Federation:
             for part, rows in (("test", test), ("validation", validation))
         )
         self._hold(spec, model, RunRows(silos, test, validation, feature_names, class_names), out, made)
-        checks.check_class_names(class_names, self.outputs)
+        inputs.check_class_names(class_names, self.outputs)
 
     @classmethod
     def of(cls, spec: Specification, model: nn.Module, rows: RunRows, out: str | Path | None = None) -> Federation:
@@ -255,19 +254,19 @@ class Federation:
         self.test_groups = rows.test_groups if rows.tested is None else rows.tested.whom
         self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = rows.class_names or (() if table is None else table.classes)
-        checks.check_keys(spec, silos)
+        inputs.check_keys(spec, silos)
         self._rows = prepared_rows(spec, silos, rows.column_rules)
         silos, self.column_rules, self.layout, self._roster = self._rows
         self.silos = silos
         self.test, self.validation = self._packed("test", rows.test), self._packed("validation", rows.validation)
         row_checks = inputs.RowChecks(row_shape(silos), self.column_rules, self.feature_names)
-        checks.check_silos(silos, spec.protocol, row_checks)
-        checks.check_names(spec.engine, silos)
+        inputs.check_silos(silos, spec.protocol, row_checks)
+        inputs.check_names(spec.engine, silos)
         dtype = modules.DTYPES[spec.run.dtype]
         inputs.refuse_scaled_twice(model, data.standardise or False, targets=bool(data.standardise_targets))
         self.model = takes_packed(copied(model).to(dtype), self.layout)
         targets = [*(silo.y for silo in silos), *(part[1] for part in (self.test, self.validation) if part is not None)]
-        checks.check_masks(spec, targets)
+        inputs.check_masks(spec, targets)
         self.model = inputs.with_one_tensor(self.model, silos, dtype, targets)
         gradients = not entry_of(spec.protocol).forward_only
         self.outputs = inputs.count_outputs(self.model, silos, self.layout, dtype, differentiable=gradients)
@@ -285,7 +284,7 @@ class Federation:
                 row_checks.check_rows(part, *own)
                 encode(own[1], self.outputs, loss, part, spec.run.dtype)
         validated = spec.data.silos_validate or self.validation is not None
-        checks.check_training(spec, silos, self.outputs, dtype, validated=validated)
+        inputs.check_training(spec, silos, self.outputs, dtype, validated=validated)
         if spec.protocol.warm_start is not None:
             modules.load(self.model, modules.read_state_dict(spec.protocol.warm_start))
 

@@ -24,24 +24,31 @@ from moretta.engines.driver import Driver, DroppedSilo
 from moretta.engines.run_folder import RunFolder
 from moretta.engines.takes import OpenedSum
 from moretta.errors import ParameterError, RunFailed
-from moretta.models.by_keyword import standardises, takes_arrays
+from moretta.models.hooks import standardises, takes_arrays
 from moretta.protocols.common import modules
 from moretta.protocols.common.roles import Roles
 from moretta.protocols.common.scoring import CONFUSION, RELIABILITY
-from moretta.run.checkpoints import BestRound, restore_states, states_of
-from moretta.run.checks import doubts
+from moretta.run.checkpoints import BestRound, RunFiles, inputs_of, recorder_of, restore_states, states_of
 from moretta.run.engine import Transport, computes_on_one_thread, in_process
 from moretta.run.evaluation import MANY, Evaluator
-from moretta.run.history import SCALED, Line, OnRound, StopTraining, line_of, round_of
-from moretta.run.inputs import Trainable
-from moretta.run.intervals import of_counts
-from moretta.run.metrics import metrics_of_counts, tables_of_counts
+from moretta.run.inputs import Trainable, doubts
+from moretta.run.metrics import metrics_of_counts, of_counts, tables_of_counts
 from moretta.run.preview import told_of_sums
 from moretta.run.progress import EVERY, Progress, Rhythm, round_line
 from moretta.run.raw_rows import Prepared
-from moretta.run.record import PlayedRun, record_of, spent, versions
+from moretta.run.record import (
+    SCALED,
+    Line,
+    OnRound,
+    PlayedRun,
+    StopTraining,
+    line_of,
+    record_of,
+    round_of,
+    spent,
+    versions,
+)
 from moretta.run.result import Result
-from moretta.run.run_files import RunFiles, inputs_of, recorder_of
 from moretta.run.trackers import TrackedRun, Tracker, following
 
 
@@ -191,7 +198,7 @@ class Session:
             self._engine,
             self._players.least,
             spec.playing(self._silos, self._seed).of_round if some else None,
-            None if self._files is None else self._files.checkpoints.asked_takes(),
+            None if self._files is None else self._files.asked_takes(),
             draws=spec.protocol.privacy is not None or 0 < 2 * lot <= min(rows),
         )
 

@@ -26,7 +26,7 @@ from moretta.engines.files import check_ending, check_replaced, write_atomically
 from moretta.errors import ParameterError
 from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import trained_model
-from moretta.run.intervals import judged
+from moretta.run.metrics import judged
 from moretta.run.trained_model import ModelChoice, TrainedModel
 
 HEADER = 100_000  # characters of a first line that are looked at

@@ -1,4 +1,5 @@
-"""A look at the rows of a run file, of a federation on one machine, or of one file."""
+"""A look at the rows of a run file, of a federation on one machine, or of one file; no model is built, without
+torch."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ import numpy as np
 
 from moretta.config.run_files import RunFile
 from moretta.contract.wording import LEAST_SHOWN
+from moretta.data import datasets, domains
 from moretta.data.images.sets import read_npz
 from moretta.data.look import Look, Spread, lines_of, look_at
+from moretta.data.partition import Distributed, by_owner, distribute
 from moretta.data.rows import as_features, as_targets
+from moretta.data.settings import GRIDS
 from moretta.data.silo import Silo
 from moretta.data.tables import inference
 from moretta.data.tables import schema as schemas
@@ -23,7 +27,6 @@ from moretta.data.tables.rows import encode, expansion_of, rules_of
 from moretta.data.tables.schema import Category, Number, Ordered, Schema
 from moretta.errors import ParameterError
 from moretta.protocols.registry import entry_of
-from moretta.run.rows import load
 
 if TYPE_CHECKING:  # a look needs no torch
     from moretta.audit.evidence.truth import Trained
@@ -247,3 +250,35 @@ def _target(counted: Counted, names: Sequence[str], table: Schema | None) -> Spr
         return Spread(named, "number", ("any value",), counted.classes[None, :])
     words = tuple(names) or tuple(f"class {number}" for number in range(len(counted.classes)))
     return Spread(named, "classes", words, counted.classes[None, :])
+
+
+def load(run_file: RunFile) -> Distributed:
+    """Return the rows of a run file over its silos: dealt out, or in a file for each.
+
+    Of silos that hold different columns, each in a file of its own, they may be in any order.
+    Raises `moretta.errors.ParameterError` for data that cannot work.
+    """
+    seed, data, base = run_file.run.seed, run_file.data, run_file.base
+    if data.source == "sites":
+        raise ParameterError(
+            "the rows of this run are at its sites, and none are here; train over many machines by moretta serve and "
+            "join, or give [data] a source that is on this one"
+        )
+    if data.in_files and data.partition in GRIDS:
+        table, joint = table_of(run_file), getattr(run_file.protocol, "vertical", "joint") == "joint"
+        silos, test = datasets.load_columns(data, table, joint=joint, base=base)
+        names, classes = expansion_of(table).names, len(table.classes) or None
+        return Distributed(silos, test, None, names, table.classes, rules_of(table), table, classes, classes or 1)
+    if data.in_files:
+        rows = datasets.load_files(data, table_of(run_file), seed=seed, base=base)
+        return by_owner(rows, list(data.files))
+    rows = datasets.load(data, run_file.table, seed=seed, base=base)
+    rows = rows if data.domains is None else domains.into_domains(rows, data.domains, seed)
+    return distribute(rows, data, seed)
+
+
+def table_of(run_file: RunFile) -> Schema:
+    """Return the schema of a run file that has one."""
+    if run_file.table is None:
+        raise ParameterError("[data] schema is missing; name the file that says what columns mean")
+    return run_file.table

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.contract.keywords import path_of
 from moretta.contract.settings import Section
-from moretta.contract.wording import kind_of, nearest, shown
+from moretta.contract.wording import kind_of, nearest, path_of, shown
 from moretta.data import python_rows
 from moretta.data.references import OWN_CODE
 from moretta.data.rows import class_of

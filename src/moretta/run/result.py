@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array, Tensors
+from moretta.contract.wording import names_keywords, path_of, says_keywords
 from moretta.data.layout import Samples, packed_as
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules

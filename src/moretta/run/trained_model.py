@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from moretta.config import run_files
 from moretta.config.run_files import RunFile
-from moretta.contract.keywords import names_keywords, path_of, says_keywords
 from moretta.contract.messages import Array, Tensors
-from moretta.contract.wording import either, kind_of, shown
+from moretta.contract.wording import either, kind_of, names_keywords, path_of, says_keywords, shown
 from moretta.data import python_rows
 from moretta.data.images.pixels import ImageForm
 from moretta.data.images.sets import SETS
@@ -37,14 +36,14 @@ from moretta.errors import MorettaError, ParameterError
 from moretta.models import catalogue, graph
 from moretta.models.checks import build_within, dtype_of
 from moretta.models.graph import Graph
-from moretta.models.one_tensor import gives_all, gives_one_tensor
+from moretta.models.hooks import gives_all, gives_one_tensor
 from moretta.protocols.common import modules
 from moretta.protocols.common.enrolment import inputs_of
 from moretta.protocols.common.modules import outputs_of
 from moretta.protocols.common.targets import predicted, probabilities
 from moretta.run import consent
 from moretta.run.foreign import ForeignGraph
-from moretta.run.intervals import judged
+from moretta.run.metrics import judged
 from moretta.run.python_arguments import Made
 from moretta.run.raw_rows import Expanded, Prepared
 
@@ -157,7 +156,7 @@ class TrainedModel(nn.Module):
 
     @names_keywords()
     def evaluate(self, x: Any, y: Any, groups: Any = None) -> dict[str, Any]:
-        """Return how good the model is on labelled rows: `moretta.run.intervals.judged`.
+        """Return how good the model is on labelled rows: `moretta.run.metrics.judged`.
 
         x: as `predict` takes it. y: the classes' names or numbers, or numbers or masks as the targets were. groups:
         whom each row is about, where several rows are about one. Raises as `predict` does, and for targets that do not

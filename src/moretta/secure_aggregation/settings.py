@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import SITE, Fraction, Positive, Section, Words
+from moretta.contract.settings import SITE, Fraction, Positive, Section, SettingRule, Words
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.graph import CORRUPT_RATE, DROPOUT_RATE
 from moretta.secure_aggregation.identity import Roster

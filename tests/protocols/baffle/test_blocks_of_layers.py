@@ -23,8 +23,7 @@ from torch.nn import functional as F
 from moretta.data.layout import InputArray, SampleLayout
 from moretta.errors import ParameterError
 from moretta.models.architectures import lenet, wrn
-from moretta.models.by_keyword import takes_packed
-from moretta.models.one_tensor import gives_one_tensor
+from moretta.models.hooks import gives_one_tensor, takes_packed
 from moretta.protocols.baffle.cut import Cut, blocks_of, cut_of, graph_of
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Rule, gradient
 from moretta.protocols.baffle.silo.forward import Layout

@@ -162,7 +162,7 @@ class Architecture:
     def built(self, run: PublicRun, seed: int = 0) -> nn.Module:
         """Return the model of a run file, in the run's dtype, with weights drawn by a seed."""
         from moretta.data.references import OWN_CODE
-        from moretta.models import catalogue, one_tensor
+        from moretta.models import catalogue, hooks
 
         made = catalogue.build(
             self.source,
@@ -174,8 +174,8 @@ class Architecture:
             agreed=OWN_CODE,
             **self.arguments,
         )
-        if run.mask and (hook := one_tensor.hook_of(made)):
-            made = one_tensor.gives_one_tensor(one_tensor.gives_all(made), hook.name, run.mask)
+        if run.mask and (hook := hooks.hook_of(made)):
+            made = hooks.gives_one_tensor(hooks.gives_all(made), hook.name, run.mask)
         return made.to(torch_dtype(run))
 
 
@@ -283,7 +283,7 @@ def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
     """
     import torch
 
-    from moretta.models.by_keyword import with_one_argument
+    from moretta.models.hooks import with_one_argument
 
     blank = with_one_argument(copy.deepcopy(model).train())
     with torch.no_grad():

@@ -28,7 +28,7 @@ from moretta.engines.files import read_text
 from moretta.engines.run_folder import ROWS, read_inputs, read_json, read_model
 from moretta.engines.views import Views
 from moretta.errors import ParameterError
-from moretta.models.one_tensor import hook_of
+from moretta.models.hooks import hook_of
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows, prepared, targets

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from moretta.contract.messages import DIGEST_BYTES, Array, Digest, Message, Octets, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Replies
 from moretta.data.alignment.curve import Points, as_points
-from moretta.data.alignment.ids import IdRules
-from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
+from moretta.data.alignment.partner import Alignment, IdRules, Listing, Partner, kept_of, narrowed
 from moretta.errors import MisuseError, ParameterError, PeerError
 from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.one_sum import Answers

@@ -22,8 +22,7 @@ from moretta.contract.codec import Codec
 from moretta.contract.messages import Array, Digest, Message, Octets, Stamp, length, message
 from moretta.data.alignment.curve import as_points
 from moretta.data.alignment.exchange import check_rules, read_kept
-from moretta.data.alignment.ids import IdRules
-from moretta.data.alignment.partner import Alignment, Listing, Partner, kept_of, narrowed
+from moretta.data.alignment.partner import Alignment, IdRules, Listing, Partner, kept_of, narrowed
 from moretta.errors import CodecError, ParameterError, PeerError, RowsError
 from moretta.secure_aggregation.keystream import SecretRoot
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.memory import check_memory, within_memory
-from moretta.data.images.dicom import MOST_PIXELS, GreyWindow, is_dicom, read_dicom
-from moretta.data.images.nifti import is_nifti, read_nifti
+from moretta.data.images.scans import MOST_PIXELS, GreyWindow, is_dicom, is_nifti, read_dicom, read_nifti
 from moretta.errors import MissingExtra, ParameterError
 
 Pixels = NDArray[np.float32]  # [channels, height, width]
@@ -39,7 +38,7 @@ class ImageForm:
     size: pixels a side; None takes square images of one size as they are. channels: 1 or 3; None takes images that are
     all grey or all coloured. window: center and width, of DICOM and NIfTI images. spacing: mm from pixel to pixel, of
     these: they are resampled to it, then cut or filled with 0 about their middle; None squeezes images to a square.
-    plane: of NIfTI volumes, that in the middle is taken (`moretta.data.images.nifti.PLANES`).
+    plane: of NIfTI volumes, that in the middle is taken (`moretta.data.images.scans.PLANES`).
     channel_mean, channel_deviation: of each channel: pixels in [0, 1] become (pixel - mean) / deviation; None: as are.
     """
 

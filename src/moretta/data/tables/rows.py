@@ -18,9 +18,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from moretta.contract.keywords import names_keywords
 from moretta.contract.messages import Array
-from moretta.contract.wording import kind_of, nearest
+from moretta.contract.wording import kind_of, names_keywords, nearest
 from moretta.data.tables.files import (
     Column,
     Columns,

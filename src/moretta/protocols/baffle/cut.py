@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from moretta.contract.wording import nearest
 from moretta.errors import ParameterError
-from moretta.models.by_keyword import with_one_argument
 from moretta.models.graph import CHECKS, quietly
+from moretta.models.hooks import with_one_argument
 from moretta.protocols.baffle.batched import means_of_squares
 from moretta.protocols.baffle.silo.blocks import Kind, LayerBlock, Rule
 from moretta.protocols.baffle.silo.forward import Layout

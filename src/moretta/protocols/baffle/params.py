@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import Positive, Spelled, Unit
+from moretta.contract.settings import Positive, SettingRule, Spelled, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo import blocks
 from moretta.protocols.baffle.silo.directions import BLOCK, MOST

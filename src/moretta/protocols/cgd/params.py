@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import NonNegative, Positive, Spelled
-from moretta.data.alignment.ids import IdRules
+from moretta.contract.settings import NonNegative, Positive, SettingRule, Spelled
+from moretta.data.alignment.partner import IdRules
 from moretta.errors import ParameterError
 from moretta.protocols.common.training import Training
 
@@ -46,7 +45,7 @@ class CGD(Training):
         blind: make the aggregator relay sums that it cannot read; None is true, unless the scheme is "none".
         align: put the rows that all holders of a row of the grid have in one order by their ids, before the first round
             (`moretta.data.alignment`).
-        align_ids: the rules that make ids comparable, by names of `moretta.data.alignment.ids.IdRules`.
+        align_ids: the rules that make ids comparable, by names of `moretta.data.alignment.partner.IdRules`.
         align_pad_to: the length to which each list of ids is filled.
     """
 

@@ -1,7 +1,7 @@
 """The one specification of a run: the sections of a run file, whole, from a file or Python. Model and rows stand beside
 it.
 
-`moretta.config.specification` makes it, once, and checks it then: from a run file, or from what Python gave.
+`moretta.config.run_files` makes it, once, and checks it then: from a run file, or from what Python gave.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, Unit
+from moretta.contract.settings import SERVER, Momentum, NonNegative, Positive, Section, SettingRule, Unit
 from moretta.errors import ParameterError
 from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.own_loss import Function, OwnFunction, found

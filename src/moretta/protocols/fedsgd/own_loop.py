@@ -36,8 +36,7 @@ from moretta.contract.messages import Array
 from moretta.data.references import cause
 from moretta.data.silo import Silo
 from moretta.errors import RangeError, RowsError
-from moretta.models.by_keyword import arrays_of
-from moretta.models.one_tensor import gives_all
+from moretta.models.hooks import arrays_of, gives_all
 from moretta.protocols.common import modules
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.own_loss import Function, named

@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from moretta.contract.rules import SettingRule
-from moretta.contract.settings import NonNegative, Unit, kebab
+from moretta.contract.settings import NonNegative, SettingRule, Unit, kebab
 from moretta.errors import ParameterError
 from moretta.protocols.common.own_loss import OwnFunction
 from moretta.protocols.common.training import Minutes, PrivateTraining, Training

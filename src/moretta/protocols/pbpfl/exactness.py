@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from moretta.contract.messages import Stamp
 from moretta.errors import MisuseError, ParameterError
-from moretta.models.one_tensor import gives_one_tensor
+from moretta.models.hooks import gives_one_tensor
 from moretta.protocols.common import enrolment, modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.enrolment import SiloRows

@@ -26,8 +26,7 @@ from moretta.audit.evidence.intervals import Floats, auc, of_rate
 from moretta.contract.messages import Array, Message
 from moretta.data.alignment.curve import POINT_BYTES, encode
 from moretta.data.alignment.exchange import Blinded, BlindedAgain
-from moretta.data.alignment.ids import IdRules, numbered
-from moretta.data.alignment.partner import Listing, Partner
+from moretta.data.alignment.partner import IdRules, Listing, Partner, numbered
 from moretta.data.holders import grid_of
 from moretta.errors import ParameterError
 

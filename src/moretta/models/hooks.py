@@ -1,16 +1,19 @@
-"""A model whose forward takes arrays by keyword, given rows in which they are packed (`moretta.data.layout`).
+"""Models that take arrays by keyword, or return more than one tensor, as if they took and returned one.
 
-A hook before the module's own forward unpacks the rows. So the module keeps its class, its layers and the names of its
-tensors, and everything that calls it with one tensor goes on to.
+A hook before the module's own forward unpacks rows in which several arrays are packed (`moretta.data.layout`). Models
+of libraries return objects with `logits`, dictionaries, tuples, and outputs at every pixel. A hook behind the forward
+takes the one tensor that is trained, and lays a row's numbers side by side. So the module keeps its class, its layers
+and the names of its tensors, and everything that calls it with one tensor goes on to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from inspect import Parameter, signature
 from itertools import chain, repeat
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,108 @@ from moretta.data.layout import SampleLayout
 from moretta.data.tables.preparation import Preparation
 from moretta.errors import ParameterError
 from moretta.models.checks import dtype_of
-from moretta.models.one_tensor import gives_all, hook_of
+
+Hook = TypeVar("Hook")
+USUAL = ("logits", "out")  # what libraries call the outputs that a loss is taken of
+
+
+class OneTensor:
+    """A hook behind a module's forward: from whatever it returns to one tensor, [rows, outputs].
+
+    name: of the tensor in an object or a dictionary; empty takes `logits` or `out`, or the only one that fits.
+    mask: the shape of masks that are the targets; a row's outputs are then laid position by position. (): not masks.
+    """
+
+    def __init__(self, name: str = "", mask: tuple[int, ...] = ()) -> None:
+        self.name, self.mask = name, mask
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
+        """Return the outputs. Raises `moretta.errors.ParameterError` where several tensors fit, or none does."""
+        rows = next(one.shape[0] for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        return self.taken(output, rows)
+
+    def taken(self, output: Any, rows: int) -> Tensor:
+        """Return the one tensor of what a module returned for so many rows, as [rows, outputs]."""
+        tensor = self.chosen(output, rows)
+        tensor = self._by_position(tensor) if self.mask else tensor
+        return tensor.flatten(1) if tensor.ndim > 2 else tensor[:, None] if tensor.ndim == 1 else tensor
+
+    def chosen(self, output: Any, rows: int) -> Tensor:
+        """Return the one tensor as the module has it."""
+        if isinstance(output, Tensor) and not self.name:
+            return output
+        named, fits = dict(_named(output)), list(that_fit(output, rows))
+        name = self.name or next((one for one in USUAL if one in named), fits[0] if len(fits) == 1 else "")
+        if name not in fits:
+            asked = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
+            has = either(fits or list(named)) if named else type(output).__name__
+            raise ParameterError(f'the model returns {asked}; it returns {has}: name one by [model] output = "NAME"')
+        return named[name]
+
+    def _by_position(self, output: Tensor) -> Tensor:
+        """Return outputs with their classes, which are on the first or the last axis of a row, on the last."""
+        positions = math.prod(self.mask)
+        if mask := mask_of(output, positions):
+            return output.movedim(1, -1) if mask == output.shape[2:] else output
+        raise ParameterError(
+            f"expected a class a row, or masks with as many positions as the model's outputs, [rows, classes, ...] or "
+            f"[rows, ..., classes]; targets have {positions} entries a row, and outputs are {list(output.shape)}"
+        )
+
+
+def mask_of(output: Tensor, positions: int) -> tuple[int, ...]:
+    """Return the shape of so many positions in outputs [rows, classes, ...] or [rows, ..., classes]; () in others."""
+    shapes = (tuple(output.shape[2:]), tuple(output.shape[1:-1]))
+    return next((shape for shape in shapes if shape and math.prod(shape) == positions), ())
+
+
+def that_fit(output: Any, rows: int) -> dict[str, Tensor]:
+    """Return the tensors of an object, a dictionary or a tuple that could be trained: of floats, one a row."""
+    return {key: one for key, one in _named(output) if one.is_floating_point() and one.shape[:1] == (rows,)}
+
+
+def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an output by name: keys, fields, or places from 0."""
+    fields = getattr(output, "_asdict", None)
+    items = fields() if fields else output
+    if isinstance(items, Mapping):
+        pairs = list(items.items())
+    elif isinstance(items, tuple | list):
+        pairs = list(enumerate(items))
+    else:
+        pairs = list(vars(items).items()) if hasattr(items, "__dict__") else []
+    yield from ((str(key), one) for key, one in pairs if isinstance(one, Tensor))
+
+
+def gives_one_tensor(model: nn.Module, output: str = "", mask: tuple[int, ...] = ()) -> nn.Module:
+    """Let a module return one tensor, [rows, outputs], and return it. output, mask: as of `OneTensor`."""
+    if hook_of(model) is None:
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # of transformers: keys and values for words to come, which none do
+        model.register_forward_hook(OneTensor(output, mask), with_kwargs=True, prepend=True)
+    return model
+
+
+def hook_of(model: nn.Module) -> OneTensor | None:
+    """Return the hook of `gives_one_tensor`, None where there is none."""
+    return _hook(model._forward_hooks, OneTensor)
+
+
+def _hook(hooks: Mapping[int, Any], kind: type[Hook]) -> Hook | None:
+    return next((hook for hook in hooks.values() if isinstance(hook, kind)), None)
+
+
+def _without(kind: type[OneTensor | Unpack], hooks: dict[int, Any], by_keyword: dict[int, bool]) -> None:
+    for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
+        del hooks[key]
+        by_keyword.pop(key, None)
+
+
+def gives_all(model: nn.Module) -> nn.Module:
+    """Let a module return what it did before `gives_one_tensor`, and return it."""
+    _without(OneTensor, model._forward_hooks, model._forward_hooks_with_kwargs)
+    return model
 
 
 class Unpack:
@@ -39,11 +143,11 @@ class Unpack:
 
     def arrays(self, packed: Tensor) -> dict[str, Tensor]:
         """Return the arrays of packed rows, [..., *shape] each."""
-        found = dict[str, Tensor]()
-        for one in self.layout.arrays:
-            part = packed[..., self.layout.places[one.name]].reshape(*packed.shape[:-1], *one.shape)
-            found[self.names.get(one.name, one.name)] = part.long() if one.integers else part
-        return found
+        arrays = dict[str, Tensor]()
+        for array in self.layout.arrays:
+            part = packed[..., self.layout.places[array.name]].reshape(*packed.shape[:-1], *array.shape)
+            arrays[self.names.get(array.name, array.name)] = part.long() if array.integers else part
+        return arrays
 
 
 class Packing(nn.Module):
@@ -80,12 +184,8 @@ def takes_packed(model: nn.Module, layout: SampleLayout | None) -> nn.Module:
 
 def arrays_of(model: nn.Module, packed: Tensor) -> Tensor | dict[str, Tensor]:
     """Return rows as the module's own forward takes them: packed ones as arrays by name, others as they are."""
-    hook = _unpack(model)
+    hook = _hook(model._forward_pre_hooks, Unpack)
     return packed if hook is None else hook.arrays(packed)
-
-
-def _unpack(model: nn.Module) -> Unpack | None:
-    return next((one for one in model._forward_pre_hooks.values() if isinstance(one, Unpack)), None)
 
 
 def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
@@ -110,21 +210,18 @@ def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
 
 def takes_arrays(model: nn.Module) -> nn.Module:
     """Let a module take its arrays by keyword again, as it did before `takes_packed`, and return it."""
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if isinstance(hook, Unpack):
-            del model._forward_pre_hooks[key]
-            model._forward_pre_hooks_with_kwargs.pop(key, None)
+    _without(Unpack, model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs)
     return model
 
 
 def is_standardised(model: nn.Module) -> bool:
     """Whether a module brings its arrays to scale itself, as `standardises` has it."""
-    return any(isinstance(hook, _Standardise) for hook in model._forward_pre_hooks.values())
+    return _hook(model._forward_pre_hooks, _Standardise) is not None
 
 
 def is_unscaled(model: nn.Module) -> bool:
     """Whether a module gives outputs in the targets' own units, as `standardises` has it."""
-    return any(isinstance(hook, _Unscale) for hook in model._forward_hooks.values())
+    return _hook(model._forward_hooks, _Unscale) is not None
 
 
 def standardises(model: nn.Module, layout: SampleLayout, preparation: Preparation) -> nn.Module:
@@ -177,7 +274,7 @@ class _Unscale:
 
 def with_one_argument(model: nn.Module) -> nn.Module:
     """Let a module have a forward of one argument and one tensor, as torch.export reads past hooks; return it."""
-    hook = _unpack(model)
+    hook = _hook(model._forward_pre_hooks, Unpack)
     taken, forward = hook_of(model), getattr(model.forward, "__func__", type(model).forward)
     if hook is None and taken is None:
         return model
