@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import graph_risks
 import pytest
 import tomli_w
 
@@ -19,7 +20,6 @@ from moretta.contract.settings import kebab
 from moretta.deployment import shared_settings as told
 from moretta.engines.settings import Faults
 from moretta.protocols.common.training import Training
-from moretta.secure_aggregation import graph
 from moretta.secure_aggregation.graph import Plan
 from moretta.secure_aggregation.identity import Identity, public_line
 from moretta.secure_aggregation.settings import SecureAggregation
@@ -44,10 +44,10 @@ def test_the_graphs_in_the_docs_are_those_of_the_code(secure: str) -> None:
         for (corrupt, dropout), cell in zip(rates, cells, strict=True):
             degree, threshold = map(int, cell.split(", "))
             found.add((int(silos.replace(",", "")), corrupt, dropout, degree, threshold))
-    assert found == set(graph.table())
+    assert found == set(graph_risks.table())
     assert len(found) == 24
-    for silos, corrupt, dropout, degree, threshold in graph.table():  # and are worth what the page says
-        risks = graph.risks(silos, Plan(degree, threshold), corrupt, dropout)
+    for silos, corrupt, dropout, degree, threshold in graph_risks.table():  # and are worth what the page says
+        risks = graph_risks.risks(silos, Plan(degree, threshold), corrupt, dropout)
         assert max(risks.both, risks.split) <= 2.0**-40
         assert risks.retry <= 2.0**-20
 

@@ -27,7 +27,7 @@ from moretta.config import run_files, silo_file
 from moretta.contract.codec import Codec
 from moretta.contract.messages import Message, Stamp
 from moretta.deployment import shared_settings
-from moretta.deployment.server_key import trust_of
+from moretta.deployment.kits import trust_of
 from moretta.deployment.site import Site
 from moretta.engines.flare.envelope import (
     Busy,

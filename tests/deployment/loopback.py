@@ -17,7 +17,7 @@ from moretta.config.run_files import RunFile
 from moretta.contract.codec import Codec
 from moretta.contract.roles import Missing, Reason
 from moretta.deployment import shared_settings as told
-from moretta.deployment.server_key import trust_of
+from moretta.deployment.kits import trust_of
 from moretta.deployment.site import Site, pack_released
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.flare.delivery import Sites

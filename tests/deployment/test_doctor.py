@@ -22,7 +22,7 @@ from one_site import RUN, aim, answering, edit, free_port, make
 from test_cli import call
 
 from moretta.config import silo_file
-from moretta.deployment import checks, doctor, kits, provisioning, server_connection, server_key
+from moretta.deployment import checks, doctor, kits, provisioning, server_connection
 from moretta.deployment.checks import CheckResult, Warned
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, fingerprint, public_line
@@ -105,7 +105,7 @@ def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
     assert at_server["passes"]
     assert at_server["sentence"].startswith(mine)
     given = ("--kit", "kits/north", "--silo", "silo.toml")
-    assert looked(*given)["server's key"]["sentence"] == f"{mine}, of {server_key.SERVER_KEY}"
+    assert looked(*given)["server's key"]["sentence"] == f"{mine}, of {kits.SERVER_KEY}"
     other = Identity.fresh().public_key
     edit(here / "silo.toml", "[data]", f'server-key = "{public_line(other)}"\n[data]')
     warned = looked(*given)["server's key"]
@@ -113,7 +113,7 @@ def test_the_servers_key_is_looked_at_on_either_side(here: Path) -> None:
     expected = f"{fingerprint(other)}, of silo.toml; the kit has {mine}: ask which the server has"
     assert warned["sentence"] == expected
     edit(here / "silo.toml", f'server-key = "{public_line(other)}"\n', "")
-    (here / "kits/north/local" / server_key.SERVER_KEY).unlink()
+    (here / "kits/north/local" / kits.SERVER_KEY).unlink()
     (here / "kits/identity.key").unlink()
     assert "no key of the server's is pinned here" in failed(*given)["server's key"]
     assert "moretta keys new --out DIR" in failed("--run", "run.toml", "--kit", "kits/server")["server's key"]

@@ -20,9 +20,8 @@ from moretta.config.run_files import RunFile
 from moretta.contract.messages import Stamp
 from moretta.data.silo import holding_back
 from moretta.deployment import shared_settings as told
-from moretta.deployment.site import Site
+from moretta.deployment.site import EdgeRole, Site
 from moretta.deployment.site_policy import greet, permitted
-from moretta.deployment.site_roles import EdgeRole
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint
 from moretta.engines.flare.envelope import Hello, digest_of
 from moretta.engines.journal import HelpedFile

@@ -43,7 +43,7 @@ from hospitals import Hospitals, asked, models_of, seen, state_of, wait_for
 
 from moretta.contract.codec import Codec
 from moretta.deployment import job, processes
-from moretta.deployment.server_key import identity_of
+from moretta.deployment.kits import identity_of
 from moretta.engines import checkpoint
 from moretta.engines.settings import Engine, Fault, Faults
 from moretta.errors import CodecError

@@ -26,7 +26,7 @@ from one_site import RUN, aim, answering, edit, free_port, make
 from test_cli import Called, call
 
 from moretta.deployment import join as joining
-from moretta.deployment import kits, processes, provisioning, server_connection, server_key
+from moretta.deployment import kits, processes, provisioning, server_connection
 from moretta.deployment.agreed_settings import CLOSED
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError, RunFailed
@@ -127,7 +127,7 @@ def test_a_clock_that_is_a_day_off_and_an_expired_certificate(here: Path, monkey
 
 
 def test_a_site_that_knows_no_key_of_its_server(here: Path) -> None:
-    pinned = here / "kits/north/local" / server_key.SERVER_KEY
+    pinned = here / "kits/north/local" / kits.SERVER_KEY
     line = pinned.read_text().strip()
     pinned.unlink()
     assert refused(join()).startswith(

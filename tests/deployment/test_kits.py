@@ -19,7 +19,7 @@ pytest.importorskip("nvflare", reason="the engine for many machines needs nvflar
 
 from cryptography import x509
 
-from moretta.deployment import checks, kits, provisioning, server_connection, server_key
+from moretta.deployment import checks, kits, provisioning, server_connection
 from moretta.errors import ParameterError, RunFailed
 from moretta.secure_aggregation.identity import Identity, public_line
 
@@ -298,22 +298,22 @@ def test_the_servers_key_is_beside_the_kits_and_its_public_half_in_those_of_site
     line = f"{public_line(identity.public_key)}\n".encode()
     for kit in all_of(made):
         found = [path for path, data in files(kit).items() if line.strip() in data]
-        assert found == ([f"local/{server_key.SERVER_KEY}"] if kit in made.sites.values() else [])
-    assert server_key.server_keys(made.sites["hospital-1"] / "local") == (identity.public_key,)
-    assert server_key.identity_of(made.server / "local").public_key == identity.public_key
+        assert found == ([f"local/{kits.SERVER_KEY}"] if kit in made.sites.values() else [])
+    assert kits.server_keys(made.sites["hospital-1"] / "local") == (identity.public_key,)
+    assert kits.identity_of(made.server / "local").public_key == identity.public_key
 
 
 def test_kits_of_a_version_without_keys_get_one(own: kits.Kits) -> None:
     out = own.server.parent
-    for path in (out / "identity.key", *out.glob(f"*/local/{server_key.SERVER_KEY}")):
+    for path in (out / "identity.key", *out.glob(f"*/local/{kits.SERVER_KEY}")):
         path.unlink()
     shutil.rmtree(own.sites["Clinic_B"])  # handed over, and deleted here
-    assert server_key.server_keys(own.sites["hospital-1"] / "local") == ()
+    assert kits.server_keys(own.sites["hospital-1"] / "local") == ()
     with pytest.raises(ParameterError, match="does not say where the server's key is; run: moretta keys new"):
-        server_key.identity_of(own.server / "local")
+        kits.identity_of(own.server / "local")
     provisioning.provision(out, "fl.example.org", 8102, SITES)
     identity = Identity.load(out)
-    assert server_key.server_keys(own.sites["hospital-1"] / "local") == (identity.public_key,)
+    assert kits.server_keys(own.sites["hospital-1"] / "local") == (identity.public_key,)
     assert not own.sites["Clinic_B"].exists()
     provisioning.provision(out, "fl.example.org", 8102, SITES)
     assert Identity.load(out).public_key == identity.public_key
@@ -327,7 +327,7 @@ def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> No
     lines = [public_line(first.public_key), str(tmp_path / "second" / "identity.pub")]
     assert len(provisioning.patch(kit, None, lines)) == 1
     assert provisioning.patch(kit, None, lines) == provisioning.patch(kit) == []
-    assert server_key.server_keys(kit / "local") == (first.public_key, second.public_key)
+    assert kits.server_keys(kit / "local") == (first.public_key, second.public_key)
     for bad, sentence in (
         ([*lines, public_line(Identity.fresh().public_key)], "expected one public key of the server, or two"),
         ([lines[0], lines[0]], "two different ones"),
@@ -337,14 +337,14 @@ def test_a_server_key_is_written_down_once(own: kits.Kits, tmp_path: Path) -> No
             provisioning.patch(kit, None, bad)
     provisioning.patch(own.server)
     assert len(provisioning.patch(own.server, None, [str(tmp_path / "second")])) == 1
-    assert server_key.identity_of(own.server / "local").public_key == second.public_key
+    assert kits.identity_of(own.server / "local").public_key == second.public_key
     assert provisioning.patch(own.server, None, [str(tmp_path / "second")]) == []
     for bad, sentence in ((["x", "y"], "a server signs by one key"), (["none"], "cannot be read")):
         with pytest.raises(ParameterError, match=sentence):
             provisioning.patch(own.server, None, bad)
-    (kit / "local" / server_key.SERVER_KEY).write_text("moretta-public-1 damaged\n")
+    (kit / "local" / kits.SERVER_KEY).write_text("moretta-public-1 damaged\n")
     with pytest.raises(ParameterError, match="was expected to hold the server's public key"):
-        server_key.server_keys(kit / "local")
+        kits.server_keys(kit / "local")
 
 
 def test_what_is_no_kit_is_refused(own: kits.Kits, tmp_path: Path) -> None:

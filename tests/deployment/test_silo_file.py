@@ -8,8 +8,8 @@ import pytest
 
 from moretta.config import silo_file
 from moretta.data.tables.files import Format
-from moretta.deployment import server_key
-from moretta.deployment.server_key import check_listed, pinned, trust_of
+from moretta.deployment import kits
+from moretta.deployment.kits import check_listed, pinned, trust_of
 from moretta.engines.flare.signing import Trust
 from moretta.errors import ParameterError, PeerError
 from moretta.secure_aggregation.identity import Identity, Roster, public_line
@@ -98,16 +98,16 @@ def test_which_of_three_places_says_whom_a_site_takes_for_the_server(tmp_path: P
     kit, roster, own = (Identity.fresh() for _ in range(3))
     (tmp_path / "local").mkdir()
     file = load(tmp_path, LEAST)
-    assert pinned(file, tmp_path / "local") == ((), server_key.SERVER_KEY)
+    assert pinned(file, tmp_path / "local") == ((), kits.SERVER_KEY)
     with pytest.raises(PeerError, match="no key of the server's is pinned here"):
         trust_of(file, tmp_path / "local")
-    (tmp_path / "local" / server_key.SERVER_KEY).write_text(public_line(kit.public_key))
+    (tmp_path / "local" / kits.SERVER_KEY).write_text(public_line(kit.public_key))
     assert trust_of(file, tmp_path / "local") == Trust("north", (kit.public_key,), None, file.out)
     silo = f'[[silo]]\nname = "north"\nkey = "{public_line(own.public_key)}"\n'
     own.save(tmp_path / "key")
     (tmp_path / "roster.toml").write_text(silo)
     listed = LEAST.replace("[data]", 'roster = "roster.toml"\nidentity = "key"\n[data]')
-    assert pinned(load(tmp_path, listed), tmp_path / "local") == ((kit.public_key,), server_key.SERVER_KEY)
+    assert pinned(load(tmp_path, listed), tmp_path / "local") == ((kit.public_key,), kits.SERVER_KEY)
     (tmp_path / "roster.toml").write_text(f'{silo}[server]\nkey = "{public_line(roster.public_key)}"\n')
     trust = trust_of(load(tmp_path, listed), tmp_path / "local")
     assert trust.keys == (roster.public_key,)

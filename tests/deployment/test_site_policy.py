@@ -439,7 +439,7 @@ def test_without_a_line_of_the_policy_a_named_attack_gets_through(number: int, t
 def test_nothing_else_at_a_site_refuses_what_a_server_sets() -> None:
     """Rooms of a site raise nothing by themselves but for what is wrong with the site's own files and its state."""
     own = {"startup kit", "has states of this run", "expected a released model"}
-    for name in ("site", "site_roles", "executor"):
+    for name in ("site", "executor"):
         source = Path(site_policy.__file__).with_name(f"{name}.py").read_text()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Raise) and node.exc is not None:

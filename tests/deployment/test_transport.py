@@ -23,7 +23,7 @@ from one_site import aim, answering, free_port, make
 from proxies import filtered, proxy, silent
 from test_cli import Called, call
 
-from moretta.deployment import checks, kits, processes, provisioning, server_connection, transport
+from moretta.deployment import checks, kits, processes, provisioning, server_connection
 from moretta.deployment import join as joining
 from moretta.errors import ParameterError, RunFailed
 
@@ -52,7 +52,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(processes, "start", lambda *given: pytest.fail("FLARE was started"))
     monkeypatch.setattr(joining, "LOOK", 0.02)
     monkeypatch.setattr(server_connection, "APART", 0.0)
-    for name in (*transport.PROXIES, *transport.SPARED, *transport.UNREAD):
+    for name in (*server_connection.PROXIES, *server_connection.SPARED, *server_connection.UNREAD):
         monkeypatch.delenv(name, raising=False)
     return folder
 
@@ -86,7 +86,7 @@ PROXY = "http://127.0.0.1:PORT"
 HOST = "fl.example"
 CHOSEN: list[tuple[dict[str, str], str]] = [
     ({}, HOST),
-    *(({name: PROXY}, HOST) for name in (*transport.PROXIES, *transport.UNREAD)),
+    *(({name: PROXY}, HOST) for name in (*server_connection.PROXIES, *server_connection.UNREAD)),
     ({"grpc_proxy": PROXY, "https_proxy": "http://127.0.0.1:9"}, HOST),
     ({"https_proxy": "http://127.0.0.1:9", "http_proxy": PROXY}, HOST),
     ({"https_proxy": "", "http_proxy": PROXY}, HOST),
@@ -114,14 +114,14 @@ def test_the_proxy_is_the_one_that_grpc_takes(
     with proxy("403 Forbidden") as found:
         for name, value in environment.items():
             monkeypatch.setenv(name, value.replace("PORT", str(found.port)))
-        chosen = transport.proxy_to(host)
+        chosen = server_connection.proxy_to(host)
         with grpc.secure_channel(f"{host}:1", grpc.ssl_channel_credentials()) as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary("/of/none")(b"", timeout=60)
         assert (chosen is not None and chosen.port == found.port) == bool(found.asked)
         if found.asked:
             head = found.asked[0]
             with pytest.raises(OSError, match="403 Forbidden"):
-                transport.connect(host, 1, 60)
+                server_connection.connect(host, 1, 60)
             assert found.asked[-1].split("\r\n")[0].startswith(f"CONNECT {host}:1 HTTP/1.")
             told = [{line for line in each.split("\r\n") if "Auth" in line} for each in (head, found.asked[-1])]
             assert told[0] == told[1]
@@ -131,7 +131,7 @@ def test_the_proxy_is_the_one_that_grpc_takes(
 # -- proxies that are in the way, and that are the way -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", transport.PROXIES)
+@pytest.mark.parametrize("name", server_connection.PROXIES)
 @pytest.mark.parametrize("kind", ["closed", "403 Forbidden", "407 Proxy Authentication Required", "502 Bad Gateway"])
 def test_a_proxy_that_keeps_a_site_out_is_named_and_the_remedy_works(
     name: str, kind: str, serving: int, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +161,7 @@ def test_a_list_that_does_not_spare_the_server_is_named(
     assert doctor()["server"].startswith("ok ")
 
 
-@pytest.mark.parametrize("name", transport.UNREAD)
+@pytest.mark.parametrize("name", server_connection.UNREAD)
 def test_a_proxy_that_grpc_does_not_take_is_named_only_where_nothing_answers(
     name: str, here: Path, serving: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +227,7 @@ def test_a_run_goes_through_a_proxy(tmp_path: Path) -> None:
 def test_a_server_that_does_not_reach_itself_says_so_at_once(
     host: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "WAIT", 1.0)
+    monkeypatch.setattr(server_connection, "WAIT", 1.0)
     called = serve(host)
     assert called.code == 2
     sentence = called.err.splitlines()[-1]
@@ -243,7 +243,7 @@ def test_a_server_that_does_not_reach_itself_says_so_at_once(
 def test_a_name_that_leads_from_the_server_to_another_machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     aim(here / "kits/server", port)
-    monkeypatch.setattr(transport, "answering", lambda kit: contextlib.nullcontext())
+    monkeypatch.setattr(server_connection, "answering", lambda kit: contextlib.nullcontext())
     with pytest.raises(ParameterError, match=r"\(no server .*127\.0\.0\.1.*\) refuses the connection\): add the line"):
         server_connection.own_address(here / "kits/server")
     with answering(here / "others/server", port), pytest.raises(ParameterError, match="has no certificate for"):
@@ -271,7 +271,7 @@ def test_a_server_reaches_itself_whether_it_runs_or_not(here: Path) -> None:
 
 
 def test_a_name_that_nobody_tells_in_time(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WAIT", 0.1)
+    monkeypatch.setattr(server_connection, "WAIT", 0.1)
     released, began = threading.Event(), time.monotonic()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: released.wait(60) and ())
     with pytest.raises(RunFailed, match="the name localhost of the server means nothing to this machine"):
@@ -281,7 +281,7 @@ def test_a_name_that_nobody_tells_in_time(here: Path, monkeypatch: pytest.Monkey
 
 
 def test_ports_that_are_closed_filtered_silent_or_of_others(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WAIT", 0.5)
+    monkeypatch.setattr(server_connection, "WAIT", 0.5)
     monkeypatch.setattr(checks, "WAIT", 0.5)
     kit = here / "kits/north"
     aim(kit, port := free_port(), "127.0.0.1")
@@ -303,7 +303,7 @@ def test_ports_that_are_closed_filtered_silent_or_of_others(here: Path, monkeypa
 def test_what_sockets_reach_and_grpc_does_not_is_told(
     here: Path, serving: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "proxy_to", lambda host: None)  # as if it were chosen by a rule that is not ours
+    monkeypatch.setattr(server_connection, "proxy_to", lambda host: None)  # as if by a rule that is not ours
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(RunFailed, match=r"answers, and to gRPC, FLARE's transport, it does not .*127\.0\.0\.1"):
         server_connection.reach_by_grpc(here / "kits/north")

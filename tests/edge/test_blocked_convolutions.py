@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.errors import ParameterError
-from moretta.protocols.baffle.edge import blocked_convolutions, onnx_forward, protobuf
+from moretta.protocols.baffle.edge import blocked_convolutions, onnx_forward, strict
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
 from moretta.protocols.baffle.onnx_export import PRECISIONS, graph_of
 from moretta.protocols.baffle.torch_forward import layout_of
@@ -168,12 +168,12 @@ def test_means_that_tile_an_image_are_products(kind: str, monkeypatch: pytest.Mo
 
 
 def test_fields_are_what_was_written() -> None:
-    data = protobuf.written(3, 300) + protobuf.written(70, b"ab") + protobuf.head(5, 200) + bytes(200)
-    found = [(number, value, bytes(part)) for number, _, value, part, _ in protobuf.fields(memoryview(data))]
+    data = strict.written(3, 300) + strict.written(70, b"ab") + strict.head(5, 200) + bytes(200)
+    found = [(number, value, bytes(part)) for number, _, value, part, _ in strict.fields(memoryview(data))]
     assert found == [(3, 300, b""), (70, 0, b"ab"), (5, 0, bytes(200))]
-    assert b"".join(whole for *_, whole in protobuf.fields(memoryview(data))) == data
+    assert b"".join(whole for *_, whole in strict.fields(memoryview(data))) == data
     with pytest.raises(ParameterError, match="no ONNX file"):
-        list(protobuf.fields(memoryview(data[:-1])))
+        list(strict.fields(memoryview(data[:-1])))
 
 
 GIVEN_BACK = """

@@ -15,7 +15,7 @@ from refused_rows import Row, refused
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.edge import strict
 from moretta.protocols.baffle.edge.onnx_forward import OnnxForward
-from moretta.protocols.baffle.edge.protobuf import written
+from moretta.protocols.baffle.edge.strict import written
 
 SECRET = 400  # numbers of float32 that a key file has
 

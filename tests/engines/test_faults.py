@@ -16,8 +16,7 @@ from moretta.contract.messages import Message, Stamp, message
 from moretta.contract.roles import Aborted, Ask, Exchange, Missing, Reason, Replies, Report
 from moretta.engines import views
 from moretta.engines.driver import Driver, DroppedSilo, RoundEnd
-from moretta.engines.faults import NO_MISHAP, Injector
-from moretta.engines.in_process import InProcess
+from moretta.engines.in_process import NO_MISHAP, Injector, InProcess
 from moretta.engines.settings import Delay, Fault, FaultPhase, Faults
 from moretta.engines.views import Recorder
 from moretta.errors import MisuseError, RunFailed

@@ -16,7 +16,7 @@ from moretta import BAFFLE, FedAvg, Federation, FedSGD, Schema, Silo
 from moretta.config.rules import RULES
 from moretta.data.tables.schema import Grouping, Number, Target
 from moretta.errors import ParameterError, RowsError
-from moretta.protocols.baffle.silo.private import noised_mean
+from moretta.protocols.baffle.silo.client import noised_mean
 from moretta.protocols.common import modules
 from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.batches import Batches, rows_by_group

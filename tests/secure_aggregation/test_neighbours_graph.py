@@ -6,13 +6,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from graph_risks import Risks, risks, table
 from hypothesis import given
 from hypothesis import strategies as st
 from refused_rows import Row, refused
 
 from moretta.errors import ParameterError
 from moretta.secure_aggregation import graph
-from moretta.secure_aggregation.graph import Plan, connected, neighbourhoods, plan, risks, table, tail
+from moretta.secure_aggregation.graph import Plan, connected, neighbourhoods, plan, tail
 
 SEED = bytes(range(32))
 
@@ -189,8 +190,8 @@ def test_a_complete_graph_where_no_other_does() -> None:
 
 
 def test_the_worth_of_a_complete_graph_is_certain() -> None:
-    assert risks(30, plan(30), 0.3, 0.3) == graph.Risks(0.0, 0.0, 0.0)
-    assert risks(30, plan(30), 0.4, 0.4) == graph.Risks(1.0, 0.0, 1.0)
+    assert risks(30, plan(30), 0.3, 0.3) == Risks(0.0, 0.0, 0.0)
+    assert risks(30, plan(30), 0.4, 0.4) == Risks(1.0, 0.0, 1.0)
 
 
 def test_what_is_given_is_taken() -> None:

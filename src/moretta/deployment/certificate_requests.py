@@ -47,10 +47,9 @@ from cryptography.x509.oid import AttributeOID, NameOID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from moretta.config.silo_file import SiloFile
-from moretta.deployment import kits, processes, provisioning, server_key
-from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER
+from moretta.deployment import kits, processes, provisioning
+from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, SERVER_KEY, load_json
 from moretta.deployment.provisioning import AUTHORITY, MANIFEST, ORGANISATION, PROJECT, ROOT, ROOT_KEY, keys_at_sites
-from moretta.deployment.server_key import SERVER_KEY, load_json
 from moretta.engines.files import make_folder, rename, write_atomically
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError
@@ -387,7 +386,7 @@ def complete(kit: Path, file: SiloFile, path: Path, agrees: Callable[[bytes], bo
 
 def _check_server(key: bytes, file: SiloFile, kit: Path, agrees: Callable[[bytes], bool]) -> None:
     """Raise `moretta.errors.ParameterError` unless a server's key is the one that is meant."""
-    pinned, where = server_key.pinned(file, kit / "local")
+    pinned, where = kits.pinned(file, kit / "local")
     if pinned and key not in pinned:
         raise ParameterError(
             f"the reply is signed by {fingerprint(key)}, and {where} pins {' and '.join(map(fingerprint, pinned))}: it "

@@ -24,10 +24,10 @@ from moretta.config.silo_file import RowsSection, SiloFile
 from moretta.contract.memory import free_memory
 from moretta.data.images.folder import FOLDER
 from moretta.data.tables.files import ENDINGS, is_table
-from moretta.deployment import job, kits, provisioning, server_connection, server_key, shared_settings, site_policy
+from moretta.deployment import job, kits, provisioning, server_connection, shared_settings, site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, differences, pinned_settings
-from moretta.deployment.server_key import identity_of, load_json, server_keys
-from moretta.deployment.site_roles import EdgeRole
+from moretta.deployment.kits import identity_of, load_json, server_keys
+from moretta.deployment.site import EdgeRole
 from moretta.engines.confinement import landlock
 from moretta.errors import MissingExtra, MorettaError, ParameterError
 from moretta.secure_aggregation.identity import Identity, Roster, fingerprint
@@ -334,9 +334,9 @@ def identified(file: SiloFile) -> str:
 def pinned(kit: Path, file: SiloFile) -> str:
     """Check that a site knows its server by a key. Raises `moretta.errors.ParameterError`."""
     local = kit / "local"
-    keys, where = server_key.pinned(file, local)
+    keys, where = kits.pinned(file, local)
     if not keys:
-        raise ParameterError(server_key.NONE_PINNED)
+        raise ParameterError(kits.NONE_PINNED)
     text = f"{' and '.join(map(fingerprint, keys))}, of {where}"
     others = server_keys(local)
     if others and not set(others) & set(keys):

@@ -19,8 +19,7 @@ from moretta.config import run_files
 from moretta.config.run_files import RunFile
 from moretta.contract.codec import Codec
 from moretta.data.references import OWN_CODE
-from moretta.deployment import job, server_key, shared_settings
-from moretta.deployment.server_key import identity_of
+from moretta.deployment import job, kits, shared_settings
 from moretta.deployment.site import pack_released
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.files import write_atomically
@@ -109,7 +108,7 @@ class Controller(FlareController):
     def _play(self, fl_ctx: FLContext, aborted: Callable[[], None]) -> None:
         workspace = fl_ctx.get_engine().get_workspace()
         local = Path(workspace.get_site_config_dir())
-        identity = identity_of(local)
+        identity = kits.identity_of(local)
         job.check_signed(self._signed, self._signature, identity, local)
         self._status = Path(self._named_status) if self._named_status else None
         run_file = run_files.loads(self._run, Path(self._base, "run.toml"), OWN_CODE)
@@ -117,7 +116,7 @@ class Controller(FlareController):
         federation = shared_settings.server_side(run_file, out)
         path = run_file.secure_aggregation.roster
         roster = None if path is None else Roster.load(run_file.resolve(path))
-        server_key.check_listed(identity, roster)
+        kits.check_listed(identity, roster)
         called = {silo: silo if roster is None else roster.engine_name(silo) for silo in run_file.engine.sites}
         # Who is connected when the job begins; others never come.
         there = {client.name: client.get_fqcn() for client in fl_ctx.get_engine().get_clients()}

@@ -18,7 +18,7 @@ from nvflare.apis.signal import Signal
 
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile
-from moretta.deployment.server_key import SILO, trust_of
+from moretta.deployment.kits import SILO, trust_of
 from moretta.deployment.site import Site, log_to
 from moretta.deployment.site_policy import check_job
 from moretta.engines.flare.cells import receive

@@ -23,7 +23,7 @@ from moretta.data.tables.mapping import ColumnMapping
 from moretta.deployment import checks, kits, processes, provisioning, server_connection
 from moretta.deployment.agreed_settings import CLOSED
 from moretta.deployment.checks import writable
-from moretta.deployment.server_key import SILO
+from moretta.deployment.kits import SILO
 from moretta.engines.files import new_lines, write_atomically
 from moretta.engines.folder_lock import held
 from moretta.errors import ParameterError, RunFailed

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from moretta.deployment import kits
-from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, TRIAL, Kits
-from moretta.deployment.server_key import SERVER_KEY, SILO, load_json
+from moretta.deployment.kits import ADMIN_FOLDER, SERVER_FOLDER, SERVER_KEY, SILO, TRIAL, Kits, load_json
 from moretta.engines.files import rename, write_atomically
 from moretta.errors import ParameterError
 from moretta.secure_aggregation.identity import (

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from moretta.config.run_files import RunFile
-from moretta.deployment import job, kits, processes, provisioning, server_connection, server_key, shared_settings
+from moretta.deployment import job, kits, processes, provisioning, server_connection, shared_settings
+from moretta.deployment.kits import identity_of
 from moretta.deployment.server_connection import Administrator, logged_in
-from moretta.deployment.server_key import identity_of
 from moretta.engines.checkpoint import rounds_kept
 from moretta.engines.files import new_lines
 from moretta.engines.folder_lock import held
@@ -108,7 +108,7 @@ def _kits(run_file: RunFile, places: Places, host: str, port: int, names: Sequen
     server_connection.own_address(kit.server)
     provisioning.patch(kit.server)
     path, identity = run_file.secure_aggregation.roster, identity_of(kit.server / "local")
-    server_key.check_listed(identity, None if path is None else Roster.load(run_file.resolve(path)))
+    kits.check_listed(identity, None if path is None else Roster.load(run_file.resolve(path)))
     if made:
         say(
             f"startup kits are in {places.kits}: hand each site its own, {', '.join(names)}, by a way you trust; they "

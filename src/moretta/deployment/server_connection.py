@@ -1,19 +1,181 @@
-"""The connection to a kit's server: its address, certificates, clock, and what an administrator asks of it."""
+"""The connection to a kit's server: its address, certificates, clock, and what an administrator asks of it.
+
+gRPC, FLARE's transport, goes to a server by its name, or by a proxy of the environment. FLARE tries for ever and says
+nothing. `connect` goes the same way by a plain socket, which shows what is in it; `carries` opens a channel as FLARE
+does.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from moretta.deployment import kits, transport
+from moretta.deployment import kits
 from moretta.errors import MorettaError, ParameterError, RunFailed
+
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC takes the first that is set
+SPARED = ("no_grpc_proxy", "no_proxy")  # likewise
+UNREAD = ("all_proxy", *(name.upper() for name in (*PROXIES, "all_proxy")))  # other programs take these, and gRPC none
+HTTPS = 443  # gRPC's port of a proxy that names none
+WAIT = 5.0  # seconds in which a name is found, and something takes a connection
+STRAIGHT = 1.0  # seconds for a look whether it would go without the proxy
+TUNNEL = "Tunnel connection failed: "  # how http.client begins what a proxy answers
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy that gRPC asks for connections by HTTP CONNECT. variable: of the environment; credentials: a secret."""
+
+    variable: str
+    host: str
+    port: int
+    credentials: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"the proxy {self.host}:{self.port} ({self.variable})"
+
+
+def proxy_to(host: str) -> Proxy | None:
+    """Return the proxy by which gRPC reaches a host from this process; chosen as gRPC's HttpProxyMapper does."""
+    variable = next((name for name in PROXIES if name in os.environ), "")
+    with contextlib.suppress(ValueError):
+        url = urlsplit(os.environ.get(variable, "").strip())
+        if url.scheme == "http" and url.hostname and not _spared(host):
+            return Proxy(variable, url.hostname, url.port or HTTPS, unquote(url.netloc.rpartition("@")[0]))
+    return None
+
+
+def _spared(host: str) -> bool:
+    listed = next((os.environ[name] for name in SPARED if name in os.environ), "")
+    for entry in filter(None, map(str.strip, listed.lower().split(","))):
+        if host.lower().endswith(entry):
+            return True
+        with contextlib.suppress(ValueError):
+            if "/" in entry and ip_address(host) in ip_network(entry, strict=False):
+                return True
+    return False
+
+
+def without_proxy(host: str) -> str:
+    """Return what is to be done so that gRPC takes no proxy to a host."""
+    variable = next((name for name in SPARED if name in os.environ), "")
+    if not variable:
+        return f"set no_proxy={host}"
+    return f"add {host} to {variable} (gRPC takes names, endings and ranges, and no *)"
+
+
+def addresses(host: str, port: int) -> list[str]:
+    """Return the addresses of a name; none where it means nothing to this machine, or nobody says so in time."""
+    places: list[str] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            places.extend({str(at[0]): None for *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+
+    thread = threading.Thread(target=look, daemon=True)  # it may take a minute, and cannot be ended
+    thread.start()
+    thread.join(WAIT)
+    return places
+
+
+def connect(host: str, port: int, wait: float) -> socket.socket:
+    """Open a connection by the way of gRPC. Raises OSError, for `hindrance`."""
+    wait, proxy = min(wait, WAIT), proxy_to(host)
+    if proxy is None:
+        return socket.create_connection((host, port), wait)
+    tunnel = HTTPConnection(proxy.host, proxy.port, timeout=wait)
+    encoded = base64.b64encode(proxy.credentials.encode()).decode()
+    tunnel.set_tunnel(host, port, {"Proxy-Authorization": f"Basic {encoded}"} if encoded else {})
+    try:
+        tunnel.connect()
+    except HTTPException as error:
+        raise OSError(f"{TUNNEL}{error or 'nothing'}") from error
+    return tunnel.sock
+
+
+def hindrance(error: OSError, host: str, port: int) -> str:
+    """Say what keeps a connection of `connect` from a server, and what to do.
+
+    Raises ParameterError where a proxy does that the server is reached without.
+    """
+    proxy = proxy_to(host)
+    what = f"cannot be reached ({error.strerror or error})"
+    if isinstance(error, ConnectionRefusedError):
+        what = "refuses the connection"
+    elif isinstance(error, TimeoutError):
+        what = "does not answer"
+    elif isinstance(error, socket.gaierror):
+        what = "is no name that this machine can find"
+    elif str(error).startswith(TUNNEL):
+        what = f"answers {str(error).removeprefix(TUNNEL)!r:.100}"
+    if proxy is None:
+        at = ", ".join(addresses(host, port)) or "no address"
+        return (
+            f"{host} ({at}) {what}: have it started there (moretta serve), and let a firewall pass that port"
+            f"{_unread(host)}"
+        )
+    sentence = f"gRPC, FLARE's transport, goes through {proxy}, which {what}"
+    with contextlib.suppress(OSError), socket.create_connection((host, port), STRAIGHT):
+        raise ParameterError(f"{sentence}, and {host}:{port} is reached without it: {without_proxy(host)}")
+    return f"{sentence}: have it let {host}:{port} pass, or, where the way needs no proxy, {without_proxy(host)}"
+
+
+def _unread(host: str) -> str:
+    """Say which variables name a proxy that gRPC does not take."""
+    names = [name for name in (*PROXIES, *UNREAD) if os.environ.get(name)]
+    if not names or _spared(host):
+        return ""
+    ignored = ", ".join(names)
+    return f"; if the way is through a proxy, gRPC wants https_proxy=http://HOST:PORT, and takes nothing of {ignored}"
+
+
+def carries(kit: Path, wait: float) -> str:
+    """Return "" where gRPC connects as FLARE's processes do, else what it says itself. wait: seconds."""
+    import grpc
+
+    files = kits.certificates_of(kit)
+    root, key, certificate = (path.read_bytes() for path in (files.root, files.key, files.certificate))
+    host, port = kits.address_of(kit)
+    with grpc.secure_channel(f"{host}:{port}", grpc.ssl_channel_credentials(root, key, certificate)) as channel:
+        try:
+            channel.unary_unary("/moretta/none")(b"", timeout=wait)
+        except grpc.RpcError as error:  # of a server that is there, that it has no such method
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return " ".join(str(error.details()).split()).replace(": ", ", ")
+    return ""
+
+
+@contextlib.contextmanager
+def answering(kit: Path) -> Iterator[None]:
+    """Answer at the port of a server's kit as FLARE's server is going to."""
+    import grpc
+
+    files = kits.certificates_of(kit)
+    pair, root = (files.key.read_bytes(), files.certificate.read_bytes()), files.root.read_bytes()
+    server = grpc.server(ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([pair], root, require_client_auth=True)
+    server.add_secure_port(f"0.0.0.0:{kits.address_of(kit)[1]}", credentials)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
+
 
 LOGIN = 10.0  # seconds in which the server is to answer
 PATIENT = 30.0  # seconds in which a machine that is busy answers itself
@@ -39,9 +201,9 @@ def check_port(port: int) -> None:
 def resolve(kit: Path) -> str:
     """Say where the server of a kit is. Raises RunFailed where its name, or its proxy's, means nothing here."""
     host, port = kits.address_of(kit)
-    proxy = transport.proxy_to(host)
+    proxy = proxy_to(host)
     name = host if proxy is None else proxy.host
-    if not (places := transport.addresses(name, port)):
+    if not (places := addresses(name, port)):
         raise RunFailed(
             f"the name {name} of {proxy or 'the server'} means nothing to this machine: look at its network, or have "
             "the name put into DNS or /etc/hosts"
@@ -63,7 +225,7 @@ def reach(kit: Path, wait: float = LOGIN) -> None:
         time.sleep(STEP)
 
 
-def reach_by_grpc(kit: Path, wait: float = transport.WAIT) -> str:
+def reach_by_grpc(kit: Path, wait: float = WAIT) -> str:
     """Try once what FLARE does, by its transport; say where the server is. wait: seconds for each step.
 
     Raises as `resolve` and `reach`.
@@ -73,9 +235,9 @@ def reach_by_grpc(kit: Path, wait: float = transport.WAIT) -> str:
     if away := _away(kit, wait):
         raise RunFailed(away)
     host, port = kits.address_of(kit)
-    if words := transport.carries(kit, LOGIN):
+    if words := carries(kit, LOGIN):
         raise RunFailed(f"{host}:{port} answers, and to gRPC, FLARE's transport, it does not ({words})")
-    proxy = transport.proxy_to(host)
+    proxy = proxy_to(host)
     return f"{host}:{port}" if proxy is None else f"{host}:{port} through {proxy}"
 
 
@@ -86,7 +248,7 @@ def own_address(kit: Path) -> str:
     """
     kits.check_certificates(kit)
     host, port = kits.address_of(kit)
-    stand_in: contextlib.AbstractContextManager[None] = transport.answering(kit)
+    stand_in: contextlib.AbstractContextManager[None] = answering(kit)
     try:
         check_port(port)
     except ParameterError:  # by what is there already
@@ -96,7 +258,7 @@ def own_address(kit: Path) -> str:
             return f"this machine reaches itself at {reach_by_grpc(kit, PATIENT)}"
     except MorettaError as error:
         hosts = f"add the line `127.0.0.1 {host}` to /etc/hosts here, or give --host a name or address of this machine"
-        remedy = hosts if transport.proxy_to(host) is None else transport.without_proxy(host)
+        remedy = hosts if proxy_to(host) is None else without_proxy(host)
         raise ParameterError(
             f"this machine does not reach itself at {host}:{port}, by which sites are to reach it and FLARE here too "
             f"({str(error).partition(': ')[0]}): {remedy}"
@@ -115,7 +277,7 @@ def clock_of_server(kit: Path, wait: float = LOGIN) -> float | None:
     for pause in (0.0, APART):
         time.sleep(pause)
         try:
-            with transport.connect(host, port, wait) as plain:
+            with connect(host, port, wait) as plain:
                 plain.sendall(_client_hello(host))
                 greeting = plain.recv(64)
         except OSError:
@@ -146,12 +308,12 @@ def _away(kit: Path, wait: float) -> str:
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])
     try:
-        plain = transport.connect(host, port, wait)
+        plain = connect(host, port, wait)
     except OSError as error:
-        return f"{nobody}, as {transport.hindrance(error, host, port)}"
+        return f"{nobody}, as {hindrance(error, host, port)}"
     plain.settimeout(wait)
-    trusted, proxy = False, transport.proxy_to(host)
-    at = ", ".join(transport.addresses(host, port)) if proxy is None else f"through {proxy}"
+    trusted, proxy = False, proxy_to(host)
+    at = ", ".join(addresses(host, port)) if proxy is None else f"through {proxy}"
     try:
         with plain, context.wrap_socket(plain, server_hostname=host) as secure:
             trusted = True

@@ -52,15 +52,6 @@ def empty(shape: Sequence[int] | int, dtype: DTypeLike) -> Array:
     return np.ndarray(shape, kind, buffer=room(math.prod(shape) * kind.itemsize))
 
 
-def written(pieces: Sequence[bytes | memoryview]) -> memoryview:
-    """Return bytes that come in pieces as one, in a `room`."""
-    memory, start = room(sum(map(len, pieces))), 0
-    for piece in pieces:
-        memory[start : start + len(piece)] = piece
-        start += len(piece)
-    return memory
-
-
 def laid_down(message: Message) -> Message:
     """Return a message whose arrays lie in a file, read-only, if it is large; else the message itself."""
     fields = {name: getattr(message, name) for name, kind in message.KINDS.items() if kind in (Array, Tensors)}

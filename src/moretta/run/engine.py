@@ -10,8 +10,7 @@ import torch
 from moretta.contract.codec import Codec
 from moretta.engines.checkpoint import CheckpointId
 from moretta.engines.delivery import Delivery
-from moretta.engines.faults import Injector
-from moretta.engines.in_process import InProcess
+from moretta.engines.in_process import Injector, InProcess
 from moretta.engines.settings import FaultPhase
 from moretta.engines.views import Recorder
 from moretta.errors import ParameterError

@@ -57,7 +57,7 @@ import hmac
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -189,15 +189,6 @@ class Plan:
     threshold: int
 
 
-@dataclass(frozen=True)
-class Risks:
-    """Upper bounds, from 0.0 to 1.0, of the three chances in the module's docstring."""
-
-    both: float
-    split: float
-    retry: float
-
-
 def plan(
     silos: int,
     corrupt_rate: float = CORRUPT_RATE,
@@ -211,7 +202,7 @@ def plan(
     degree, threshold: None to have them chosen. Up to 50 silos that is the complete graph and t = floor(2 m / 3) + 1,
     whatever the rates: with a roster it withstands 2 t - n - 1 corrupt silos, and n - t dropouts. Above 50 it is the
     smallest k that meets the bounds, with the largest t that keeps `retry` low, or the complete graph where no k does.
-    With a degree but no threshold, t is floor(2 m / 3) + 1. Given values are checked for range only (see `risks`).
+    With a degree but no threshold, t is floor(2 m / 3) + 1. Given values are checked for range only.
     Raises `moretta.errors.ParameterError`, saying what is possible.
 
     >>> plan(10)
@@ -242,25 +233,6 @@ def plan(
             "members (itself and its neighbours), so that no two disjoint sets of them can both reconstruct"
         )
     return Plan(chosen.degree, threshold)
-
-
-def risks(silos: int, plan: Plan, corrupt_rate: float = CORRUPT_RATE, dropout_rate: float = DROPOUT_RATE) -> Risks:
-    """Return a plan's risks, exact sums of the bounds above. Rates and errors as in `plan`."""
-    corrupt, dropped = _part(silos, corrupt_rate, "corrupt"), _part(silos, dropout_rate, "dropout")
-    members, t = _members(silos, plan.degree), plan.threshold
-    both = silos * tail(silos, corrupt, members, 2 * t - members)
-    retry = silos * tail(silos, dropped, members, members - t + 1)
-    split = _split(silos, corrupt, plan.degree, t) if plan.degree else Fraction(0)
-    return Risks(*(float(min(bound, Fraction(1))) for bound in (both, split, retry)))
-
-
-def table(
-    silos: Sequence[int] = (51, 100, 200, 500, 1000, 10_000),
-    rates: Sequence[tuple[float, float]] = ((0.05, 0.05), (0.1, 0.1), (0.2, 0.1), (0.1, 0.2)),
-) -> list[tuple[int, float, float, int, int]]:
-    """Return rows of silos, corruption rate, dropout rate, degree (n - 1 if complete) and threshold, for the docs."""
-    plans = [(n, corrupt, dropout, plan(n, corrupt, dropout)) for corrupt, dropout in rates for n in silos]
-    return [(n, corrupt, dropout, _members(n, made.degree) - 1, made.threshold) for n, corrupt, dropout, made in plans]
 
 
 def tail(population: int, marked: int, drawn: int, least: int) -> Fraction:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from moretta import SecureAggregation, Silo
 from moretta.contract.messages import Stamp
 from moretta.errors import ParameterError, PeerError
+from moretta.protocols.baffle.silo.client import noised_mean
 from moretta.protocols.baffle.silo.messages import Estimate
-from moretta.protocols.baffle.silo.private import noised_mean
 from moretta.protocols.common.accountant import epsilon
 from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.noise import SiloNoise

@@ -23,7 +23,7 @@ from nvflare.app_common.app_constant import AppConstants
 from moretta.config import silo_file
 from moretta.config.silo_file import SiloFile, SiloSection
 from moretta.contract.messages import Array, Message, Stamp
-from moretta.deployment.server_key import SILO
+from moretta.deployment.kits import SILO
 from moretta.deployment.site_policy import permitted_sums
 from moretta.engines import views
 from moretta.engines.folder_lock import take_turn

@@ -20,10 +20,9 @@ from moretta.engines.settings import Engine
 from moretta.errors import MissingExtra, ParameterError
 from moretta.protocols.baffle.params import BAFFLE
 from moretta.protocols.baffle.silo.blocks import LayerBlock
-from moretta.protocols.baffle.silo.client import Client
+from moretta.protocols.baffle.silo.client import Client, noise_of
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import MESSAGES, RUNS_TORCH
-from moretta.protocols.baffle.silo.private import noise_of
 from moretta.protocols.baffle.silo.recipe import EdgeSettings, Recipe
 from moretta.protocols.common.overlap import AskApart, compared
 from moretta.protocols.common.setting import Setting

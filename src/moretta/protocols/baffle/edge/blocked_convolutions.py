@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moretta.contract.messages import Array
-from moretta.protocols.baffle.edge.protobuf import TEXT, fields, head, written
+from moretta.protocols.baffle.edge.strict import TEXT, fields, head, written
 from moretta.protocols.baffle.silo.forward import Layout
 
 # Field numbers of onnx.proto.
