@@ -81,7 +81,7 @@ def paragraphs(page: str) -> Iterator[str]:
 
 def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a paragraph."""
-    for sentence in re.split(r"(?<=[.!?])[)\"']? (?=[A-Z`\"(])", text):
+    for sentence in re.split(r"(?<=[.!?])[)\"'*]* (?=[A-Z`\"(*])", text):
         yield sentence.strip()
 
 
