@@ -17,7 +17,7 @@ from typing import Any
 
 import made_blocks
 
-from moretta.audit.catalogue import all_attacks
+from moretta.audit.auditor import all_attacks
 from moretta.config import run_files
 from moretta.protocols.cgd.claims import ALIGNMENT
 from moretta.protocols.common.claims import NAMES, SHARED, Claim, Role

@@ -14,7 +14,7 @@ from moretta import BAFFLE, CGD, PBPFL, Centralised, Engine, Federation, FedSGD,
 from moretta.data.tables import schema as schemas
 from moretta.data.tables.rows import encode
 from moretta.errors import ParameterError
-from moretta.protocols.common.row_counts import class_columns
+from moretta.protocols.common.statistics import class_columns
 from moretta.protocols.common.training import Training
 from moretta.secure_aggregation.statistics import ALL, AskMoments
 

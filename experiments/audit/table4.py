@@ -41,11 +41,11 @@ import torch
 from torch import nn
 
 from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert
-from moretta.audit.evidence.network import loss_of
 from moretta.contract.messages import Array, Tensors
 from moretta.data import datasets
 from moretta.data.settings import Data
 from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
 from moretta.secure_aggregation.encoding import Ring
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -81,7 +81,7 @@ def images(folder: Path, count: int) -> tuple[Array, Array, Array]:
 
 def gradient(model: nn.Module, x: Array, label: int) -> dict[str, Array]:
     """Return the gradient of one image's loss, by parameter."""
-    value = loss_of("cross-entropy")(model(torch.tensor(x)[None].to(next(model.parameters()))), torch.tensor([label]))
+    value = Loss("cross-entropy")(model(torch.tensor(x)[None].to(next(model.parameters()))), torch.tensor([label]))
     trained = modules.trainable(model)
     found = torch.autograd.grad(value, list(trained.values()))
     return {name: one.numpy() for name, one in zip(trained, found, strict=True)}

@@ -3,7 +3,7 @@
     python experiments/baffle/surrogate.py --data DIR
 
 What a move's scalar is up to sigma, the gradient along the move, is taken from autograd's gradient, and the estimate is
-put together from these by the code that the server has (`moretta.audit.attacks.baffle.moves`). So a step costs one
+put together from these by the code that the server has (`moretta.audit.attacks.baffle.estimates`). So a step costs one
 backward pass, whatever the number of moves. LeNet on CIFAR-10 or MNIST, batches of 40 rows as of ten silos; accuracy is
 of 5,000 training rows that are held out. No test row is read.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from records import SEED, Record, Row, images, name_of, parser, run
 from torch import nn
 
-from moretta.audit.attacks.baffle.moves import Moves
+from moretta.audit.attacks.baffle.estimates import Moves
 from moretta.models.architectures import lenet
 from moretta.protocols.baffle.cut import blocks_of, cut_of
 from moretta.protocols.baffle.params import BAFFLE

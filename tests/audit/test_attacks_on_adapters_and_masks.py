@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from recorded import attacked, check, claimed, given_other, recorded
 
-from moretta.audit.attacks.pbpfl import adapters, segmentation
+from moretta.audit.attacks.pbpfl import adapters, server_softmax
 from moretta.audit.attacks.pbpfl.canonical import plan_of, structure
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Given
@@ -111,14 +111,14 @@ SECRETS = {"insecure-secret-seed": 3, "rounds": 12, "record-views": [12]}
 
 def test_under_cross_entropy_the_server_sees_a_segmentation_of_each_image(nets: Path) -> None:
     truth = pbpfl(nets, {"source": "nets:Segmenter"}, SHOWN, SECRETS, data=MASKS)
-    check(attacked(segmentation.ATTACK, truth), score=(0.85, 1), model_agreement=(0.999, 1), images=(48, 48))
+    check(attacked(server_softmax.SEGMENTATION, truth), score=(0.85, 1), model_agreement=(0.999, 1), images=(48, 48))
     # Without its offset the server takes the noisy outputs for the model's own.
-    wrong = given_other(segmentation.ATTACK, truth, lambda known: {"offset": 0.0 * known["offset"]})
+    wrong = given_other(server_softmax.SEGMENTATION, truth, lambda known: {"offset": 0.0 * known["offset"]})
     assert wrong.figures["model_agreement"] < 0.9
     # Of another silo's images it says nothing.
-    claim, silos = claimed(segmentation.ATTACK, truth), truth.run.silos
+    claim, silos = claimed(server_softmax.SEGMENTATION, truth), truth.run.silos
     moved = {f"p/{silo}": claim[f"p/{other}"] for silo, other in zip(silos, [*silos[1:], silos[0]], strict=True)}
-    assert segmentation.score(moved, truth).score < 0.65
+    assert server_softmax.score_masks(moved, truth).score < 0.65
 
 
 def test_such_a_run_trains_as_plain_pytorch_does(nets: Path) -> None:
@@ -138,9 +138,9 @@ def test_a_run_with_secrets_is_refused_and_mse_shows_no_position(nets: Path) -> 
     with pytest.raises(ParameterError, match="the server would see the softmax at each: of an image its segmentation"):
         pbpfl(nets, {"source": "nets:Segmenter"}, SHOWN, {"rounds": 1}, data=MASKS)
     truth = pbpfl(nets, {"source": "nets:Segmenter"}, {"learning-rate": 0.01}, {"rounds": 1}, data=MASKS)
-    assert segmentation.ATTACK.fits(truth.run) == "silos are answered with a softmax under cross-entropy alone"
+    assert server_softmax.SEGMENTATION.fits(truth.run) == "silos are answered with a softmax under cross-entropy alone"
     given = Given({"server": (1,)}, {"offset": key_of(truth, 1).offset}, "", "")
     case = truth.case(given.views, given.arrays, thorough=False)
-    assert segmentation.attack(case) == {}
+    assert server_softmax.attack_masks(case) == {}
     other = dataclasses.replace(truth.run, mask=())
-    assert segmentation.ATTACK.fits(other) == "targets are no masks, so that no row is a position of an image"
+    assert server_softmax.SEGMENTATION.fits(other) == "targets are no masks, so that no row is a position of an image"

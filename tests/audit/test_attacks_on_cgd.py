@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from recorded import attacked, check, claimed, given_other, recorded
 
-from moretta.audit.attacks.cgd import confined, second_moments
+from moretta.audit.attacks.cgd import confined, sums
 from moretta.audit.attacks.cgd.displacement import ALONE, OUTSIDER
 from moretta.audit.attacks.cgd.joint_rows import FEATURES, LABELS
-from moretta.audit.attacks.cgd.others_gradient import INVERSION, TWO_PARTIES
+from moretta.audit.attacks.cgd.sums import INVERSION, TWO_PARTIES
 from moretta.audit.evidence.attack import Attack
-from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.truth import Truth
 from moretta.errors import ParameterError
+from moretta.protocols.common.targets import classes_of
 
-MOMENTS = second_moments.ATTACK
+MOMENTS = sums.MOMENTS
 FAST = {"learning-rate": 0.5, "loss": "cross-entropy", "delta": 0.1}
 WDBC = {"source": "wdbc", "batch-size": 0}
 DIGIT_GRID = {"silos": 4, "partition": "grid", "grid": [2, 2], "batch-size": 0}
@@ -179,7 +179,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Truth:
 @pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4)), 5])
 def test_clusters_of_very_few_rows_are_right_by_luck(grid: Truth, count: int) -> None:
     """Right clusters of up to five rows come about in one deal of fifteen or more often."""
-    labels, generator = classes(confined.JointRow.first(grid).rows.y), np.random.default_rng(count)
+    labels, generator = classes_of(confined.JointRow.first(grid).rows.y), np.random.default_rng(count)
     rows = generator.permutation(len(labels))[:count]
     assert not LABELS.score({"rows": rows, "cluster": generator.integers(0, 3, count)}, grid).succeeded
     two = np.concatenate([np.flatnonzero(labels == label)[: (count + label) // 2] for label in (0, 1)])
@@ -191,7 +191,7 @@ def test_clusters_of_very_few_rows_are_right_by_luck(grid: Truth, count: int) ->
 
 def test_rows_that_are_nearly_all_of_one_label(grid: Truth) -> None:
     """Halves of them mostly are of one label and one cluster, which counts as right: what is found of the odd row?"""
-    labels = classes(confined.JointRow.first(grid).rows.y)
+    labels = classes_of(confined.JointRow.first(grid).rows.y)
     rows = np.concatenate([np.flatnonzero(labels == 0)[:23], np.flatnonzero(labels == 1)[:1]])
     assert not LABELS.score({"rows": rows, "cluster": np.arange(24) == 23}, grid).succeeded
     same = np.flatnonzero(labels == 0)[:24]
@@ -199,7 +199,7 @@ def test_rows_that_are_nearly_all_of_one_label(grid: Truth) -> None:
 
 
 def test_clusters_of_a_few_more_rows_say_something(grid: Truth) -> None:
-    labels = classes(confined.JointRow.first(grid).rows.y)
+    labels = classes_of(confined.JointRow.first(grid).rows.y)
     rows = np.concatenate([np.flatnonzero(labels == label)[:6] for label in (0, 1)])
     assert LABELS.score({"rows": rows, "cluster": labels[rows]}, grid).succeeded
 

@@ -14,7 +14,7 @@ from recorded import recorded
 from torch import nn
 
 from moretta import PBPFL, Federation, Silo
-from moretta.audit import catalogue
+from moretta.audit import auditor
 from moretta.audit.attacks.pbpfl.head_offset import GAMMA
 from moretta.audit.attacks.pbpfl.head_offset import LEMMA_SEVEN as OTHER
 from moretta.errors import ParameterError
@@ -38,7 +38,7 @@ def sentence(code: int, *words: object) -> str:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two attacks, of which one fits."""
-    for room in (catalogue, auditing):
+    for room in (auditor, auditing):
         monkeypatch.setattr(room, "all_attacks", lambda: [GAMMA, OTHER])
 
 
@@ -83,7 +83,7 @@ def test_a_limited_attack_that_crashed_hides_no_other_ones_score(run, monkeypatc
         raise ValueError("no")
 
     lost = dataclasses.replace(GAMMA, name="lost", score=crash)
-    for room in (catalogue, auditing):
+    for room in (auditor, auditing):
         monkeypatch.setattr(room, "all_attacks", lambda: [lost, GAMMA])
     code, out, err = call("audit", run, "--json", "--fail-above", "lost=0.5", "--fail-above", f"{NAME}=0.5")
     score = json.loads(out)["attacks"][0]["score"]

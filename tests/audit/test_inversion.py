@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, matched, quotient_start
-from moretta.audit.evidence.network import loss_of
 from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
 
 INPUTS = Inputs(np.zeros(6), np.ones(6), np.full(6, -4.0), np.full(6, 4.0))
 
@@ -17,7 +17,7 @@ def network(outputs):
 
 
 def seen(model, x, y, loss):
-    value = loss_of(loss)(model(torch.tensor(x)), torch.tensor(y))
+    value = Loss(loss)(model(torch.tensor(x)), torch.tensor(y))
     trained = modules.trainable(model)
     found = torch.autograd.grad(value, list(trained.values()))
     return {name: one.numpy() for name, one in zip(trained, found, strict=True)}

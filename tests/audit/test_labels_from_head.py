@@ -7,8 +7,9 @@ import pytest
 from recorded import attacked, claimed, recorded
 
 from moretta.audit.attacks.common.labels_from_head import ATTACK, _scores
-from moretta.audit.evidence.heads import classes, whole_numbers
+from moretta.audit.evidence.heads import whole_numbers
 from moretta.errors import ParameterError
+from moretta.protocols.common.targets import classes_of
 
 PLAIN = {"scheme": "none"}
 WHO = ("silo-1", "silo-2", "silo-3")
@@ -147,8 +148,8 @@ def test_the_same_rows_in_every_round_are_one_unit(tmp_path, scheme):
     truth = recorded(tmp_path, run={"rounds": 6}, data={"batch_size": 0}, secure_aggregation={"scheme": scheme})
     claim = dict(claimed(ATTACK, truth))
     # A guess that is a little luckier than the usual shares: in these rows, whatever the round.
-    usual = np.bincount(classes(truth.background.y), minlength=10)
-    true = sum(np.bincount(classes(truth.rows(who).y), minlength=10) for who in truth.run.silos)
+    usual = np.bincount(classes_of(truth.background.y), minlength=10)
+    true = sum(np.bincount(classes_of(truth.rows(who).y), minlength=10) for who in truth.run.silos)
     claim["counts"] = np.broadcast_to(usual / usual.sum() + 0.1 * true / true.sum(), claim["counts"].shape)
     found = ATTACK.score(claim, truth)
     assert found.figures["units"] == (3 if scheme == "none" else 1)
@@ -163,8 +164,8 @@ def test_a_guess_of_one_row_is_right_as_often_as_a_draw(tmp_path, scheme):
     # No batch has a row of the background's most frequent class, which a fixed guess always is.
     truth = recorded(tmp_path, run={"seed": 2}, data={"batch_size": 1}, secure_aggregation={"scheme": scheme})
     found = attacked(ATTACK, truth)
-    usual = np.bincount(classes(truth.background.y), minlength=10) / len(truth.background.y)
-    labels = np.array([classes(truth.rows(who).y[truth.batch(who, n)])[0] for n in range(1, 7) for who in WHO])
+    usual = np.bincount(classes_of(truth.background.y), minlength=10) / len(truth.background.y)
+    labels = np.array([classes_of(truth.rows(who).y[truth.batch(who, n)])[0] for n in range(1, 7) for who in WHO])
     assert usual.argmax() not in labels
     if scheme == "none":
         assert found.chance == pytest.approx(usual[labels].mean())

@@ -22,12 +22,13 @@ from moretta.audit.attacks.common.membership_inference import (
 )
 from moretta.audit.evidence import network, shadows
 from moretta.audit.evidence.intervals import auc, flat
-from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.truth import gradient
 from moretta.data.rows import Rows
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
 from moretta.protocols.common import modules
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.training import Training
 
 
 @cache
@@ -137,7 +138,7 @@ def test_clipped_gradients_of_rows_are_those_of_the_run(tmp_path):
     modules.load(model, truth.parameters(1))
     x, y = torch.tensor(rows.x[:4]), torch.tensor(rows.y[:4])
     for program in (False, True):  # one by one, as of an exported program, comes to the same
-        found = shadows.Steps(model, plan, loss_of("cross-entropy"), program=program)._clipped(x, y)
+        found = shadows.Steps(model, plan, Loss("cross-entropy"), program=program)._clipped(x, y)
         names = [name for name, _ in model.named_parameters()]
         got = flat({name: one.numpy() for name, one in zip(names, found, strict=True)})
         np.testing.assert_allclose(got, wanted, atol=1e-6)
@@ -242,9 +243,7 @@ def test_no_label_in_common_is_refused_in_words(theirs, nobodys, task):
 def test_shadow_models_of_noised_updates_are_clipped_and_noised_once_a_round(noise: float) -> None:
     """As silos are under local epochs: three steps, then what they moved the model by is shortened, and noise added."""
     model = nn.Linear(40, 20)
-    plan = shadows.TrainingPlan(
-        9, 1.0, lambda step: 0.5, 0.0, 0.0, 0.0, adam=False, noise=noise, update_clip=0.05, each=3
-    )
+    plan = shadows.TrainingPlan(9, 1.0, lambda step: 0.5, Training(), noise=noise, update_clip=0.05, each=3)
     taker, generator = shadows.Steps(model, plan, nn.functional.cross_entropy, program=False), np.random.default_rng(0)
     x, y = torch.tensor(generator.normal(size=(60, 40)), dtype=torch.float32), torch.tensor(np.arange(60) % 20)
     for round_ in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from moretta.audit.catalogue import all_attacks
+from moretta.audit.auditor import all_attacks
 from moretta.protocols.common import severity
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moretta.audit.catalogue import all_attacks
+from moretta.audit.auditor import all_attacks
 from moretta.config import run_files
 from moretta.run.assembly import federation_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recorded import recorded
 
 from moretta import Federation, FedSGD, Silo
-from moretta.audit.catalogue import all_attacks
+from moretta.audit.auditor import all_attacks
 from moretta.audit.evidence.truth import Truth
 
 

@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "deployment")]
 
 # -- All that depends on where modules stand ---------------------------------------------------------------------------
 import moretta  # noqa: E402
-from moretta.audit.catalogue import all_attacks  # noqa: E402
+from moretta.audit.auditor import all_attacks  # noqa: E402
 from moretta.audit.evidence.truth import Truth  # noqa: E402
 from moretta.config import run_files  # noqa: E402
 from moretta.config.run_files import RunFile  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moretta.audit.catalogue import all_attacks
+from moretta.audit.auditor import all_attacks
 from moretta.protocols.common.claims import PAST, SHARED, Record
 from moretta.protocols.registry import claims_of
 

@@ -21,7 +21,7 @@ from moretta.protocols.common.lattice import Privacy
 from moretta.protocols.common.severity import MEANING, SAID, SEVERITIES
 from moretta.protocols.registry import ENTRIES, claims_of
 from moretta.report.dossier import description, document, questions, risks
-from moretta.report.dossier import sections as of_sections
+from moretta.report.dossier import page as of_sections
 from moretta.report.dossier.page import Written, write_dossier
 from moretta.run.assembly import federation_of
 from moretta.secure_aggregation.identity import Identity, Roster, public_line

@@ -15,7 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 TESTS, PACKAGE = HERE.parent, HERE / "package"
 PROJECT = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-LISTED = "import moretta.protocols.registry as r, moretta.audit.catalogue as c\n"
+LISTED = "import moretta.protocols.registry as r, moretta.audit.auditor as c\n"
 LISTED += "print(*r.ENTRIES); print(*(one.name for one in c.all_attacks()))"
 
 

@@ -17,7 +17,7 @@ to it by name. An attack runs in a child process that is sent nothing else, not 
 interval of its score lies above chance. Otherwise it says "this attack failed", which never means that a role is safe:
 a stronger attack may exist.
 
-`auditor` runs all attacks of the `catalogue`, and `attacker` is the process of one. `attacks/` has a folder for each
+`auditor` runs all attacks, and `attacker` is the process of one. `attacks/` has a folder for each
 protocol, with a file for each thing that is attacked; those that fit several are in `common/` and ask a protocol's
 `exposure` what it shows. Packages that are installed beside Moretta add attacks of their own (CONTRIBUTING.md).
 `evidence/` is what all of them use: `attack` says what an attack is, `case` what its process is given, `truth` what a

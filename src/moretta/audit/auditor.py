@@ -1,23 +1,29 @@
-"""Run every attack that fits a run, score what they claim, and write ``audit.json``."""
+"""Run every attack that fits a run, score what they claim, and write ``audit.json``.
+
+Attacks are Moretta's own, and those of packages that are installed on this machine.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 
-from moretta.audit import catalogue
+from moretta.audit import attacks
 from moretta.audit.attacker import AttackFailed, AttackOrigin, claim_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction
+from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.truth import Trained, Truth
 from moretta.contract.messages import Array
 from moretta.engines import views
@@ -26,7 +32,48 @@ from moretta.engines.files import check_plain, write_atomically
 from moretta.engines.folder_lock import held
 from moretta.engines.run_folder import RunFolder
 from moretta.errors import MorettaError, ParameterError
+from moretta.protocols.common.entry import ATTACKS, added
 from moretta.protocols.common.severity import is_whole
+from moretta.protocols.registry import ENTRIES
+
+ORDER = ("server", "silo", "silos together", "server and silos", "outsider")
+
+
+def all_attacks() -> Sequence[Attack]:
+    """Return all attacks by role and then by name.
+
+    They are those that modules below `moretta.audit.attacks` define, and those in modules that entry points of the
+    group ``moretta.attacks`` name.
+    """
+    names = [found.name for found in pkgutil.walk_packages(attacks.__path__, f"{attacks.__name__}.") if not found.ispkg]
+    defined = [one for name in names for one in vars(importlib.import_module(name)).values() if isinstance(one, Attack)]
+    by_name = added(ATTACKS, {attack.name: attack for attack in defined}, Attack)
+    return sorted(by_name.values(), key=lambda attack: (ORDER.index(attack.role), attack.name))
+
+
+def why_not(attack: Attack, run: PublicRun) -> str:
+    """Say why an attack cannot be tried on a run; empty where it can."""
+    if run.setting("fit"):
+        return "silos trained by a loop of their own (fit), and attacks know our steps alone"
+    if run.setting("own-loss"):
+        return "the run minimised a loss of its own (own-loss), and attacks know the built-in ones"
+    return attack.fits(run)
+
+
+def switched_off(run: PublicRun) -> dict[str, list[str]]:
+    """Return by key which attacks could be tried on a run without that setting, of those that are off by default."""
+    fields = ENTRIES[run.protocol].settings_class().model_fields.items()
+    off = {one.alias or name for name, one in fields if not one.is_required() and not one.get_default()}
+    missed = [one for one in all_attacks() if run.protocol in one.protocols and why_not(one, run)]
+    found = dict[str, list[str]]()
+    for section in ("protocol", "data"):
+        kept = run.settings.get(section, {})
+        for key in (key for key, value in kept.items() if value and key in (*off, "augment")):
+            without = replace(run, settings={**run.settings, section: {**kept, key: None}})
+            if names := [one.name for one in missed if not why_not(one, without)]:
+                found[key] = names
+    return found
+
 
 SECONDS = 120.0  # that an attack may take
 SECONDS_THOROUGH = 3600.0
@@ -48,7 +95,7 @@ class Audit:
 
     @property
     def attacks(self) -> Sequence[Mapping[str, Any]]:
-        """What each attack came to, in the order of `moretta.audit.catalogue`."""
+        """What each attack came to, in the order of `all_attacks`."""
         return self.record["attacks"]  # type: ignore[no-any-return]
 
     def above(self, limits: Mapping[str, float]) -> Mapping[str, str]:
@@ -102,12 +149,12 @@ def audit(
     if background is not None:
         _check_background(background, truth)
     with held(folder):
-        known = catalogue.all_attacks() if chosen is None else chosen
+        known = all_attacks() if chosen is None else chosen
         tried = [attack for attack in known if truth.run.protocol in attack.protocols]
         missed = {
             attack: why
             for attack in tried
-            if (why := catalogue.why_not(attack, truth.run) or SLOW * (attack.slow and not thorough))
+            if (why := why_not(attack, truth.run) or SLOW * (attack.slow and not thorough))
         }
         ready, done = [attack for attack in tried if attack not in missed], dict[Attack, Done]()
         names = [attack.name for attack in ready]
@@ -132,7 +179,7 @@ def audit(
             "views": truth.views.rounds,
             "attacks": [line for line, _ in in_order],
             "not_run": _not_run({attack: missed[attack] for attack in tried if attack in missed}),
-            "switched_off": catalogue.switched_off(truth.run),
+            "switched_off": switched_off(truth.run),
         }
         _write(folder, record, in_order)
         return Audit(record)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from moretta.commands import align, compare, kits, machines, models, report, rows, train
+from moretta.commands import align, compare, machines, models, report, rows, train
 from moretta.commands.terminal import begin, needs_torch, one_object, print_error, say, screen, speak, unhush
 from moretta.errors import MorettaError, ParameterError
 from moretta.protocols.common.entry import load
@@ -167,8 +167,8 @@ def _add_commands() -> None:
     app.add_typer(report.dossier, name="dossier")
     app.add_typer(rows.schema, name="schema")
     app.add_typer(align.align, name="align")
-    app.add_typer(kits.keys, name="keys")
-    app.add_typer(kits.kit, name="kit")
+    app.add_typer(machines.keys, name="keys")
+    app.add_typer(machines.kit, name="kit")
     add_shared_options(app)
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from moretta.audit.auditor import Audit, Progress, audit, opened
-from moretta.audit.catalogue import all_attacks
+from moretta.audit.auditor import Audit, Progress, all_attacks, audit, opened
 from moretta.audit.evidence.case import Heard
 from moretta.audit.evidence.truth import public_run
 from moretta.audit.evidence.uploads import PREFIX, from_heard

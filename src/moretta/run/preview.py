@@ -30,7 +30,7 @@ from moretta.protocols.registry import entry_of
 
 if TYPE_CHECKING:  # a look needs no torch
     from moretta.audit.evidence.truth import Trained
-    from moretta.protocols.common.row_counts import Counted
+    from moretta.protocols.common.statistics import Counted
     from moretta.run.inputs import Trainable
 
 
@@ -115,7 +115,7 @@ def missing_in_audit(federation: Trained) -> list[str]:
     recorded = spec.run.record_views
     if not recorded or any(silo.remote for silo in silos):
         return []
-    from moretta.audit.catalogue import switched_off
+    from moretta.audit.auditor import switched_off
     from moretta.audit.evidence.truth import public_run
     from moretta.report import audit
 

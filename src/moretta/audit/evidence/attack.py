@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common.severity import Severity
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 Role = Literal["server", "silo", "silos together", "server and silos", "outsider"]
 

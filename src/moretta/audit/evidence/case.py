@@ -10,24 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from moretta.contract.codec import Codec, pack_arrays, unpack_arrays
 from moretta.contract.messages import Array, Message, Tensors
 from moretta.contract.roles import under
 from moretta.data.layout import SampleLayout
+from moretta.data.references import OWN_CODE
 from moretta.engines import views
 from moretta.errors import ParameterError
+from moretta.models import catalogue, hooks
+from moretta.models.hooks import with_one_argument
 from moretta.protocols.common import silo_rows
+from moretta.protocols.common.training import Training
 from moretta.protocols.registry import ENTRIES
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from moretta.protocols.common.training import Training
 
 _VIEW, _ARRAY, _PROGRAM, _CASE = "view/", "array/", "program", "case"
 
@@ -100,14 +100,12 @@ class PublicRun:
         return self.setting("augment", "data") not in (None, "none")
 
     @property
-    def schedule(self) -> Training:
-        """The rate of each round, of a protocol without a schedule of its own, and the betas of its Adam."""
-        from moretta.protocols.common.training import Training
-
+    def optimizer(self) -> Training:
+        """The optimizer, and the rate of each round of a protocol without a schedule of its own."""
         names = ["learning-rate", "lr-schedule", "milestones", "milestone-factor", "first-rate", "epoch-rounds"]
-        names += ["optimizer", "betas"] if self.setting("optimizer") == "adam" else []
-        told = {name: self.setting(name) for name in names}
-        return Training.model_validate({name: value for name, value in told.items() if value is not None})
+        names += ["optimizer", "betas", "momentum", "weight-decay", "clip-norm"]
+        settings = {name: value for name in names if (value := self.setting(name)) is not None}
+        return Training.model_validate(settings)
 
     @property
     def loss(self) -> str:
@@ -161,9 +159,6 @@ class Architecture:
 
     def built(self, run: PublicRun, seed: int = 0) -> nn.Module:
         """Return the model of a run file, in the run's dtype, with weights drawn by a seed."""
-        from moretta.data.references import OWN_CODE
-        from moretta.models import catalogue, hooks
-
         made = catalogue.build(
             self.source,
             inputs=run.shape,
@@ -218,15 +213,11 @@ class Case:
         """Return the architecture in the run's dtype, in train mode, with weights of zero; a module of its own."""
         if not self.architecture.program:
             return copy.deepcopy(self._built)
-        import torch
-
         return torch.export.load(io.BytesIO(self.architecture.program)).module().to(torch_dtype(self.run))
 
     @cached_property
     def _built(self) -> nn.Module:
         """Built once: what builds a user's model may read files, which an attack may not."""
-        import torch
-
         made = self.architecture.built(self.run).train()
         with torch.no_grad():  # built from a seed, they would be the run's own first weights where it has that seed
             for parameter in made.parameters():
@@ -271,8 +262,6 @@ class Case:
 
 def torch_dtype(run: PublicRun) -> torch.dtype:
     """Return the dtype of the model."""
-    import torch
-
     return {"float32": torch.float32, "float64": torch.float64}[run.dtype]
 
 
@@ -281,10 +270,6 @@ def exported(model: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
     shape, dtype: of a row of inputs. Raises `moretta.errors.ParameterError` where PyTorch cannot export it.
     """
-    import torch
-
-    from moretta.models.hooks import with_one_argument
-
     blank = with_one_argument(copy.deepcopy(model).train())
     with torch.no_grad():
         for parameter in blank.parameters():

@@ -23,17 +23,10 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.intervals import Floats
 from moretta.contract.messages import Array, Tensors
+from moretta.protocols.common.targets import probabilities
 
 SUM_WEIGHT = 100.0  # how much "the parts sum to 1" counts beside the equations
 RANK = 1e-3  # of singular values that are taken for 0: what a trained model's gradient no longer says
-
-
-def classes(y: Array) -> NDArray[np.int64]:
-    """Return each row's class, of targets as the loss takes them, or of outputs; of one column, 1 above a half."""
-    y = np.asarray(y)
-    if y.ndim > 1:
-        y = y[:, 0] > 0.5 if y.shape[1] == 1 else y.argmax(axis=1)
-    return y.astype(np.int64)
 
 
 def as_outputs(y: Array, outputs: int) -> Floats:
@@ -43,12 +36,6 @@ def as_outputs(y: Array, outputs: int) -> Floats:
     return np.asarray(np.eye(outputs)[np.asarray(y).astype(np.int64)])
 
 
-def softmax(y: Floats) -> Floats:
-    """Return the softmax of each row, [rows, outputs]."""
-    raised = np.exp(y - y.max(axis=1, keepdims=True))
-    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
-
-
 def counts_from_head(
     run: PublicRun, gradient: Tensors, h: Floats, outputs: Floats, y: NDArray[np.int64], rows: int
 ) -> NDArray[np.int64]:
@@ -56,7 +43,7 @@ def counts_from_head(
 
     h, outputs: the model's on background rows; y: their classes.
     """
-    said = softmax(outputs) if run.loss == "cross-entropy" else outputs
+    said = probabilities(outputs, "cross-entropy") if run.loss == "cross-entropy" else outputs
     if run.head_bias:
         slope = np.asarray(gradient[run.head_bias], np.float64)
     else:

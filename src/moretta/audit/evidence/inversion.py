@@ -16,7 +16,7 @@ the quotient (dL/dW)_i / (dL/db)_i is x itself (Phong et al., 2018), and for sev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moretta.audit.evidence import network
-from moretta.audit.evidence.heads import softmax
 from moretta.audit.evidence.intervals import Floats
 from moretta.audit.evidence.network import outputs_at
 from moretta.contract.messages import Array, Tensors
+from moretta.protocols.common.targets import probabilities
 
 Search = Mapping[bool, tuple[float, int, int]]
 EXACT = 1e-10  # of the squared relative distance: what float32's rounding of a gradient leaves is below
@@ -89,13 +89,25 @@ class Gradients:
 
     parameters: with buffers. seen: g*, by parameter. loss: "mse" or "cross-entropy". twice: whether a single row is to
     go through the model as two equal ones, which have the same mean gradient: an exported program may need two rows.
+
+    linear: where something else was seen than gradients, gives that of the gradients of these parameters, in order.
     """
 
-    def __init__(self, model: nn.Module, parameters: Tensors, seen: Tensors, loss: str, *, twice: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Tensors,
+        seen: Tensors,
+        loss: str,
+        *,
+        twice: bool = False,
+        linear: tuple[Sequence[str], Callable[[Sequence[Tensor]], Tensor]] | None = None,
+    ) -> None:
         self._model, self._mse, self._twice = model.double(), loss == "mse", twice
         self._held = {name: _float64(value) for name, value in parameters.items()}
-        self._trained = [self._held[name].requires_grad_() for name in seen]
-        self._seen = torch.cat([_float64(value).reshape(-1) for value in seen.values()])
+        names, self._linear = linear or (list(seen), _flat)
+        self._trained = [self._held[name].requires_grad_() for name in names]
+        self._seen = _flat([_float64(value) for value in seen.values()])
         self._scale = max(float(self._seen.norm()), 1e-300)
 
     def step_cost(self, x: Array) -> float:
@@ -113,7 +125,7 @@ class Gradients:
         else:
             value = -(free.softmax(dim=1) * outputs.log_softmax(dim=1)).sum(dim=1).mean()
         found = torch.autograd.grad(value, self._trained, create_graph=True, materialize_grads=True)
-        return torch.cat([one.reshape(-1) for one in found]) / self._scale
+        return self._linear(found) / self._scale
 
     def distance(self, x: Tensor, free: Tensor) -> Tensor:
         """Return |g(x, y) - g*|^2 / |g*|^2."""
@@ -124,6 +136,10 @@ class Gradients:
         found = self.at(x, free)
         cosine: Tensor = found @ self._seen / self._scale / found.norm().clamp(min=1e-300)
         return 1.0 - cosine
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.reshape(-1) for one in tensors])
 
 
 def _float64(value: Array) -> Tensor:
@@ -163,7 +179,7 @@ def invert(
                 continue
             at, z, distance = found
             if best is None or distance < best.distance:
-                best = Inverted(at, z if gradients._mse else softmax(z), distance)
+                best = Inverted(at, z if gradients._mse else probabilities(z, "cross-entropy"), distance)
         if best is not None and best.distance < EXACT:
             break
     if best is None:

@@ -7,7 +7,7 @@ in a second, and what a call into torch costs beside them, measured on small net
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,13 +55,6 @@ def head_inputs(model: nn.Module, run: PublicRun, parameters: Tensors, x: Array)
         at = held | {run.head: rows} | ({run.head_bias: torch.zeros(count).to(weight)} if run.head_bias else {})
         columns.append(outputs_at(model, at, inputs)[:, : min(count, width - start)])
     return torch.cat(columns, dim=1).double().numpy(), outputs
-
-
-def loss_of(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the mean loss of outputs and targets that silos minimise, "mse" or "cross-entropy"; public."""
-    if name == "mse":
-        return lambda outputs, targets: (outputs - targets).square().sum(dim=1).mean() / 2
-    return lambda outputs, targets: nn.functional.cross_entropy(outputs, targets)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's has no types

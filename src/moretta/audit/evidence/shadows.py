@@ -1,8 +1,7 @@
 """Shadow models: models that an attacker trains itself, as the run did, on rows that it chooses.
 
 Shokri et al., S&P 2017. Training is the run's own: its optimizer and rate, as many epochs of as many steps, on batches
-that are the same part of the rows. PyTorch's optimizers are written out here, as an attacker's process has no files to
-load `torch.optim`'s compiler from.
+that are the same part of the rows.
 
 A run with dp-noise has shadow models with as much: each row's gradient g_i is clipped to C, and a batch of B rows has
 the mean (sum_i g_i + N(0, sigma^2 C^2 n / S)) / B, where S of n silos do not collude. BAFFLE clips a
@@ -29,20 +28,19 @@ from moretta.contract.messages import Array, Tensors
 from moretta.protocols.common import modules
 from moretta.protocols.common.batches import Batches
 from moretta.protocols.common.clipping import clipped_sum
-from moretta.protocols.common.training import BETAS
+from moretta.protocols.common.training import Training
 
 LEAST_STEPS = 10
 MOST_ROWS = 64  # whose own gradients are held at once
 ROW_ENTRIES = 10  # multiplications that an entry of a row's own gradient is worth: it is clipped and added up
-EPSILON = 1e-8  # of Adam, PyTorch's
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
     """How the run trains, in steps of one party that holds all rows.
 
-    steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. row_clip, noise: the
-    largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum. betas: of Adam.
+    steps: of the whole run. part: of the rows that are in a batch. rate: of step 1 .. steps. optimizer: its settings.
+    row_clip, noise: the largest norm of a row's gradient, 0 for any, and the deviation of the noise in their sum.
     update_clip: where noise is on whole updates, the largest norm of one, 0 for any; noise is then in their mean. each:
     how many steps an update has.
     """
@@ -50,13 +48,9 @@ class TrainingPlan:
     steps: int
     part: float
     rate: Callable[[int], float]
-    momentum: float
-    decay: float
-    clip: float
-    adam: bool
+    optimizer: Training
     row_clip: float = 0.0
     noise: float = 0.0
-    betas: tuple[float, float] = BETAS
     update_clip: float = 0.0
     each: int = 1
 
@@ -70,20 +64,16 @@ def plan_of(run: PublicRun, silo: str = "") -> TrainingPlan:
     size = int(run.setting("batch-size", "data") or 0)
     silos = [Batches(count, size, 0, name) for name, count in run.rows.items() if silo in ("", name)]
     each = int(run.setting("local-epochs") or 0) * min(one.per_epoch for one in silos) or 1
-    told = run.schedule
+    optimizer = run.optimizer
     clip, noise = _private(run)
     whole = bool(run.setting("local-epochs"))
     return TrainingPlan(
         steps=run.rounds * each,
         part=sum(one.size for one in silos) / sum(one.rows for one in silos),
-        rate=lambda step: told.rate(math.ceil(step / each), run.rounds),
-        momentum=float(run.setting("momentum") or 0.0),
-        decay=float(run.setting("weight-decay") or 0.0),
-        clip=float(run.setting("clip-norm") or 0.0),
-        adam=run.setting("optimizer") == "adam",
+        rate=lambda step: optimizer.rate(math.ceil(step / each), run.rounds),
+        optimizer=optimizer,
         row_clip=0.0 if whole else clip,
         noise=noise,
-        betas=told.betas,
         update_clip=clip if whole else 0.0,
         each=each,
     )
@@ -137,29 +127,22 @@ class Steps:
         self._model, self._plan, self._loss, self._program = model, plan, loss, program
         self._noise = torch.Generator().manual_seed(seed)
         self._trained = list(modules.trainable(model).values())
-        self._first = [torch.zeros_like(one) for one in self._trained]
-        self._second = [torch.zeros_like(one) for one in self._trained]
+        self._kept: list[dict[str, Tensor]] = [{} for _ in self._trained]  # by the optimizer
         self._sent = [at.detach().clone() for at in self._trained]  # what the update begins with
 
     def take(self, number: int, rate: float, x: Tensor, y: Tensor) -> None:
         """Take step `number`, from 1, at a rate, on a batch."""
-        plan = self._plan
+        plan, most = self._plan, self._plan.optimizer.clip_norm
         slopes = self._clipped(x, y) if plan.row_clip else self._gradient(x, y)
-        with torch.no_grad():
-            scale = 1.0
-            if plan.clip:
-                length = float(torch.stack([one.norm() for one in slopes]).norm())
-                scale = min(1.0, plan.clip / (length or 1.0))
-            for at, slope, first, second in zip(self._trained, slopes, self._first, self._second, strict=True):
-                step = slope * scale + plan.decay * at
-                if plan.adam:
-                    step = _adam(step, first, second, number, plan.betas)
-                elif plan.momentum:
-                    step = first.mul_(plan.momentum).add_(step)
-                at.sub_(rate * step)
-            if plan.update_clip and number % plan.each == 0:
-                self._noise_update()
+        if most is not None:
+            length = float(torch.stack([one.norm() for one in slopes]).norm())
+            slopes = [one * min(1.0, most / (length or 1.0)) for one in slopes]
+        for at, slope, kept in zip(self._trained, slopes, self._kept, strict=True):
+            modules.take_step(at, slope, kept, rate, plan.optimizer)
+        if plan.update_clip and number % plan.each == 0:
+            self._noise_update()
 
+    @torch.no_grad()
     def _noise_update(self) -> None:
         """Shorten what an update has moved the model by, and add noise, as the mean of silos' updates has it."""
         moved = [(at - sent).double() for at, sent in zip(self._trained, self._sent, strict=True)]
@@ -199,13 +182,6 @@ class Steps:
         gradients_of = torch.func.vmap(torch.func.grad(loss_of_row), in_dims=(None, 0, 0), randomness="different")
         found: dict[str, Tensor] = gradients_of(trained, x, y)
         return list(found.values())
-
-
-def _adam(slope: Tensor, first: Tensor, second: Tensor, number: int, betas: tuple[float, float]) -> Tensor:
-    first.mul_(betas[0]).add_(slope, alpha=1 - betas[0])
-    second.mul_(betas[1]).addcmul_(slope, slope, value=1 - betas[1])
-    root = (second / (1 - betas[1] ** number)).sqrt_().add_(EPSILON)
-    return (first / (1 - betas[0] ** number)) / root
 
 
 def train(

@@ -340,10 +340,8 @@ def gradient(model: torch.nn.Module, parameters: Tensors, rows: Rows, loss: Any,
     """Return the gradient of the mean loss on rows, by tensor; the model itself stays as it is."""
     copied = copy.deepcopy(model).to(device).train()
     modules.load(copied, parameters)
-    trained = modules.trainable(copied)
-    value = loss(copied(torch.tensor(rows.x, device=device)), torch.tensor(rows.y, device=device))
-    found = torch.autograd.grad(value, list(trained.values()), materialize_grads=True)
-    return {name: one.cpu().numpy() for name, one in zip(trained, found, strict=True)}
+    batch = torch.tensor(rows.x, device=device), torch.tensor(rows.y, device=device)
+    return modules.on_host(modules.gradient(copied, modules.trainable(copied), loss, batch)[0])
 
 
 def public_run(record: Mapping[str, Any], federation: Trained, recorded: tuple[int, ...]) -> PublicRun:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moretta.audit.evidence.case import Case, Heard, PublicRun
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Message, Stamp, Tensors
 from moretta.contract.roles import under
 from moretta.errors import ParameterError
@@ -39,9 +40,6 @@ from moretta.secure_aggregation.unmasking import (
     put_together,
     recovered_masks,
 )
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 PREFIX = "gradient/"  # of gradients in an upload
 WHOLE = ("array", "weight")  # before the names of whole weights in one, as other frameworks have them

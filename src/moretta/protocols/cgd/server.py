@@ -25,7 +25,6 @@ from moretta.protocols.cgd.side_by_side import all_of, side_by_side
 from moretta.protocols.common import scoring
 from moretta.protocols.common.enrolment import Enrolment, refused_by_all
 from moretta.protocols.common.releases import watched
-from moretta.protocols.common.roles import comparison_of
 from moretta.protocols.common.setting import Setting
 from moretta.secure_aggregation.additive import AddShares
 from moretta.secure_aggregation.agreement import agree_on_keys
@@ -65,7 +64,7 @@ class Server:
         self._joint, self._blind, self._align = joint, blind, params.align
         secure = setting.secure_aggregation
         self._rules, self._limit = complete(setting.rules(secure.scheme)), secure.largest
-        self._comparison = comparison_of(setting)
+        self._comparison = setting.comparison
         self._rows = row_groups(grid) if joint else {}
         self._cohort: Sequence[str] = ()
         self._steps = CatchingUp(groups)

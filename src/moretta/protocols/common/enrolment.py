@@ -43,11 +43,10 @@ from moretta.protocols.common.frozen import Frozen, brought
 from moretta.protocols.common.modules import Inputs, LazyTensor
 from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.passes import WHOLE, Passes
-from moretta.protocols.common.row_counts import CLASSES, Counted, restored
 from moretta.protocols.common.scoring import Question
 from moretta.protocols.common.setting import Setting
 from moretta.protocols.common.silo_rows import Begin, Ready, TrainingRows
-from moretta.protocols.common.statistics import TARGETS, Statistics
+from moretta.protocols.common.statistics import CLASSES, TARGETS, Counted, Statistics, restored
 from moretta.protocols.common.targets import encode
 from moretta.secure_aggregation.keyed_sums import Aggregator, Contributor
 from moretta.secure_aggregation.keystream import digest_of

@@ -21,12 +21,11 @@ from moretta.protocols.common.accountant import Accountant, noise_for
 from moretta.protocols.common.batches import Batches, Lots, UnionBatches
 from moretta.protocols.common.enrolment import Enrolment, SiloRows
 from moretta.protocols.common.frozen import Frozen
-from moretta.protocols.common.overlap import COMPARISON, Comparison
-from moretta.protocols.common.row_counts import Counted
+from moretta.protocols.common.overlap import COMPARISON
 from moretta.protocols.common.setting import LEAST_ROWS_MISSING, Setting
 from moretta.protocols.common.silo_rows import schema_of
 from moretta.protocols.common.silo_setup import SiloSetup
-from moretta.protocols.common.statistics import Statistics, without_noise
+from moretta.protocols.common.statistics import Counted, Statistics, without_noise
 from moretta.secure_aggregation.keystream import digest_of, encode_purpose
 from moretta.secure_aggregation.schemes import aggregator
 
@@ -127,13 +126,8 @@ def enrolment_of(
     size = setting.spec.data.batch_size if batch_size is None else batch_size
     statistics = setting.statistics(columns, size, scales=ask_scales, labelled=labelled)
     # Where silos sum in groups, their server compares all of them by itself.
-    comparison = comparison_of(setting) if members is None else None
+    comparison = setting.comparison if members is None else None
     return Enrolment(setting, summing, columns, size, statistics, comparison, sends_model=sends_model)
-
-
-def comparison_of(setting: Setting) -> Comparison | None:
-    """Return what compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
-    return None if setting.tested is None else Comparison(setting.tested)
 
 
 def setups_of(setting: Setting, statistics: Statistics, scheme: str | None = None) -> dict[str, SiloSetup]:

@@ -22,11 +22,11 @@ from moretta.engines.journal import HelpedFile
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.batches import rows_by_group
 from moretta.protocols.common.lattice import Privacy
-from moretta.protocols.common.row_counts import CLASSES, counted_classes
+from moretta.protocols.common.overlap import Comparison
 from moretta.protocols.common.scoring import figures_of
 from moretta.protocols.common.silo_setup import SiloSetup
 from moretta.protocols.common.specification import Specification
-from moretta.protocols.common.statistics import TARGETS, Entry, Statistics
+from moretta.protocols.common.statistics import CLASSES, TARGETS, Entry, Statistics, counted_classes
 from moretta.protocols.common.targets import CONFUSION_UP_TO, encode
 from moretta.secure_aggregation.cohort import Participation, Rules
 from moretta.secure_aggregation.identity import Roster
@@ -159,6 +159,11 @@ class Setting:
     def playing(self) -> Participation:
         """Who plays which round."""
         return self.spec.playing([silo.name for silo in self.silos], self.spec.run.seed)
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """What compares silos' rows with the server's test rows; None where nobody knows whom those are about."""
+        return None if self.tested is None else Comparison(self.tested)
 
     @property
     def figures(self) -> Sequence[str]:

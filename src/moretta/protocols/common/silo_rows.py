@@ -17,9 +17,8 @@ from moretta.errors import MisuseError, PeerError, RowsError
 from moretta.protocols.common import frozen, overlap, scoring
 from moretta.protocols.common.batches import Batches, UnionBatches
 from moretta.protocols.common.overlap import AskApart, compared
-from moretta.protocols.common.row_counts import class_columns
 from moretta.protocols.common.scoring import HeldOut, Question, Validate
-from moretta.protocols.common.statistics import NOTHING, Statistics
+from moretta.protocols.common.statistics import NOTHING, Statistics, class_columns
 from moretta.secure_aggregation.keyed_sums import Contributor
 from moretta.secure_aggregation.keystream import digest_of
 from moretta.secure_aggregation.one_sum import Answers

@@ -114,41 +114,12 @@ class Stacked:
         return True
 
 
-class StackedSGD:
-    """Steps of `torch.optim.SGD` for each silo of a stack. clip_norm: as `torch.nn.utils.clip_grad_norm_`, None not.
-
-    common: the parameters before the first step, [*shape], alike for all silos; never written to.
-    """
-
-    def __init__(
-        self, common: Stack, rate: float, momentum: float, weight_decay: float, clip_norm: float | None
-    ) -> None:
-        self._common, self._rate, self._momentum, self._decay = common, rate, momentum, weight_decay
-        self._clip_norm = clip_norm
-        self._moving: Stack = {}
-        self.at: Stack = {}  # after the first step
-
-    def step(self, gradients: Stack) -> None:
-        """Take a step. gradients: [silos, *shape]; they are written over, as fresh memory costs more than a step."""
-        if self._clip_norm is not None:
-            norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
-            factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
-            for value in gradients.values():
-                value *= factors.view(-1, *[1] * (value.ndim - 1))
-        for name, gradient in gradients.items():
-            before = self.at.get(name, self._common[name])
-            if self._decay:
-                gradient.add_(before, alpha=self._decay)
-            if self._momentum:
-                moving = self._moving.get(name)
-                self._moving[name] = gradient if moving is None else moving.mul_(self._momentum).add_(gradient)
-                gradient = self._moving[name]
-            after = self.at.get(name) if self._momentum or name in self.at else gradient
-            self.at[name] = torch.add(before, gradient, alpha=-self._rate, out=after)
-
-    def differences(self) -> Stack:
-        """Return what all steps together took from the parameters, [silos, *shape], in their memory."""
-        return {name: torch.sub(self._common[name], value, out=value) for name, value in self.at.items()}
+def clip_each(gradients: Stack, most: float) -> None:
+    """Shorten each silo's gradient as `torch.nn.utils.clip_grad_norm_` does, in its own memory."""
+    norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+    factors = (most / (norms + 1e-6)).clamp(max=1.0)
+    for value in gradients.values():
+        value *= factors.view(-1, *[1] * (value.ndim - 1))
 
 
 def in_own_memory(gradients: Mapping[str, Tensor]) -> Stack:

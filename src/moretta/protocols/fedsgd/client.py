@@ -28,7 +28,7 @@ from moretta.protocols.common.noise import Sums
 from moretta.protocols.common.own_loss import Function
 from moretta.protocols.common.passes import WHOLE
 from moretta.protocols.common.scoring import Question
-from moretta.protocols.common.stacked import Stack, Stacked, StackedSGD, in_own_memory
+from moretta.protocols.common.stacked import Stack, Stacked, clip_each, in_own_memory
 from moretta.protocols.common.statistics import without_noise
 from moretta.protocols.common.training import Training
 from moretta.protocols.fedsgd.messages import Show, Shown, Step, Stepped, TrainOn
@@ -295,19 +295,22 @@ class LocalWork:
         return [work.silo.weighted(gradients, loss, targets) for work, gradients, loss, targets in each]
 
     def _epochs(self, works: Sequence[LocalWork], trained: Stack, params: Epochs) -> list[Upload]:
-        silo, rows, pull = self.silo, sum(map(len, self.batches)), params.pull
-        total = torch.zeros(len(works), dtype=torch.float64)
-        sgd = StackedSGD(trained, silo.rate(self.ask), params.momentum, params.weight_decay, params.clip_norm)
+        silo, rows, total = self.silo, sum(map(len, self.batches)), torch.zeros(len(works), dtype=torch.float64)
+        at = {name: value.expand(len(works), *value.shape).clone() for name, value in trained.items()}
+        kept: dict[str, dict[str, Tensor]] = {name: {} for name in at}
         for x, y in self._steps(works):
             with silo.phase("local_backward"):
-                gradients, losses = silo.stacked.gradients(sgd.at or trained, x, y, common=not sgd.at)
+                gradients, losses = silo.stacked.gradients(at, x, y, common=False)
             with silo.phase("update"):
-                for name, value in sgd.at.items() if pull else ():
-                    gradients[name].add_(value - trained[name], alpha=pull)
-                sgd.step(gradients)
+                for name, value in at.items() if params.pull else ():
+                    gradients[name].add_(value - trained[name], alpha=params.pull)
+                if params.clip_norm is not None:
+                    clip_each(gradients, params.clip_norm)
+                for name, value in at.items():
+                    take_step(value, gradients[name], kept[name], silo.rate(self.ask), params)
             total += losses.cpu().double() * x.shape[1]
         with silo.phase("update"):
-            differences = _apart(sgd.differences())
+            differences = _apart({name: trained[name] - value for name, value in at.items()})
         mean = zip(differences, (total / rows).numpy(), strict=True)
         return [
             {f"gradient/{name}": gradient for name, gradient in gradients.items()} | {"loss": loss}

@@ -1,23 +1,25 @@
 """What BAFFLE's server sees of its rounds: parameters, directions, the loss differences x_k, and the seed's agreement.
 
 The seed follows from contributions that the server relays, so directions are derived here as any role derives them
-(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`); so are moves of blocks.
+(`moretta.protocols.baffle.silo.seeds`, `moretta.protocols.baffle.silo.recipe`). Moves of blocks (`Moves`) stand in the
+place of directions. Layers of units have neither: `moretta.audit.attacks.baffle.gradient_estimates` has what silos
+upload of them.
 What a secure sum opened is the server's own result and is in no message; `opened` computes it again for the attacker.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from moretta.audit.attacks.baffle.moves import Moves
-from moretta.audit.evidence import network
 from moretta.audit.evidence import truth as evidence
 from moretta.audit.evidence.attack import Given, augmented, no_training
 from moretta.audit.evidence.case import Case, Heard, PublicRun, torch_dtype
@@ -27,22 +29,144 @@ from moretta.audit.evidence.uploads import from_heard, over, rows_of
 from moretta.contract.messages import Array
 from moretta.contract.roles import under
 from moretta.data.rows import Rows
+from moretta.errors import ParameterError
 from moretta.protocols.baffle import cut, torch_blocks, torch_forward
 from moretta.protocols.baffle.params import BAFFLE
-from moretta.protocols.baffle.silo.blocks import MovesBlocks
+from moretta.protocols.baffle.silo import blocks
+from moretta.protocols.baffle.silo.blocks import LayerBlock, MovesBlocks
 from moretta.protocols.baffle.silo.client import Client
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import Form, differences, directions_of, gradient
+from moretta.protocols.baffle.silo.estimate import differences, directions_of
 from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Estimate
 from moretta.protocols.baffle.silo.recipe import Recipe
 from moretta.protocols.baffle.silo.seeds import seed_of
+from moretta.protocols.baffle.silo.work import differences as differences_of_blocks
 from moretta.protocols.baffle.torch_forward import TorchForward, layout_of
 from moretta.protocols.common import modules
 from moretta.secure_aggregation.additive import SealedShares
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.plain import PlainUpload
 from moretta.secure_aggregation.unmasking import Unmask
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The moves of a round by blocks, each a direction d_k that is zero outside of its block: x_k = d_k . g.
+
+    recipe: with the blocks that have scalars, and no others. keys: of these blocks' signs.
+    """
+
+    recipe: Recipe
+    layout: Layout
+    keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe, layout: Layout, seed: bytes, *purpose: int | str | bytes) -> Moves:
+        """Return those of one purpose, as `Recipe.keys`.
+
+        Raises `moretta.errors.ParameterError` where there are none.
+        """
+        pairs = [(b, key) for b, key in zip(recipe.blocks, recipe.keys(seed, *purpose), strict=True) if b.scalars]
+        if not pairs:
+            raise ParameterError(
+                'with linear = "activations" this model\'s layers move unit by unit alone, and no loss differences are '
+                "uploaded; what is uploaded, own-estimate attacks"
+            )
+        some, keys = zip(*pairs, strict=True)
+        return cls(replace(recipe, blocks=some), layout, keys)
+
+    @property
+    def count(self) -> int:
+        """K, how many moves there are."""
+        return self.recipe.scalars
+
+    @property
+    def size(self) -> int:
+        """n, of the whole flat array."""
+        return self.layout.size
+
+    @property
+    def products(self) -> int:
+        """How many multiplications x_1 .. x_K of a gradient are."""
+        return sum(block.repeats * size_of(block, self.layout) for block in self.recipe.blocks)
+
+    @cached_property
+    def covered(self) -> NDArray[np.bool_]:
+        """Which of the n parameters some block moves, bool[n]."""
+        names = {name for block in self.recipe.blocks for name in block.tensors}
+        return np.concatenate([np.full(math.prod(s), name in names) for name, s in self.layout.shapes.items()])
+
+    def by_row(self, forward: MovesBlocks, at: Array, x: Array, y: Array) -> Floats:
+        """Return the x_k of each row, float64[K, rows]."""
+        return differences_of_blocks(self.recipe, forward, at, [(x, y)], self.keys)[0].derivatives
+
+    def estimate(self, scalars: Floats) -> Floats:
+        """Return the estimate of the gradient, float64[n], zero where nothing moves."""
+        return blocks.gradient(self.recipe.blocks, self.layout, scalars, None, self.keys)
+
+    def along(self, gradient: Mapping[str, Tensor]) -> Tensor:
+        """Return d_k . g of all moves, float64[K], differentiable. gradient: by tensor, float64."""
+        found: list[Tensor] = []
+        for block, signs in zip(self.recipe.blocks, self._signs, strict=True):
+            parts = [gradient[name] for name in block.tensors]
+            if block.kind == "rank-one":
+                matrix = torch.cat([part.reshape(len(parts[0]), -1) for part in parts], dim=1)
+                found.append((signs[0] @ matrix * signs[1]).sum(dim=1))
+                continue
+            lead = len(parts[0]) if block.kind == "channels" else 1
+            each = [
+                (s * part).reshape(block.repeats, lead, -1).sum(dim=2) for s, part in zip(signs, parts, strict=True)
+            ]
+            sums = torch.stack(each).sum(dim=0)
+            pieces = block.channels_of(lead) if block.kind == "channels" else [slice(0, 1)]
+            found.append(torch.stack([sums[:, piece].sum(dim=1) for piece in pieces], dim=1).reshape(-1))
+        return torch.cat(found)
+
+    def gain(self, target: Floats) -> float:
+        """Return what is learned of a target, float64[n], relative to the average over seeds: v . estimate(v) / |v|^2.
+
+        v is the target where something moves.
+        """
+        parts = {name: torch.from_numpy(value) for name, value in self.layout.split(target).items()}
+        shares = np.concatenate([np.full(block.scalars, 1 / block.repeats) for block in self.recipe.blocks])
+        whole = float(np.square(target[self.covered]).sum())
+        return float(np.square(self.along(parts).numpy()) @ shares) / whole if whole else 1.0
+
+    @cached_property
+    def _signs(self) -> Sequence[Sequence[Tensor]]:
+        """The signs of each block: u and v of one of rank one, else on each tensor."""
+        found, shapes = [], self.layout.shapes
+        for block, key in zip(self.recipe.blocks, self.keys, strict=True):
+            drawn = block.signs(shapes, key)
+            rank_one = block.kind == "rank-one"
+            signs = block.sides(shapes, drawn) if rank_one else block.by_tensor(shapes, drawn).values()
+            found.append([torch.tensor(one, dtype=torch.float64) for one in signs])
+        return found
+
+
+def size_of(block: LayerBlock, layout: Layout) -> int:
+    """Return how many parameters a block has."""
+    return sum(math.prod(layout.shapes[name]) for name in block.tensors)
+
+
+def cosine_expected(some: Sequence[LayerBlock], layout: Layout, true: Floats, silos: int = 1) -> float:
+    """Return about what the estimate of these blocks scores, by E|estimate|^2 of each (`silo.blocks`).
+
+    true: the gradient, float64[n]. silos: how many draw moves of their own.
+    """
+    parts, whole, estimated = layout.split(true), 0.0, 0.0
+    for block in some:
+        square = sum(float(np.square(parts[name]).sum()) for name in block.tensors)
+        entries, extra = size_of(block, layout), 0.0
+        if block.kind == "channels":
+            channels = layout.shapes[block.tensors[0]][0]
+            entries = entries // channels * -(-channels // block.pieces)
+        if block.repeats:
+            extra = (entries - 1) / (block.repeats * silos)
+        whole, estimated = whole + square, estimated + square * (1 + extra)
+    return math.sqrt(whole / estimated) if estimated else 0.0
+
 
 ROUNDS = 12  # how many are attacked, the last ones
 FIXED = "fixed/"
@@ -261,23 +385,9 @@ def used(truth: Truth, seen: Round, silo: str) -> NDArray[np.int64]:
     return client.lot(seen.ask, seen.seed, graphs[-1].tobytes() if graphs else b"")
 
 
-def cost_of(seen: Round, model: nn.Module, shape: tuple[int, ...], rows: int, *, tokens: bool) -> float:
-    """Return what a round's K numbers of so many rows cost (`moretta.audit.evidence.network`)."""
-    count = seen.directions.count
-    forward = network.cost_of_passes(model, network.cost_of_row(model, shape, tokens=tokens), rows, 1.0)
-    return count * forward + drawn_at(seen.directions)
-
-
 def scalars(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> Floats:
     """Return the x_k that these rows would give in a round, float64[K]: those of their mean loss."""
     return np.asarray(by_row(recipe, forward, seen, x, y).mean(axis=1))
-
-
-def estimate_of(form: Form, seen: Round, found: Floats) -> Floats:
-    """Return the estimate of the gradient that x_k give, float64[n]."""
-    if isinstance(seen.directions, Moves):
-        return seen.directions.estimate(found)
-    return gradient(form, found, seen.directions)
 
 
 def by_row(recipe: Recipe, forward: Forward, seen: Round, x: Array, y: Array) -> Floats:

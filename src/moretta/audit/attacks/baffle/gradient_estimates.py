@@ -40,7 +40,7 @@ import numpy as np
 import torch
 
 from moretta.audit.attacks.baffle import estimates
-from moretta.audit.attacks.baffle.moves import Moves, cosine_expected
+from moretta.audit.attacks.baffle.estimates import Moves, cosine_expected
 from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import (
     Attack,
@@ -54,6 +54,7 @@ from moretta.audit.evidence.attack import (
 )
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import Floats, of_mean, relative_error
+from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, of_round
 from moretta.contract.messages import Array, Message
@@ -61,7 +62,7 @@ from moretta.contract.roles import under
 from moretta.data.rows import Rows
 from moretta.errors import ParameterError
 from moretta.protocols.baffle.silo.directions import Directions
-from moretta.protocols.baffle.silo.estimate import ESTIMATE, Parts, directions_of
+from moretta.protocols.baffle.silo.estimate import ESTIMATE, Parts, directions_of, gradient
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.silo.messages import Estimate
 
@@ -85,7 +86,10 @@ def attack(case: Case) -> Claim:
     uploads = estimates.uploads_of(case, seen)
     size = next(iter(seen.values())).directions.size
     uploads = uploads[-max(1, MOST_ENTRIES // size) :]
-    found = [estimates.estimate_of(form, seen[number], x) for number, _, x, _ in uploads]
+    found = [
+        of.estimate(x) if isinstance(of := seen[number].directions, Moves) else gradient(form, x, of)
+        for number, _, x, _ in uploads
+    ]
     best = min(range(len(uploads)), key=lambda place: uploads[place][3])
     row, misfit = _row(case, form, forward.layout, seen[uploads[best][0]], uploads[best][2])
     return {
@@ -105,69 +109,27 @@ def _row(case: Case, form: str, layout: Layout, seen: estimates.Round, found: Fl
     # Tokens cannot be moved a little, and a program's operations may be bound to float32.
     if entries > MOST_ENTRIES or case.arrays["tokens"] or case.architecture.program:
         return np.zeros(0), 1.0
-    known = {name: torch.tensor(value) for name, value in under(estimates.FIXED, case.arrays).items()}
     model, at = estimates.partly_trained(case.model(), case.run), layout.split(np.array(seen.ask.parameters))
-    held = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in at.items()}
-    return matched(case, model.double(), held, known, _numbers(of, form), entries, torch.tensor(found))
+    linear, tensors = (list(at), _numbers(of, form, list(at))), {**under(estimates.FIXED, case.arrays), **at}
+    gradients = Gradients(model, tensors, {"x": found}, case.run.loss, linear=linear)
+    row = network.cost_of_passes(model, network.cost_of_row(model, case.run.shape), 1, network.SEARCHED)
+    seconds = SECONDS_THOROUGH if case.thorough else SECONDS
+    starts = network.times(seconds, STEPS * (row + 4.0 * entries), 1, STARTS)
+    anywhere = Inputs(*(np.full(case.run.shape, value) for value in (0.0, 1.0, -np.inf, np.inf)))
+    best = invert(gradients, anywhere, 1, case.run.outputs, effort=Effort(starts, STEPS), seed=SEED)
+    return best.x, best.distance
 
 
-def _numbers(of: Directions | Moves, form: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what gives D g, float64[K], of a gradient by tensor, in the order of the flat array.
+def _numbers(of: Directions | Moves, form: str, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+    """Return what gives D g, float64[K], of the gradients of these tensors, in the order of the flat array.
 
     Of the form "mean" D has the mean direction taken off, as its x_k have it.
     """
     if isinstance(of, Moves):
-        return of.along
+        return lambda slopes: of.along(dict(zip(names, slopes, strict=True)))
     rows = np.concatenate([part.copy() for part in of.perturbed(np.zeros(of.size), 1.0)])
     matrix = torch.tensor(rows - rows.mean(axis=0) if form == "mean" else rows)
-    return lambda slopes: matrix @ torch.cat([one.ravel() for one in slopes.values()])
-
-
-def matched(
-    case: Case,
-    model: Any,
-    held: Any,
-    known: Any,
-    numbers: Callable[[Mapping[str, Any]], Any],
-    products: int,
-    wanted: Any,
-) -> tuple[Array, float]:
-    """Return the made-up row that fits best, and its misfit, of several starts.
-
-    numbers: gives x_k of a gradient, by so many products.
-    """
-    from scipy.optimize import minimize
-
-    generator = np.random.Generator(np.random.PCG64(SEED))
-    best: tuple[Array, float] = np.zeros(0), np.inf
-    fixed = {name: value.double() if value.is_floating_point() else value for name, value in known.items()}
-    entries = int(np.prod(case.run.shape))
-
-    def misfit(point: Floats) -> tuple[float, Floats]:
-        made = torch.tensor(point, requires_grad=True)
-        x, label = made[:entries].reshape(1, *case.run.shape), made[None, entries:]
-        outputs = torch.func.functional_call(model, {**fixed, **held}, (x,))
-        value = _loss(case.run.loss, outputs, label if case.run.loss == "mse" else label.softmax(dim=1))
-        slopes = torch.autograd.grad(value, list(held.values()), create_graph=True, materialize_grads=True)
-        found = numbers(dict(zip(held, slopes, strict=True)))
-        miss = (found - wanted).square().sum() / wanted.square().sum()
-        (slope,) = torch.autograd.grad(miss, [made], materialize_grads=True)
-        return float(miss.detach()), slope.numpy()
-
-    row = network.cost_of_passes(model, network.cost_of_row(model, case.run.shape), 1, network.SEARCHED)
-    seconds = SECONDS_THOROUGH if case.thorough else SECONDS
-    for _ in range(network.times(seconds, STEPS * (row + 4.0 * products), 1, STARTS)):
-        point = np.concatenate([generator.standard_normal(entries), np.zeros(case.run.outputs)])
-        found = minimize(misfit, point, jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "maxcor": 20})
-        if found.fun < best[1]:
-            best = found.x[:entries].reshape(1, *case.run.shape), float(found.fun)
-    return best
-
-
-def _loss(name: str, outputs: Any, targets: Any) -> Any:
-    if name == "mse":
-        return (outputs - targets).square().sum() / 2
-    return -(targets * outputs.log_softmax(dim=1)).sum()
+    return lambda slopes: matrix @ torch.cat([one.ravel() for one in slopes])
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:

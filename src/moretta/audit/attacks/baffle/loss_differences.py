@@ -70,7 +70,11 @@ def attack(case: Case) -> Claim:
 def _draws(case: Case, seen: Mapping[int, estimates.Round], rows: int, uploads: int) -> int:
     """Return how many batches of noise each of so many uploads, of so many rows, is compared with."""
     last, tokens = seen[max(seen)], case.arrays["x"].dtype.kind in "iu"
-    together = estimates.cost_of(last, case.model(), case.run.shape, rows * TOGETHER, tokens=tokens)
+    model, count = case.model(), last.directions.count
+    each_row = network.cost_of_row(model, case.run.shape, tokens=tokens)
+    together = count * network.cost_of_passes(model, each_row, rows * TOGETHER, 1.0) + estimates.drawn_at(
+        last.directions
+    )
     seconds = (SECONDS_THOROUGH if case.thorough else SECONDS) / uploads
     return TOGETHER * network.times(seconds, together, LEAST // TOGETHER, DRAWS // TOGETHER)
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from moretta.audit.attacks.baffle import estimates
-from moretta.audit.attacks.baffle.moves import Moves
+from moretta.audit.attacks.baffle.estimates import Moves
 from moretta.audit.evidence import network
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, Heard, PublicRun
@@ -41,6 +41,7 @@ from moretta.protocols.baffle.silo.directions import Directions
 from moretta.protocols.baffle.silo.forward import Forward, Layout
 from moretta.protocols.baffle.silo.messages import Agree, Commit, Committed, Reveal, Revealed
 from moretta.protocols.baffle.silo.seeds import SERVER, commitment
+from moretta.protocols.common.losses import Loss
 from moretta.secure_aggregation.keystream import SecretRoot
 
 SEEDS, LEAST = 1 << 10, 160  # that a server tries, and at the least, where directions take long: 146 can tell
@@ -150,7 +151,7 @@ def _target(case: Case, seen: estimates.Round, layout: Layout) -> Floats:
     }
     fixed: dict[str, Any] = {name: torch.tensor(value) for name, value in under(estimates.FIXED, case.arrays).items()}
     outputs = torch.func.functional_call(model, {**fixed, **at}, (torch.tensor(case.arrays["x"]),))
-    value = network.loss_of(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
+    value = Loss(case.run.loss)(outputs, torch.tensor(case.arrays["y"]))
     slopes = torch.autograd.grad(value, list(at.values()), materialize_grads=True)
     flat: Array = np.concatenate([one.numpy().ravel() for one in slopes]).astype(np.float64)
     length = float(np.linalg.norm(flat))

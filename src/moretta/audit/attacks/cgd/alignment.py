@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,15 +22,13 @@ from moretta.audit.attacks.cgd.confined import aligned_order
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.intervals import Floats, auc, of_rate
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Message
 from moretta.data.alignment.curve import POINT_BYTES, encode
 from moretta.data.alignment.exchange import Blinded, BlindedAgain
-from moretta.data.alignment.partner import IdRules, Listing, Partner, numbered
+from moretta.data.alignment.partner import IdRules, Listing, Partner
 from moretta.data.holders import grid_of
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 MOST = 200  # ids of the list in the dictionary, and as many that are not
 OFFSETS = (0, 12)  # where 32 bytes may begin: a list as it is, or behind a seal's nonce
@@ -121,11 +118,17 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
 
 def _listing(truth: Truth) -> Listing:
     """Return the rows of the first silo that holds some columns of others' rows."""
+    names = [silo.name for silo in truth.federation.silos if silo.columns and silo.subject_ids is not None]
+    if not names:
+        raise ParameterError("no silo holds columns of rows with ids")
+    return _listings(truth)[names[0]]
+
+
+def _listings(truth: Truth) -> Mapping[str, Listing]:
+    """Return the rows of each silo whose rows have ids."""
     rules: IdRules = truth.federation.spec.protocol.id_rules  # type: ignore[attr-defined]  # `fits`: the run is CGD's
-    for silo in truth.federation.silos:
-        if silo.columns and silo.subject_ids is not None:
-            return Listing(silo.subject_ids, rules, f"silo `{silo.name}`")
-    raise ParameterError("no silo holds columns of rows with ids")
+    ids = {silo.name: silo.subject_ids for silo in truth.federation.silos}
+    return {name: Listing(own, rules, f"silo `{name}`") for name, own in ids.items() if own is not None}
 
 
 DICTIONARY = Attack(
@@ -147,7 +150,10 @@ def given_shared(truth: Truth) -> Given:
     name = _holders(truth)[0]
     return Given(
         views={},
-        arrays={"order": np.asarray(aligned_order(truth, name)), "rows": np.array(len(_elements(truth)[name]))},
+        arrays={
+            "order": np.asarray(aligned_order(truth, name)),
+            "rows": np.array(len(_listings(truth)[name].elements)),
+        },
         view=f"none but what {name} holds itself",
         knowledge="its own ids, and its alignment",
     )
@@ -163,8 +169,9 @@ def attack_shared(case: Case) -> Claim:
 def score_shared(claim: Claim, truth: Truth) -> AttackResult:
     """Compare with what all ids in the clear say, beside the better of two constant answers."""
     name, *others = _holders(truth)
-    elements = _elements(truth)
-    true = np.array([all(one in set(elements[other]) for other in others) for one in elements[name]])
+    listings = _listings(truth)
+    theirs = [set(listings[other].elements) for other in others]
+    true = np.array([all(own in held for held in theirs) for own in listings[name].elements])
     hits, rate = int((claim["shared"] == true).sum()), float(true.mean())
     return AttackResult(
         measure="rows of which a partner knows rightly whether the others have them",
@@ -182,16 +189,6 @@ def _holders(truth: Truth) -> tuple[str, ...]:
         if len(names) > 1:
             return names
     raise ParameterError("no row of the grid has several holders")
-
-
-def _elements(truth: Truth) -> Mapping[str, list[tuple[str, int]]]:
-    """Return each silo's (normalised id, number of the row with it)."""
-    rules: IdRules = truth.federation.spec.protocol.id_rules  # type: ignore[attr-defined]  # `fits`: the run is CGD's
-    found = {}
-    for silo in truth.federation.silos:
-        written = rules.normalised(() if silo.subject_ids is None else silo.subject_ids, f"silo `{silo.name}`")
-        found[silo.name] = list(zip(written, numbered(written), strict=True))
-    return found
 
 
 MEMBERSHIP = Attack(

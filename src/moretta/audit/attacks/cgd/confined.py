@@ -1,35 +1,35 @@
 """What attacks on CGD read of the truth: D, confined models and their gradients, and the rows of a joint grid.
 
 With w_l(k) = w_l(1) + D(k), every member of a group holds D of the group's layers in its own state (`displacement`).
-Everything else here is for a participant's own part, or for scoring. What needs torch is imported where it is used:
-most of these attacks' own processes do without.
+Everything else here is for a participant's own part, or for scoring.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import PublicRun
-from moretta.audit.evidence.heads import classes
-from moretta.audit.evidence.intervals import Floats, Interval, bootstrapped
+from moretta.audit.evidence.intervals import Floats, Interval, bootstrapped, kept, recovered, relative_error
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import no_phase, under
 from moretta.data.holders import Grid, grid_of
+from moretta.data.rows import Rows
 from moretta.data.silo import in_order
 from moretta.errors import ParameterError
+from moretta.protocols.cgd.client import ROW_RING, Client
+from moretta.protocols.cgd.layers import Layers
+from moretta.protocols.cgd.local import Local, head_pass, whole_gradient
+from moretta.protocols.cgd.local import part_of_z as part_of
 from moretta.protocols.cgd.messages import Descend, Join
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
-    from moretta.data.rows import Rows
-    from moretta.protocols.cgd.client import Client
-    from moretta.protocols.cgd.layers import Layers
-    from moretta.protocols.cgd.local import Local
+from moretta.protocols.cgd.row_order import ALIGNED_ORDER
+from moretta.protocols.common.targets import classes_of
 
 
 def check_whole(truth: Truth) -> None:
@@ -40,7 +40,7 @@ def check_whole(truth: Truth) -> None:
 
 def participant(truth: Truth, name: str, number: int) -> Client:
     """Return a participant as it stood before a round, until another round is asked for."""
-    return cast("Client", truth.roles(number).clients[name])
+    return cast(Client, truth.roles(number).clients[name])
 
 
 def displacement(truth: Truth, name: str, number: int) -> Tensors:
@@ -117,8 +117,6 @@ def local(truth: Truth, name: str, number: int) -> Local:
 
     Not where columns are split. Dropout and augmentation draw what they drew in the run.
     """
-    from moretta.protocols.cgd.local import whole_gradient
-
     weights = participant(truth, name, number).model()
     return whole_gradient(truth.network(), weights, truth.silo_rows(name), truth.loss, truth.drawn(number), no_phase)
 
@@ -133,7 +131,7 @@ def merits(truth: Truth, weights: Tensors, rows: Rows) -> Floats:
     """
     found = truth.predicted(weights, rows.x)
     if truth.run.task == "classification":
-        return np.asarray(classes(found) == classes(rows.y), dtype=np.float64)
+        return np.asarray(classes_of(found) == classes_of(rows.y), dtype=np.float64)
     true = np.asarray(rows.y, dtype=np.float64)
     scale = float(np.square(true - true.mean(axis=0)).sum(axis=1).mean())
     return np.asarray(1.0 - np.square(found - true).sum(axis=1) / max(scale, 1e-300))
@@ -149,7 +147,7 @@ def guessing(truth: Truth, rows: Rows) -> float:
     """Return what the best constant answer scores: the majority's share, or for numbers 0."""
     if truth.run.task != "classification":
         return 0.0
-    return float(np.bincount(classes(rows.y)).max()) / len(rows.x)
+    return float(np.bincount(classes_of(rows.y)).max()) / len(rows.x)
 
 
 def said(truth: Truth, score: float) -> str:
@@ -157,15 +155,20 @@ def said(truth: Truth, score: float) -> str:
     return f"an accuracy of {100 * score:.1f} %" if truth.run.task == "classification" else f"an R^2 of {score:.3f}"
 
 
-def compared(found: Array, true: Array) -> tuple[float, Interval]:
-    """Return |found - true| / |true| of matrices, and its interval over lines drawn again."""
+def compared(found: Array, true: Array, guess: Array) -> tuple[tuple[float, float, Interval], float, float]:
+    """Return score, chance and interval of 1 - |found - true| / |true| of matrices, over lines drawn again.
+
+    Behind them stand that relative error, and the guess's.
+    """
     both = np.stack([np.square(found - true).sum(axis=1), np.square(true).sum(axis=1)], axis=1)  # [lines, 2]
 
     def error(some: Floats) -> float:
         miss, size = np.sqrt(some.sum(axis=0))
         return float(miss / size) if size else float(miss > 0)
 
-    return error(both), bootstrapped(both, error, high=np.inf)
+    off, usual = error(both), relative_error(guess, true)
+    interval = kept(bootstrapped(both, error, high=np.inf))
+    return (float(recovered(off)), float(recovered(usual)), interval), off, usual
 
 
 # A row of a joint grid
@@ -173,8 +176,6 @@ def compared(found: Array, true: Array) -> tuple[float, Interval]:
 
 def aligned_order(truth: Truth, name: str) -> NDArray[np.int64] | None:
     """Return which of its rows a holder trained on, in which order; None where the run did not align them."""
-    from moretta.protocols.cgd.row_order import ALIGNED_ORDER
-
     found: NDArray[np.int64] | None = truth.states(after_last(truth))[f"silo-{name}"].get(ALIGNED_ORDER)
     return found
 
@@ -234,8 +235,6 @@ class JointRow:
     @cached_property
     def layers(self) -> Layers:
         """The architecture, cut behind its first layer."""
-        from moretta.protocols.cgd.layers import Layers
-
         return Layers.of(self.truth.network())
 
     def batch(self, number: int) -> NDArray[np.int64]:
@@ -244,12 +243,8 @@ class JointRow:
 
     def part_of_z(self, name: str, number: int) -> Array:
         """Return X_ij W1_ij of a round's batch, [rows, H1]."""
-        import torch
-
-        from moretta.protocols.cgd.local import part_of_z
-
         x = torch.tensor(self.rows.x[self.batch(number)][:, self.columns(name)])
-        return part_of_z(x, participant(self.truth, name, number).model()[self.layers.weight])
+        return part_of(x, participant(self.truth, name, number).model()[self.layers.weight])
 
     def fraction_bits(self, number: int) -> int:
         """Return the fixed point in which z of a round was summed, as the head was told."""
@@ -260,18 +255,12 @@ class JointRow:
 
     def others_z(self, number: int) -> Floats:
         """Return the sum of the others' parts in a round's `Join`, as the head has it, in the ring's precision."""
-        from moretta.protocols.cgd.client import ROW_RING
-
         bits, total = self.fraction_bits(number), len(self.grid.rows[self.name])
         words = [ROW_RING.encode("z", self.part_of_z(name, number), 1, bits, total, total) for name in self.others]
         return np.asarray(ROW_RING.decode(np.sum(words, axis=0, dtype=np.uint64), bits), dtype=np.float64)
 
     def delta(self, number: int) -> Array:
         """Return Delta of a round's batch, [rows, H1], as the head seals it for the others."""
-        import torch
-
-        from moretta.protocols.cgd.local import head_pass
-
         z = torch.tensor(self.part_of_z(self.head, number).astype(np.float64) + self.others_z(number))
         targets = torch.tensor(self.rows.y[self.batch(number)])
         weights = participant(self.truth, self.head, number).model()

@@ -14,20 +14,16 @@ participant can. The attack measures what is then known.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, always
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.intervals import of_mean, of_rate
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import over
 from moretta.contract.roles import under
 from moretta.protocols.cgd.messages import Descend
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 NO_FLOOR = 1e300  # R^2 has none
 

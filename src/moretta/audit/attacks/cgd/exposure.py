@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.case import PublicRun
 from moretta.audit.evidence.exposure import Exposure, Holding
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 SEED = 23
 

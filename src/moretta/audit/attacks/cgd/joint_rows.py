@@ -19,7 +19,6 @@ units are active, and little else. So k-means on its rows at length 1 finds the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +26,11 @@ from numpy.typing import NDArray
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.heads import classes
-from moretta.audit.evidence.intervals import SIDE, Floats, Interval, kept, recovered, to_error
+from moretta.audit.evidence.intervals import SIDE, Floats, Interval, to_error
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
+from moretta.protocols.common.targets import classes_of
 
 ROUNDS = 40  # the first so many
 MOST_ROWS = 300  # of which features are worked out, unless thorough
@@ -105,13 +102,10 @@ def score(claim: Claim, truth: Truth) -> AttackResult:
     true = row.rows.x[claim["rows"]][:, columns].astype(np.float64)
     other = confined.JointRow(truth, row.grid, row.grid.parts[row.holders_in_other_rows()[0]].row)
     mean = np.broadcast_to(other.rows.x[:, columns].mean(axis=0), true.shape)
-    error, interval = confined.compared(claim["x"], true)
-    guess, _ = confined.compared(mean, true)
+    scores, error, guess = confined.compared(claim["x"], true, mean)
     return AttackResult(
-        measure="1 - relative error of raw features of others' columns",
-        score=float(recovered(error)),
-        chance=float(recovered(guess)),
-        interval=kept(interval),
+        "1 - relative error of raw features of others' columns",
+        *scores,
         sentence=f"The head of a row, with D of the other columns, works out {true.shape[1]} raw features of "
         f"{len(true)} rows {to_error(error)}, where the mean row is off by {guess:.1e}",
         figures={"relative_error": error, "mean_row": guess, "rows": float(len(true)), "columns": float(len(columns))},
@@ -216,7 +210,7 @@ def score_labels(claim: Claim, truth: Truth) -> AttackResult:
     from sklearn.metrics import adjusted_rand_score
 
     row = confined.JointRow.first(truth)
-    labels = classes(row.rows.y[claim["rows"]])
+    labels = classes_of(row.rows.y[claim["rows"]])
     pairs = np.stack([labels, claim["cluster"]], axis=1)
     found = float(adjusted_rand_score(*pairs.T))
     return AttackResult(

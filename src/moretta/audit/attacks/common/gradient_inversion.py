@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, Reconstruction, no_training
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting, given_gradients, read, why_not
-from moretta.audit.evidence.heads import classes, counts_from_head
+from moretta.audit.evidence.heads import counts_from_head
 from moretta.audit.evidence.intervals import gain, of_gain
 from moretta.audit.evidence.inversion import (
     Effort,
@@ -48,6 +48,7 @@ from moretta.audit.evidence.uploads import rows_of, sum_of, survivors
 from moretta.contract.messages import Array, Tensors
 from moretta.data.rows import Rows
 from moretta.errors import ParameterError
+from moretta.protocols.common.targets import classes_of
 
 FAR = 1e-6  # squared relative distance from the gradient above which labels are searched for too
 NEAR = 1e-2  # above which the cosine is tried as well, in thorough audits
@@ -156,7 +157,7 @@ def _labels(case: Case, parameters: Tensors, gradient: Tensors, rows: int) -> Se
         return [None]
 
     h, outputs = head_inputs(case.model(), run, parameters, case.arrays["x"])
-    counts = counts_from_head(run, gradient, h, outputs, classes(case.arrays["y"]), rows)
+    counts = counts_from_head(run, gradient, h, outputs, classes_of(case.arrays["y"]), rows)
     return [np.repeat(np.arange(len(counts)), counts), None]
 
 
@@ -225,7 +226,7 @@ def _labels_right(claim: Claim, true: Rows) -> float:
     pairs, said = pairing(claim["x"], true.x), claim["y"]
     found = np.rint(said[:, 0]) if said.shape[1] == 1 else said.argmax(axis=1)
     found = np.concatenate([found, np.full(len(claim["x"]) - len(found), -1)])  # of rows that were not claimed: none
-    return float(np.mean(found[pairs] == classes(true.y)))
+    return float(np.mean(found[pairs] == classes_of(true.y)))
 
 
 ATTACK = Attack(

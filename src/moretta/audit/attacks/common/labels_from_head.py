@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import counted, exposure, fitting, given_gradients, read, why_not
-from moretta.audit.evidence.heads import classes, counts_from_head, whole_numbers
+from moretta.audit.evidence.heads import counts_from_head, whole_numbers
 from moretta.audit.evidence.intervals import Floats, of_mean, units
 from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import first_rounds, sum_of
 from moretta.contract.messages import Array
 from moretta.errors import ParameterError
+from moretta.protocols.common.targets import classes_of
 
 ROUNDS = 10  # the first so many
 SAME = 0.5  # of two batches' rows, above which what they score is the same
@@ -79,14 +80,14 @@ def _counts(case: Case, number: int, silo: str = "") -> NDArray[np.int64]:
     if (case.run.head_bias or case.run.head) not in gradient:
         raise ParameterError("the gradient of the model's last layer is not among those that silos upload")
     h, outputs = head_inputs(case.model(), case.run, parameters, case.arrays["x"])
-    return counts_from_head(case.run, gradient, h, outputs, classes(case.arrays["y"]), rows)
+    return counts_from_head(case.run, gradient, h, outputs, classes_of(case.arrays["y"]), rows)
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
     """Return 1 - the total variation distance of the counts, mean over units, beside that of guesses."""
     run, rounds = truth.run, claim["rounds"].tolist()
     count = max(run.outputs, 2)
-    usual = np.bincount(classes(truth.background.y), minlength=count).astype(float)
+    usual = np.bincount(classes_of(truth.background.y), minlength=count).astype(float)
     whos = [list(run.silos)] if run.masked else [[silo] for silo in run.silos]
     present = [{silo for silo, there in zip(run.silos, one, strict=True) if there} for one in claim["present"]]
     got, means, often = [], [], []
@@ -120,7 +121,7 @@ def summed(run: PublicRun, present: Array) -> str:
 
 
 def _true_counts(truth: Truth, silos: list[str], number: int, count: int) -> NDArray[np.int64]:
-    labels = [classes(truth.rows(silo).of(truth.batch(silo, number)).y) for silo in silos]
+    labels = [classes_of(truth.rows(silo).of(truth.batch(silo, number)).y) for silo in silos]
     return np.bincount(np.concatenate(labels), minlength=count)
 
 

@@ -48,9 +48,7 @@ from moretta.audit.evidence import shadows
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
 from moretta.audit.evidence.exposure import exposure, fitting
-from moretta.audit.evidence.heads import classes
 from moretta.audit.evidence.intervals import Floats, auc, least_epsilon
-from moretta.audit.evidence.network import loss_of
 from moretta.audit.evidence.shadows import TrainingPlan
 from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import over
@@ -59,6 +57,8 @@ from moretta.contract.roles import under
 from moretta.data.rows import Rows
 from moretta.engines.run_folder import read_json
 from moretta.errors import ParameterError
+from moretta.protocols.common.losses import Loss
+from moretta.protocols.common.targets import classes_of
 
 CANDIDATES = 100  # members, and as many others
 RANGES = 10  # of numbers, within which targets are taken for the same
@@ -114,7 +114,7 @@ def _labels(theirs: Rows, nobodys: Rows, task: str) -> tuple[NDArray[np.int64], 
     Of several numbers a row has a range each, which together are its label. What lies outside of all of theirs is -1.
     """
     if task == "classification":
-        return classes(theirs.y), classes(nobodys.y)
+        return classes_of(theirs.y), classes_of(nobodys.y)
     true, other = (np.asarray(one.y, np.float64).reshape(len(one.y), -1) for one in (theirs, nobodys))
     count = max(2, round(RANGES ** (1 / true.shape[1])))
     edges = np.quantile(true, np.arange(1, count) / count, axis=0)
@@ -183,7 +183,7 @@ def ratios(case: Case, plan: TrainingPlan, begin: Tensors, held: Sequence[Tensor
         for chosen in (half, ~half):
             rows = np.concatenate([own[0], x[chosen]]), np.concatenate([own[1], y[chosen]])
             seed = SEED + number
-            made = shadows.train(model, begin, plan, loss_of(run.loss), *rows, parts, steps, seed, program=program)
+            made = shadows.train(model, begin, plan, Loss(run.loss), *rows, parts, steps, seed, program=program)
             found.append([phi(at) for at in made])
             inside.append(chosen[:count])
     targets = [phi(at) for at in held]

@@ -126,7 +126,7 @@ def _models(case: Case) -> Models:
 def _equations(case: Case, network: Any, at: Any, after: Any, number: int) -> tuple[Floats, Floats]:
     """Return Q - T, [outputs, labels], and g_others, [outputs]; of numeric targets the mean of q in the place of Q."""
     run, index = case.run, case.arrays[f"{OWN}{number}"]
-    rate = run.schedule.rate(number, run.rounds)
+    rate = run.optimizer.rate(number, run.rounds)
     everybodys = (at[run.head_bias].astype(np.float64) - after[run.head_bias].astype(np.float64)) / rate
     x = np.concatenate([case.arrays["x"], case.arrays["known/x"]])
     targets = as_outputs(np.concatenate([case.arrays["y"], case.arrays["known/y"]]), run.outputs)

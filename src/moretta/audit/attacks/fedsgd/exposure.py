@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from moretta.audit.evidence.case import Case
 from moretta.audit.evidence.exposure import Exposure, Models
+from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.fedsgd.client import Client
 from moretta.protocols.fedsgd.messages import TrainOn
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
 
 BATCHES = frozenset({"gradient-inversion", "gradient-inversion-of-sum", "membership-inference"})
 GRADIENTS = BATCHES | {"labels-from-head", "server-and-silos", "silo-property"}
@@ -29,8 +26,6 @@ def used(truth: Truth, silo: str, number: int) -> NDArray[np.int64]:
     """Return the numbers of the rows in a silo's upload: its batch, or under dp-noise the lot that it drew."""
     if not truth.run.setting("dp-noise"):
         return truth.batch(silo, number)
-    from moretta.protocols.fedsgd.client import Client
-
     asks = [one.message for one in truth.heard("server", number) if isinstance(one.message, TrainOn)]
     client = truth.role(silo, number)
     if not isinstance(client, Client):

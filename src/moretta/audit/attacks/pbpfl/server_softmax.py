@@ -13,6 +13,11 @@ the solution of least norm is claimed, the projection of h on what the equations
 With ``exchange = "ratios"`` the server is sent ratios of exponentials under one lambda a class. From three classes on
 their differences have no lambda, and give z up to a constant (`moretta.protocols.pbpfl.ratios.from_differences`). With
 two classes there is no difference, and nothing is left to claim but equal chances.
+
+**Masks** (`SEGMENTATION`). The exchange is row by row, and at a dense head a position of an image is a row, z_p = W h_p
++ b (`moretta.protocols.pbpfl.head`). So the softmax at each position would be a segmentation of each silo's image. Such
+a run is refused by name (`refuse_dense`), but for one whose secrets all follow from `[run] insecure-secret-seed` and
+are nobody's: this attack is tried on such a run. Under the squared error nothing is exchanged position by position.
 """
 
 from __future__ import annotations
@@ -25,13 +30,13 @@ from numpy.typing import NDArray
 from moretta.audit.attacks.pbpfl import softmax
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.attacks.pbpfl.softmax import ROUNDS, scores, squares
-from moretta.audit.evidence import heads
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, augmented, first_of, no_head, rounds_of
-from moretta.audit.evidence.case import Case
-from moretta.audit.evidence.intervals import Floats, of_rate, relative_error, to_error
+from moretta.audit.evidence.case import Case, PublicRun
+from moretta.audit.evidence.intervals import Floats, bootstrapped, of_rate, relative_error, to_error
 from moretta.audit.evidence.network import head_inputs
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array
+from moretta.protocols.common.targets import classes_of, counts_at_positions, probabilities
 from moretta.protocols.pbpfl.messages import Predictions, Ratios, TrainOn
 from moretta.protocols.pbpfl.ratios import from_differences
 from moretta.protocols.pbpfl.softmax import TrueSoftmax, true_softmax
@@ -106,8 +111,7 @@ def truth_of(truth: Truth, number: int, silo: str) -> tuple[Floats, Floats, NDAr
     """Return softmax, features and labels of a silo's batch of a round, by the true model."""
     rows = truth.rows(silo).of(truth.batch(silo, number))
     h, outputs = head_inputs(truth.network(), truth.run, truth.parameters(number), rows.x)
-    labels = rows.y.argmax(axis=1) if rows.y.ndim == 2 else rows.y
-    return heads.softmax(outputs), h, labels.astype(np.int64)
+    return probabilities(outputs, "cross-entropy"), h, classes_of(rows.y)
 
 
 def score(claim: Claim, truth: Truth) -> AttackResult:
@@ -160,4 +164,75 @@ ATTACK = Attack(
     given=given,
     attack=attack,
     score=score,
+)
+
+
+def _masks(run: PublicRun) -> str:
+    return "" if run.mask else "targets are no masks, so that no row is a position of an image"
+
+
+fits_masks = first_of(_masks, softmax.fits, augmented)
+
+
+def given_masks(truth: Truth) -> Given:
+    """Give the server its view of the last round and its offset there."""
+    number = truth.recorded[-1]
+    return Given(
+        views={"server": (number,)},
+        arrays={"offset": key_of(truth, number).offset},
+        view=f"round {number} of the server",
+        knowledge="its own offset in this round",
+    )
+
+
+def attack_masks(case: Case) -> Claim:
+    """Claim p/SILO, the softmax at each position of each image, [rows, positions * classes]."""
+    sent: dict[str, Any] = {
+        heard.peer: heard.message for heard in case.heard("server", Predictions)
+    }  # the last counted
+    offset = np.asarray(case.arrays["offset"])
+    return {f"p/{silo}": true_softmax(z, offset).p.reshape(-1, case.run.outputs) for silo, z in sent.items()}
+
+
+def _balanced(counts: Floats) -> float:
+    """Return the share of each class's positions that are found, mean over classes. counts: [images, true, found]."""
+    whole = counts.sum(axis=0)
+    there = whole.sum(axis=1) > 0
+    return float((np.diag(whole)[there] / whole.sum(axis=1)[there]).mean())
+
+
+def score_masks(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with the masks of the images, over positions that count, and with what the true model says itself."""
+    number, counts, same = truth.recorded[-1], list[Floats](), list[Floats]()
+    for name, p in claim.items():
+        silo = name.removeprefix("p/")
+        rows = truth.rows(silo).of(truth.batch(silo, number))
+        own = truth.outputs(truth.parameters(number), rows.x)
+        counts.append(counts_at_positions(p, rows.y).astype(np.float64))
+        same.append((p.reshape(rows.y.shape).argmax(axis=2) == own.reshape(rows.y.shape).argmax(axis=2)).mean(axis=1))
+    images = np.concatenate(counts)
+    agree, classes = float(np.concatenate(same).mean()), int((images.sum(axis=(0, 2)) > 0).sum())
+    return AttackResult(
+        "share of each class's positions that are found in silos' images, mean over classes",
+        _balanced(images),
+        1.0 / classes,
+        bootstrapped(images, _balanced),
+        sentence=f"The server sees a segmentation of each of {len(images)} images, the true model's own at {agree:.1%} "
+        "of their positions",
+        figures={"model_agreement": agree, "images": float(len(images)), "classes": float(classes)},
+        constant=1.0 / classes,
+    )
+
+
+SEGMENTATION = Attack(
+    name="server-segmentation",
+    title="obtains a segmentation of each training image",
+    severity="labels",
+    role="server",
+    source="the exchange of practical.md, Eq. 21, at each position of a dense head",
+    protocols=frozenset({"pbpfl"}),
+    fits=fits_masks,
+    given=given_masks,
+    attack=attack_masks,
+    score=score_masks,
 )

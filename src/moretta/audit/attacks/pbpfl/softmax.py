@@ -34,11 +34,11 @@ from moretta.audit.attacks.pbpfl import head_offset
 from moretta.audit.attacks.pbpfl.head_offset import key_of
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.heads import softmax
 from moretta.audit.evidence.intervals import Floats, Interval, of_units, relative_error
 from moretta.audit.evidence.truth import Truth
 from moretta.contract.messages import Array, Tensors
 from moretta.errors import ParameterError
+from moretta.protocols.common.targets import probabilities
 from moretta.protocols.pbpfl import ratios
 from moretta.protocols.pbpfl.messages import BlindedSoftmax, Predictions, Ratios, Softmax, TrainOn
 from moretta.protocols.pbpfl.ratios import from_one_row
@@ -139,7 +139,7 @@ def true_by_round(truth: Truth, silo: str, numbers: list[int]) -> dict[int, Floa
     found = {}
     for number in numbers:
         if truth.run.setting("exchange") == "ratios":
-            found[number] = softmax(outputs_of(truth, silo, number, truth.parameters(number)))
+            found[number] = probabilities(outputs_of(truth, silo, number, truth.parameters(number)), "cross-entropy")
         else:
             sent = truth.messages(silo, number, Predictions)
             found[number] = true_softmax(sent[-1], key_of(truth, number).offset).p

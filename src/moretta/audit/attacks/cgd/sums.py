@@ -1,4 +1,4 @@
-"""A participant of CGD takes its own part off the sum: of two, what is left is the other's gradient.
+"""What a participant of CGD works out of the sums that it steps by: of two, the other's gradient.
 
 Derivation: all step by G / N = sum_l n_l g_l / sum_l n_l, so with D(k) - D(k+1) = alpha_k G / N a participant i has
 N (D(k) - D(k+1)) / alpha_k - n_i g_i = sum of n_l g_l over the others: with two participants the other's, exactly, in
@@ -17,25 +17,42 @@ units; rounds that share rows count as one.
 
 Labels are searched for as class probabilities, so smoothed labels are found as well. CGD has no class weights and no
 noise.
+
+**Second moments** (`MOMENTS`). A participant that fits a linear model works out X'X of all rows from how the sums
+change. For y^ = X w with mse loss g_l(k) = X_l' (X_l w_l(k) - y_l) / n_l, and all move alike, w_l(k) = w_l(1) + D(k):
+
+    g(k) = sum_l n_l g_l(k) / N = A D(k) + constant,   A = X'X / N,   so   g(k') - g(k) = A (D(k') - D(k)),
+
+whatever the starts. D and g = (D(k) - D(k+1)) / alpha_k are each participant's own, so A follows as far as the steps
+reach new directions. With one output that takes as many sums as there are columns, with more outputs fewer, and in
+floating point more. Where rounding hides A, the participant's own X_i'X_i / n_i stands in, by a ridge about it. Table 2
+of the paper has "Not applicable" here. With a bias, X has one more column, of ones.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moretta.audit.attacks.cgd import confined
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given, no_training, rounds_of
 from moretta.audit.evidence.case import Case, PublicRun
-from moretta.audit.evidence.intervals import Floats, flat, gain, of_gain, of_units, relative_error, to_error, units
+from moretta.audit.evidence.intervals import (
+    Floats,
+    flat,
+    gain,
+    of_gain,
+    of_units,
+    relative_error,
+    to_error,
+    units,
+)
+from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, matched, quotient_start, squares
+from moretta.audit.evidence.truth import Truth
 from moretta.audit.evidence.uploads import over
-from moretta.contract.messages import Array
+from moretta.contract.messages import Array, Tensors
 from moretta.contract.roles import under
 from moretta.errors import ParameterError
-
-if TYPE_CHECKING:
-    from moretta.audit.evidence.truth import Truth
+from moretta.protocols.common import modules
 
 FIRST = 10  # the first so many
 
@@ -155,8 +172,6 @@ def _rounds(truth: Truth) -> list[int]:
 
 def attack_rows(case: Case) -> Claim:
     """Claim rows of the others' batches by round, and the rows' mean as the attacker knows it."""
-    from moretta.audit.evidence.inversion import Effort, Gradients, Inputs, invert, quotient_start
-
     inputs, claim = Inputs.of(case.arrays["x"]), dict[str, Floats]()
     model = case.model()
     order = [name for name, one in model.named_parameters() if one.requires_grad]  # a network's first layer first
@@ -219,8 +234,6 @@ def score_rows(claim: Claim, truth: Truth) -> AttackResult:
 
 def _squares(found: Array, true: Array, mean: Array) -> Floats:
     """Return the sums over rows of the mean squared error, rows paired, and of that of the mean row."""
-    from moretta.audit.evidence.inversion import matched, squares
-
     total: Floats = squares(np.nan_to_num(matched(np.nan_to_num(found), true)), true, mean).sum(axis=0)
     return total
 
@@ -236,4 +249,120 @@ INVERSION = Attack(
     given=given_rows,
     attack=attack_rows,
     score=score_rows,
+)
+
+
+FROM = 3  # rounds: two make one difference
+
+
+def fits_moments(run: PublicRun) -> str:
+    """Say why not."""
+    size = run.setting("batch-size", "data")
+    if run.loss != "mse" or not run.head:
+        return "second moments follow from sums only for a linear model under mse loss"
+    if size and size < max(run.rows.values()):
+        return "each round uses other rows, so that sums of different rounds do not compare"
+    return "" if len(run.recorded) >= FROM else f"it takes {FROM} recorded rounds or more"
+
+
+def given_moments(truth: Truth) -> Given:
+    """Give the first participant its own D by round, and the rates."""
+    confined.check_whole(truth)
+    _check_linear(truth)
+    silo = truth.run.silos[0]
+    rounds = confined.whole_sums(truth, FROM)
+    own = extended(truth.rows(silo).x, bias=bool(truth.run.head_bias))
+    return Given(
+        views={silo: ()},
+        arrays={
+            "moved": np.stack([_flat(truth, confined.displacement(truth, silo, k)) for k in rounds]),
+            "sums": np.stack([_flat(truth, confined.stepped(truth, silo, k)) for k in rounds]),
+            "own": own.T @ own / len(own),
+            "own_rows": np.array(len(own)),
+        },
+        view=f"none but what {silo} holds itself",
+        knowledge=f"D before and after {rounds_of(len(rounds))}, and the rows of {silo}",
+    )
+
+
+def _check_linear(truth: Truth) -> None:
+    """Raise `moretta.errors.ParameterError` unless the architecture is x W' + b."""
+    model, run = truth.federation.model, truth.run
+    generator = np.random.default_rng(0)
+    weights = modules.arrays(model)
+    named = set(modules.trainable(model))
+    message = "the model is more than one linear layer, so that its gradients are not linear in its weights"
+    if named != {name for name in (run.head, run.head_bias) if name}:
+        raise ParameterError(message)
+    for name in named:
+        weights[name] = generator.standard_normal(weights[name].shape).astype(weights[name].dtype)
+    x = truth.rows(run.silos[0]).x[:10]
+    if weights[run.head].shape[1] != x[0].size:
+        raise ParameterError(message)
+    expected = x.reshape(len(x), -1) @ weights[run.head].T + (weights[run.head_bias] if run.head_bias else 0.0)
+    if not np.allclose(truth.predicted(weights, x), expected, rtol=1e-3, atol=1e-4):
+        raise ParameterError(message)
+
+
+def _flat(truth: Truth, tensors: Tensors) -> Array:
+    """Return weight and bias side by side, [outputs, columns]."""
+    bias = truth.run.head_bias
+    both = [tensors[truth.run.head], *([tensors[bias][:, None]] if bias else [])]
+    return np.concatenate(both, axis=1)
+
+
+def extended(x: Array, *, bias: bool) -> Floats:
+    """Return rows flat, with a column of ones where there is a bias."""
+    rows = x.reshape(len(x), -1).astype(np.float64)
+    return np.concatenate([rows, np.ones((len(rows), 1))], axis=1) if bias else rows
+
+
+def attack_moments(case: Case) -> Claim:
+    """Claim A = X'X / N from the sums, and where they say little, from the participant's own rows."""
+    steps = np.concatenate(list(np.diff(case.arrays["moved"], axis=0)))
+    sums, own = case.arrays["sums"], case.arrays["own"]
+    turned = np.concatenate(list(np.diff(sums, axis=0)))
+    rounding = float(np.finfo(case.run.dtype).eps * np.abs(sums).max())
+    expected = float(np.sqrt(np.mean(own**2) / case.arrays["own_rows"]))  # how far own moments are from those of all
+    return {"moments": own + curvature(steps, turned - steps @ own, max(rounding, 1e-300) / expected)}
+
+
+def curvature(steps: Floats, turned: Floats, ridge: float) -> Floats:
+    """Solve turned = steps A for symmetric A by a ridge. Both are [differences * outputs, columns]."""
+    u, sizes, v = np.linalg.svd(steps, full_matrices=False)
+    kept = sizes**2 / (sizes**2 + ridge**2)  # how much of each direction the steps tell
+    reached = v.T * kept @ v  # P
+    onto = v.T * (kept / np.maximum(sizes, 1e-300)) @ (u.T @ turned)  # P A
+    return np.asarray(onto + onto.T - onto @ reached)
+
+
+def score_moments(claim: Claim, truth: Truth) -> AttackResult:
+    """Compare with X'X / N of all rows, beside that of one's own rows.
+
+    The interval is over the data's columns, each with its line of X'X, as if they were drawn of many like them.
+    """
+    bias = bool(truth.run.head_bias)
+    parts = [extended(truth.rows(name).x, bias=bias) for name in truth.run.silos]
+    true, own = (np.asarray(rows.T @ rows / len(rows)) for rows in (np.concatenate(parts), parts[0]))
+    scores, error, guess = confined.compared(claim["moments"], true, own)
+    return AttackResult(
+        "1 - relative error of X'X of all rows",
+        *scores,
+        sentence=f"A participant works out the second moments of all participants' rows {to_error(error)}, "
+        f"where those of its own rows are off by {guess:.1e}",
+        figures={"relative_error": error, "own_rows": guess, "columns": float(len(true))},
+    )
+
+
+MOMENTS = Attack(
+    name="second-moments",
+    title="works out the spreads and correlations of all participants' columns",
+    severity="labels",
+    role="silo",
+    source="g(k+1) - g(k) = (X'X / N) (D(k+1) - D(k)); contradicts Table 2 of Confined Gradient Descent",
+    protocols=frozenset({"cgd"}),
+    fits=fits_moments,
+    given=given_moments,
+    attack=attack_moments,
+    score=score_moments,
 )
