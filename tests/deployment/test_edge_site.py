@@ -333,8 +333,8 @@ def test_targets_fit_the_servers_model(tmp_path: Path) -> None:
     text = told.shared_text(run_file)
     role, hello = role_of(run_file, file), Hello(**{**HELLO, "job": digest_of(text), "versions": record.versions()})
     with pytest.raises(PolicyError, match="the server's model has 2 outputs, which do not fit the targets of the run"):
-        greet(hello.model_copy(update={"outputs": 2}), role.own(text))
-    greet(hello, role.own(text))
+        greet(hello.model_copy(update={"outputs": 2}), text, run_file)
+    greet(hello, text, run_file)
     role.client(hello, HELPED)
 
 

@@ -131,13 +131,13 @@ def greeting(**changed: Any) -> Callable[[ModuleType, Path], None]:
         text = text_of()
         run = policy.permitted(text, site(folder))
         model = None if "outputs" in changed else "m"
-        own = policy.OwnSide(text, run, None if model is None else "2.6.0", model)
         fields: dict[str, Any] = {
             "job": digest_of(text),
             "model": "m",
             "versions": {**record.versions(), "torch": "2.6.0"},
         } | changed
-        policy.greet(Hello(run="r", round=0, session=0, torch=(), **fields), own)
+        hello = Hello(run="r", round=0, session=0, torch=(), **fields)
+        policy.greet(hello, text, run, None if model is None else "2.6.0", model)
 
     return attack
 
@@ -145,10 +145,10 @@ def greeting(**changed: Any) -> Callable[[ModuleType, Path], None]:
 def regression(outputs: int) -> Callable[[ModuleType, Path], None]:
     def attack(policy: ModuleType, folder: Path) -> None:
         text = text_of(data="outputs = 2").replace("classes = 3", "")
-        own = policy.OwnSide(text, policy.permitted(text, site(folder)))
+        run = policy.permitted(text, site(folder))
         versions = record.versions()
         given: dict[str, Any] = {"job": digest_of(text), "model": "m", "versions": versions, "outputs": outputs}
-        policy.greet(Hello(run="r", round=0, session=0, torch=(), **given), own)
+        policy.greet(Hello(run="r", round=0, session=0, torch=(), **given), text, run)
 
     return attack
 

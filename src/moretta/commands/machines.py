@@ -120,7 +120,7 @@ def join(
 
         with interruptible("interrupted; joining again goes on with this run, or takes part in the next one"):
             done = take_part(kit, silo, tell, edge=edge, memory_limit_mib=memory_limit_mib, once=once)
-    say(done.told(), lambda: print(done.said()))
+    say(done.as_json(), lambda: print(done.sentence()))
 
 
 def _ask_for_certificate(kit: Path, silo: Path) -> None:

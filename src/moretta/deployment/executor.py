@@ -41,7 +41,7 @@ class Executor(FlareExecutor):
 
     def __init__(self, told: str, digest: str, made: float) -> None:
         super().__init__()
-        self._told, self._digest, self._made = told, digest, made
+        self._text, self._digest, self._made = told, digest, made
         self._worker: SiteWorker | None = None
         self._holder: Path | None = None  # in the site's folder, which this process holds
 
@@ -72,14 +72,14 @@ class Executor(FlareExecutor):
                 os._exit(0)  # FLARE's own threads would hold the process; what is kept is on disk, whole
 
     def _site(self, folder: Path, name: str) -> Site:
-        check_job(self._told, self._digest)
+        check_job(self._text, self._digest)
         file = file_of(folder)
         if self._holder is None:
             self._holder = take_turn(file.out, self._digest, self._made)
             log_to(file.out / "log.txt")
             if file.limits.memory_limit_mib is not None and not file.silo.edge:  # an edge client's process has its own
                 cap(file.limits.memory_limit_mib)
-        return Site(file, self._told, name)
+        return Site(file, self._text, name)
 
 
 def file_of(folder: Path) -> SiloFile:

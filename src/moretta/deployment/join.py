@@ -74,14 +74,14 @@ class Attendance:
         names = ("released.safetensors", "confined.safetensors")
         return next((path for name in names for folder in self.ended[-1:] if (path := folder / name).exists()), None)
 
-    def said(self) -> str:
+    def sentence(self) -> str:
         """Return it as a sentence."""
         if not self.ended:
             return f"took part in no run to its end; what this site keeps is in {self.out}"
         left = f"left no model; its folder is {self.ended[-1]}" if self.model is None else f"left {self.model}"
         return f"took part in {len(self.ended)} run{'s' if len(self.ended) > 1 else ''}; the last one {left}"
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return it for JSON."""
         model = None if self.model is None else str(self.model)
         return {"out": str(self.out), "runs": [str(folder) for folder in self.ended], "model": model}

@@ -167,7 +167,7 @@ class _Serving:
 
         A site that comes later takes no part.
         """
-        names, until, told_of = self.names, time.monotonic() + wait, None
+        names, until, reported = self.names, time.monotonic() + wait, None
         while True:
             if self.server.poll() is not None:
                 code = self.server.returncode
@@ -180,11 +180,11 @@ class _Serving:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            if missing != told_of:
+            if missing != reported:
                 self.say(
                     f"waiting up to {left:.0f} s more for {', '.join(missing)} (moretta join KIT --silo silo.toml)"
                 )
-                told_of = missing
+                reported = missing
             time.sleep(0.5)
         connected, least = len(names) - len(missing), self.run_file.secure_aggregation.least
         if connected < least:

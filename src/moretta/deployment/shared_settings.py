@@ -110,7 +110,7 @@ def silos_at(run_file: RunFile, site: SiloFile) -> tuple[list[Silo], tuple[str, 
     """
     name, silos = site.silo.name, {silo.name: silo for silo in silos_of(run_file)}
     mine = silos[name]
-    expected = _wanted(run_file)
+    expected = _expected_rows(run_file)
     if expected.table is not None and mine.columns:
         expected = replace(expected, table=table_of_part(expected.table, mine.columns, labelled=mine.labelled))
     expected = replace(expected, inputs=mine.x.shape[1:], labelled=mine.labelled)
@@ -157,7 +157,7 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     """Return the run's silos, all remote, with what their rows look like."""
     data, names = run_file.data, run_file.engine.sites
     kind = np.int64 if data.tokens is True else np.float32
-    shape, layout = _wanted(run_file).inputs, data.layout
+    shape, layout = _expected_rows(run_file).inputs, data.layout
     if data.partition not in GRIDS:
         x, y = np.empty((0, *(shape or ())), kind), np.empty(0, np.int64)
         target = None if run_file.table is None else run_file.table.target
@@ -176,7 +176,7 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     return silos
 
 
-def _wanted(run_file: RunFile) -> ExpectedRows:
+def _expected_rows(run_file: RunFile) -> ExpectedRows:
     data, table = run_file.data, run_file.table
     if table is not None:
         if table.target is None:
@@ -198,7 +198,7 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
     _, count = shape_of_grid(data)
     if run_file.table is not None:
         return table_parts(run_file.table, data.columns, count)
-    total = int(np.prod(_wanted(run_file).inputs or ()))
+    total = int(np.prod(_expected_rows(run_file).inputs or ()))
     if data.columns is None:
         return [tuple(map(int, part)) for part in cut(np.arange(total), count, None)]
     parts = []
@@ -213,7 +213,7 @@ def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:
 
 def _model(run_file: RunFile, seed: int) -> nn.Module:
     """Build the model. seed: of its weights."""
-    expected = _wanted(run_file)
+    expected = _expected_rows(run_file)
     classes = 1 if run_file.protocol.loss == "mse" and expected.classes == 2 else expected.classes
     return catalogue.build(
         run_file.model.source,
@@ -235,7 +235,7 @@ def _specification(
     imports: bool = True,
 ) -> Specification:
     """Return the specification of a run whose rows are at sites. own: what this machine says of [run] itself."""
-    expected = _wanted(run_file)
+    expected = _expected_rows(run_file)
     return specification_of(
         run_file,
         run_file.run.model_copy(update=dict(own)),
@@ -252,7 +252,7 @@ def _test_rows(run_file: RunFile) -> tuple[tuple[np.ndarray, np.ndarray] | None,
     data = run_file.data
     if data.test is None:
         return None, None
-    expected = _wanted(run_file)
+    expected = _expected_rows(run_file)
     if expected.image is not None:  # a server's own images come as arrays, made as it likes
         expected = replace(expected, table=None, image=None)
     rows = read(Source(data.test, data.form, base=run_file.base), expected, "[data] test")

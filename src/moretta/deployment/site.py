@@ -39,7 +39,6 @@ from moretta.contract.roles import Client
 from moretta.data.silo import digests_by_silo
 from moretta.deployment import shared_settings, site_policy
 from moretta.deployment.agreed_settings import SiteAgreement, pinned_settings
-from moretta.deployment.site_policy import OwnSide
 from moretta.engines.checkpoint import CheckpointId, last_checkpoint, save_checkpoint
 from moretta.engines.child import ChildClient
 from moretta.engines.files import make_folder, write_atomically
@@ -60,7 +59,8 @@ from moretta.secure_aggregation.identity import Identity, fingerprint
 class EdgeRole:
     """What an edge site plays. silos: of the run, with the site's own rows.
 
-    run_file: as `moretta.deployment.site_policy.admit` returned it.
+    torch, model: of `moretta.deployment.site_policy.greet`; the process compares the graph's weights with the round's
+    hash. run_file: as `moretta.deployment.site_policy.admit` returned it.
     Raises `moretta.errors.ParameterError` where the run, the site's file and its rows do not fit each other, and
     `moretta.errors.MissingExtra` without ONNX Runtime.
     """
@@ -72,17 +72,7 @@ class EdgeRole:
         self.silos = self._rows.silos
         (self._silo,) = (silo for silo in self.silos if not silo.remote)
         self._setup: SiloSetup | None = None
-
-    def own(self, text: str) -> OwnSide:
-        """Return what the site compares with a server's hello; no version of PyTorch matters, and no model is built.
-
-        The process compares the graph's weights with the round's hash. text: of the run.
-        """
-        return OwnSide(text, self._run_file)
-
-    def rows(self) -> Mapping[str, str]:
-        """Return a digest of the site's own rows, by its name."""
-        return digests_by_silo(self.silos)
+        self.torch = self.model = None
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Return the role, whose process starts with the first message."""
@@ -119,26 +109,18 @@ class TorchRole:
         import torch
 
         from moretta.protocols.common import modules
+        from moretta.run import record
         from moretta.run.engine import SMALL
 
         self._run_file, self._name = run_file, file.silo.name
         self._federation = shared_settings.site_side(run_file, file)
-        self._model = shared_settings.model_digest(self._federation, run_file)
+        self.silos, self.torch = self._federation.silos, record.versions()["torch"]
+        self.model = shared_settings.model_digest(self._federation, run_file)
         threads = file.limits.threads
         if threads is None and modules.size(self._federation.model) < SMALL:
             threads = 1
         if threads is not None:
             torch.set_num_threads(threads)
-
-    def own(self, text: str) -> OwnSide:
-        """Return what the site compares with a server's hello. text: of the run."""
-        from moretta.run import record
-
-        return OwnSide(text, self._run_file, record.versions()["torch"], self._model)
-
-    def rows(self) -> Mapping[str, str]:
-        """Return a digest of the site's own rows, by its name."""
-        return digests_by_silo(self._federation.silos)
 
     def client(self, hello: Hello, helped: HelpedFile) -> tuple[Client, Sequence[type[Message]]]:
         """Build the role."""
@@ -209,7 +191,7 @@ class Site:
         if self._roster is not None:
             self._roster.check_identity(self.name, self._key)
         self._agreement.open(self._settings)
-        site_policy.greet(hello, self._role.own(self._text))
+        site_policy.greet(hello, self._text, self._run_file, self._role.torch, self._role.model)
         site_policy.charge(hello.run, self._run_file, self._file)
         helped = self._helped = self._file.helped.begin(begun=any(self._file.out.glob("*/checkpoint")))
         self._began = time.monotonic()
@@ -218,7 +200,7 @@ class Site:
         self._folder = RunFolder(path)
         with self._reading_rows():
             client, messages = self._role.client(hello, helped)
-            self._folder.hold_rows(self._role.rows())
+            self._folder.hold_rows(digests_by_silo(self._role.silos))
         self._place = CheckpointId(hello.run, hello.round, hello.session, hello.job)
         self._restore(client, hello)
         self._agreement.proved(self._settings)

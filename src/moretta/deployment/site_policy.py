@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -321,25 +320,15 @@ def fitting_model(site: SiloFile, build: Callable[[], nn.Module]) -> nn.Module:
         return build_within(site.limits.parameters, build)
 
 
-@dataclass(frozen=True)
-class OwnSide:
-    """What a site has to compare with a hello.
+def greet(hello: Hello, text: str, run: RunFile, torch: str | None = None, model: str | None = None) -> None:
+    """Check what a server says of itself: software, settings and model are the same here as there.
 
     Args:
+        hello: the server's.
         text: the run's, as it was sent here.
         run: the same, as `admit` read it.
         torch: the version of PyTorch; None at an edge client, which has none.
         model: the digest of the model as it is built here; None at an edge client.
-    """
-
-    text: str
-    run: RunFile
-    torch: str | None = None
-    model: str | None = None
-
-
-def greet(hello: Hello, own: OwnSide) -> None:
-    """Check what a server says of itself: software, settings and model are the same here as there.
 
     Raises:
         PolicyError: something differs.
@@ -347,19 +336,19 @@ def greet(hello: Hello, own: OwnSide) -> None:
     theirs = hello.versions.get("moretta", "another")
     if theirs != __version__:
         raise PolicyError(f"runs Moretta {__version__}, and the server {theirs}; install the same")
-    check_job(own.text, hello.job)
+    check_job(text, hello.job)
     allowed = sorted({_minor(version) for version in (hello.versions.get("torch", ""), *hello.torch)})
-    if own.torch is not None and _minor(own.torch) not in allowed:
+    if torch is not None and _minor(torch) not in allowed:
         raise PolicyError(
-            f"runs PyTorch {own.torch}, and allowed are {', '.join(allowed)}; install one of them, or have the server "
+            f"runs PyTorch {torch}, and allowed are {', '.join(allowed)}; install one of them, or have the server "
             "name this one in [engine] torch-versions"
         )
-    if own.model is not None and own.model != hello.model:
+    if model is not None and model != hello.model:
         raise PolicyError(
-            f"builds another model than the server from [model] source (digests {own.model[:12]} and "
+            f"builds another model than the server from [model] source (digests {model[:12]} and "
             f"{hello.model[:12]}); bring the same code to both"
         )
-    if own.model is None and not _fit_targets(hello.outputs, own.run):
+    if model is None and not _fit_targets(hello.outputs, run):
         raise PolicyError(f"the server's model has {hello.outputs} outputs, which do not fit the targets of the run")
 
 

@@ -65,7 +65,7 @@ def save_checkpoint(folder: Path, place: CheckpointId, states: Mapping[str, Stat
     if final.exists():  # of an earlier session; one rename, so that half of it is never found
         rename(final, folder / f".{final.name}.old.partial")
     rename(partial, final)
-    for old in _found(folder)[:-kept] if kept else ():
+    for old in _checkpoints(folder)[:-kept] if kept else ():
         shutil.rmtree(old)
     for old in folder.glob(".round-*.partial"):
         shutil.rmtree(old)
@@ -76,7 +76,7 @@ def begin_session(folder: Path, place: CheckpointId) -> None:
 
     So a session that is killed before its first checkpoint still has its own number and views.
     """
-    _write_id(_found(folder)[-1], place)
+    _write_id(_checkpoints(folder)[-1], place)
 
 
 def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointId, dict[str, State]] | None:
@@ -84,7 +84,7 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointI
 
     Raises `moretta.errors.ParameterError` for one that is damaged.
     """
-    folders = [path for path in _found(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
+    folders = [path for path in _checkpoints(folder) if up_to is None or int(path.name.removeprefix("round-")) <= up_to]
     if not folders:
         return None
     path = folders[-1]
@@ -100,10 +100,10 @@ def last_checkpoint(folder: Path, up_to: int | None = None) -> tuple[CheckpointI
 
 def rounds_kept(folder: Path) -> frozenset[int]:
     """Return the rounds of which there are checkpoints, whole or damaged."""
-    return frozenset(int(path.name.removeprefix("round-")) for path in _found(folder))
+    return frozenset(int(path.name.removeprefix("round-")) for path in _checkpoints(folder))
 
 
-def _found(folder: Path) -> list[Path]:
+def _checkpoints(folder: Path) -> list[Path]:
     rounds = (path for path in folder.glob("round-*") if path.name.removeprefix("round-").isdecimal() and path.is_dir())
     return sorted(rounds, key=lambda path: (len(path.name), path))
 

@@ -106,7 +106,7 @@ class ChildClient:
     settings: `moretta.protocols.baffle.silo.recipe.EdgeSettings`, dumped. state: the role's first one, from which its
     secrets follow.
     command: of the process. x, y: the rows, as the role wants them. messages: of the run. insecure: as in `BeSilo`.
-    here: answers what concerns data that the process does not have, and returns None to any other message.
+    answer_locally: answers what concerns data that the process does not have, and returns None to any other message.
     charge: takes the seconds of each phase that the process spent. peak_mib: the most memory that it has taken.
     deadline: seconds to take a message, and again to answer it; `START` where it has to start first.
     ends: how often its process ended by itself or was ended.
@@ -131,7 +131,7 @@ class ChildClient:
         self.deadline = LONGEST
         self._name, self._settings, self._state = name, settings, dict(state)
         self._rows = dict(zip("xy", rows, strict=True))
-        self._insecure, self._command, self._here = insecure, tuple(command), answer_locally
+        self._insecure, self._command, self._answer_locally = insecure, tuple(command), answer_locally
         self._codec = Codec((*messages, *MESSAGES))
         self._process: Process | None = None
 
@@ -142,7 +142,7 @@ class ChildClient:
         Others may answer while it works.
         """
         self.starting = 0.0
-        if (answer := self._here(message)) is not None:
+        if (answer := self._answer_locally(message)) is not None:
             return answer
         if self._process is None:
             self._start()

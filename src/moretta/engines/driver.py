@@ -104,7 +104,7 @@ class Driver:
         self._engine, self._least, self._chosen, self._draws, self._only = engine, least, chosen, draws, only
         self._asked = asked or AskedTakes()
         self._cohort: list[str] | None = None  # none until a set-up has succeeded
-        self._wanted: Sequence[str] = ()  # who is to play the round
+        self._present: Sequence[str] = ()  # who is to play the round
         self._cost = Counter[str]()  # takes, by the silo that was silent when the others were bound
         self._out = dict[str, float]()  # the last round that a silo sits out for what it has cost
         self._opens = False  # whether anybody was asked to open a sum of the round
@@ -147,7 +147,7 @@ class Driver:
     ) -> tuple[R, Stamp, Sequence[DroppedSilo]]:
         gone = dict[str, Missing]()  # everyone who was missing so far, also where the protocol did without
         # Who is to play, and who of them is left out by now.
-        self._wanted, self._opens, lost = present, False, self._left_out(number, present)
+        self._present, self._opens, lost = present, False, self._left_out(number, present)
         away = {silo: why for silo, why in self._engine.away(present).items() if silo not in lost}
         if len(present) - len(lost) - len(away) >= self._least:
             lost |= away
@@ -301,7 +301,7 @@ class Driver:
         for silo, why in replies.missing.items():
             if why.spent is None:
                 continue
-            if can_play(why.spent, silo, self._wanted, self._least):
+            if can_play(why.spent, silo, self._present, self._least):
                 heard[silo] = replace(why, spent=self._asked.believed(why.spent))
                 continue
             detail = (

@@ -58,7 +58,7 @@ def held(folder: Path, name: str = LOCK, refusal: str = IN_USE) -> Iterator[None
         yield
     finally:
         if os.getpid() == owner:
-            if _said(path) == mine:  # while it is held, and not where the folder has gone and is another's now
+            if _record(path) == mine:  # while it is held, and not where the folder has gone and is another's now
                 path.unlink()
             lock.release()
 
@@ -106,7 +106,7 @@ def _lock(path: Path) -> FileLock:
     return FileLock(path, mode=mode, thread_local=False, fallback_to_soft=False)  # its thread may end before it
 
 
-def _said(path: Path) -> object:
+def _record(path: Path) -> object:
     try:
         return json.loads(read_text(path.parent, path.name))
     except (OSError, ValueError, ParameterError):
@@ -114,7 +114,7 @@ def _said(path: Path) -> object:
 
 
 def _holder(path: Path) -> str:
-    match _said(path):
+    match _record(path):
         case {"pid": int(pid), "host": str(host), "since": str(since)}:
             return f"process {pid} on {host!r:.80}, since {since:.40}"
     return "another process"  # which has the lock, and has not said yet who it is

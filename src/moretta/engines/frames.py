@@ -49,7 +49,7 @@ class Frame(NamedTuple):
 def packed(value: Any) -> Frame:
     """Return a value as a frame. Raises TypeError for one of another kind."""
     arrays: dict[str, Array] = {}
-    header = json.dumps(_told(value, arrays), separators=(",", ":")).encode()
+    header = json.dumps(_as_json(value, arrays), separators=(",", ":")).encode()
     try:
         return Frame(header, pack_arrays(arrays))
     except CodecError as error:
@@ -85,7 +85,7 @@ def message_of(value: Mapping[str, Any], kinds: Mapping[str, type[Message]]) -> 
     return kinds[value["tag"]](stamp=Stamp(*value["stamp"]), **value["fields"])
 
 
-def _told(value: Any, arrays: dict[str, Array]) -> Any:
+def _as_json(value: Any, arrays: dict[str, Array]) -> Any:
     """Return a value as JSON has it: any object is what stands for a value that JSON has not."""
     match value:
         case np.ndarray():
@@ -97,16 +97,16 @@ def _told(value: Any, arrays: dict[str, Array]) -> Any:
             if names and all(type(item) is bytes for item in values):  # many peers' shares are one part
                 whole = np.frombuffer(b"".join(values), np.uint8)
                 return {"names": names, "lengths": [len(item) for item in values], "bytes": _add(arrays, whole)}
-            return {"names": names, "values": _all_told(values, arrays)}
+            return {"names": names, "values": _all_as_json(values, arrays)}
         case tuple():
-            return {"tuple": _all_told(value, arrays)}
+            return {"tuple": _all_as_json(value, arrays)}
         case list():
-            return _all_told(value, arrays)
+            return _all_as_json(value, arrays)
     return value
 
 
-def _all_told(values: Iterable[Any], arrays: dict[str, Array]) -> list[Any]:
-    return [item if type(item) in PLAIN else _told(item, arrays) for item in values]
+def _all_as_json(values: Iterable[Any], arrays: dict[str, Array]) -> list[Any]:
+    return [item if type(item) in PLAIN else _as_json(item, arrays) for item in values]
 
 
 def _add(arrays: dict[str, Array], value: Array) -> str:
@@ -126,7 +126,7 @@ def _read(of: socket.socket, length: int) -> Array:
 
 
 def _value(packed_value: Any, arrays: Mapping[str, Array]) -> Any:
-    """Undo `_told`. Arrays are parts of the frame that came."""
+    """Undo `_as_json`. Arrays are parts of the frame that came."""
     match packed_value:
         case list():
             return [item if type(item) in PLAIN else _value(item, arrays) for item in packed_value]

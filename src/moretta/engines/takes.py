@@ -76,21 +76,21 @@ class AskedTakes:
 class RoundTakes:
     """The takes of one round.
 
-    wanted: the silos that are to play it. only: the silos that alone may play it; none for all.
+    cohort: the silos that are to play it. only: the silos that alone may play it; none for all.
     """
 
     def __init__(self, cohort: Sequence[str]) -> None:
         self.take = 0
         self.only: Sequence[str] = ()
-        self._wanted = cohort
+        self._cohort = cohort
         self._bound = list[str]()  # who says that only some may
         self._named_by = list[str]()  # who of them names those
         self._alone = dict[str, Spent]()  # who sits the round out, as most of the others do not say the same
-        self._said = Counter[str]()
+        self._claimed = Counter[str]()
 
     def playing(self, lost: Mapping[str, Missing]) -> list[str]:
         """Return who plays, of those who are wanted."""
-        return [silo for silo in self.only or self._wanted if silo not in lost and silo not in self._alone]
+        return [silo for silo in self.only or self._cohort if silo not in lost and silo not in self._alone]
 
     @property
     def names_silos(self) -> bool:
@@ -104,7 +104,7 @@ class RoundTakes:
             f"{', '.join(self._named_by):.300} said that only {', '.join(self.only):.300} may repeat this round, "
             "having helped to open a sum of theirs",
         )
-        excluded = {silo: why for silo in self._wanted if self.only and silo not in self.only}
+        excluded = {silo: why for silo in self._cohort if self.only and silo not in self.only}
         return excluded | dict.fromkeys(self._alone, _ALONE)
 
     def after(self, ended: Aborted, lost: Collection[str]) -> dict[str, Missing]:
@@ -114,8 +114,8 @@ class RoundTakes:
         """
         spent = {silo: why.spent for silo, why in ended.missing.items() if why.spent is not None}
         # Where a set was tried that was named, whoever names one again is at fault, and not those who answer it.
-        self._said.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())
-        often = [silo for silo in spent if self._said[silo] > SAYS]
+        self._claimed.update({silo for silo, claim in spent.items() if claim.whole and self.only} or spent.keys())
+        often = [silo for silo in spent if self._claimed[silo] > SAYS]
         heard = {silo: claim for silo, claim in spent.items() if silo not in often}
         whole = {silo: claim for silo, claim in heard.items() if claim.whole}
         claims = self._alone | whole
@@ -146,8 +146,8 @@ class RoundTakes:
             return None
         counts = Counter(named.values())
         most = max(counts, key=lambda claim: (counts[claim], len(claim[0]), claim))
-        there = [silo for silo in self._wanted if silo not in lost and (silo in named or silo not in claims)]
-        waits_for_the_lost = set(most[0]) == set(self._wanted) != set(there)
+        there = [silo for silo in self._cohort if silo not in lost and (silo in named or silo not in claims)]
+        waits_for_the_lost = set(most[0]) == set(self._cohort) != set(there)
         if not waits_for_the_lost and 2 * counts[most] <= len(there):
             return None
         return next(claims[silo] for silo in named if named[silo] == most)

@@ -301,7 +301,7 @@ class _Answering:
 
     def _frame(self, asked: Mapping[str, Any]) -> frames.Frame:
         began = time.perf_counter()
-        reply = self._told(asked)
+        reply = self._outcome(asked)
         about = {"phases": self._silos.clock.take(), "ends": self._silos.ends, "peak_mib": self._silos.peak_mib}
         about |= {"log": self._log.taken(), "busy": time.perf_counter() - began}
         try:
@@ -309,7 +309,7 @@ class _Answering:
         except TypeError as error:  # a state holds what no frame can
             return frames.packed({"failed": f"{type(error).__name__}: {error}", **about})
 
-    def _told(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _outcome(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return {"failed": "", **self._done(asked)}
         except EOFError:

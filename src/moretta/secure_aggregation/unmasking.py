@@ -282,7 +282,7 @@ class OpenSum:
         self._own, self._helped, self._credentials = own, of.helped, of.origin.credentials
         self._survivors = of.agreement.cohort.names  # a later message can only remove some
         self._confirmed = False
-        self._given: tuple[Unmask, SelfMaskShares] | None = None  # the last ask for shares, and its answer
+        self._answered: tuple[Unmask, SelfMaskShares] | None = None  # the last ask for shares, and its answer
 
     def answer(self, message: Survivors | Unmask) -> Message:
         """Answer either message. Raises as `confirm` and `unmask`."""
@@ -316,8 +316,8 @@ class OpenSum:
         Raises `moretta.errors.PeerError` to refuse, and `moretta.errors.SumSpent` where the silo has helped to open
         another sum of this round.
         """
-        if self._given is not None and same(self._given[0], asked):
-            return self._given[1]
+        if self._answered is not None and same(self._answered[0], asked):
+            return self._answered[1]
         self._check_time(asked.stamp)
         agreement, cohort = self._agreement, self._agreement.cohort
         if asked.survivors != self._survivors:
@@ -355,7 +355,7 @@ class OpenSum:
             taken = b"".join([shares[first] for shares in each if first <= levels])
             seed = noise.seeds[first - 1] if signed and first <= levels else b""
             reply = NoisedShares(stamp=asked.stamp, **fields, noise=taken, seed=seed)
-        self._given = asked, reply
+        self._answered = asked, reply
         return reply
 
     def _opened(self, maker: str, sealed: bytes, digest: bytes) -> bytes:
@@ -370,7 +370,7 @@ class OpenSum:
     def _check_time(self, stamp: Stamp) -> None:
         if stamp != self._stamp:
             raise PeerError(f"expected to unmask the upload of {self._stamp}, was asked for {stamp}")
-        if self._given is not None:
+        if self._answered is not None:
             raise MisuseError(f"{stamp}: the shares of this sum were given out before; they are given for one ask")
 
     def _check_survivors(self, names: tuple[str, ...]) -> None:

@@ -25,9 +25,7 @@ from moretta.secure_aggregation.identity import Identity
 
 log = logging.getLogger("moretta")
 
-FIRST = (
-    0.5  # seconds before a site is asked again; each time twice as long, so that a killed one is soon known for gone
-)
+FIRST = 0.5  # seconds until a site is asked again; then twice as long, so that a killed one is soon known for gone
 WAIT = 0.25  # seconds that a poll waits at the site
 MISSES = 4  # requests in a row without an answer until a site counts as gone
 LONGEST = 600.0  # seconds in which a silo is to answer where no deadline is given

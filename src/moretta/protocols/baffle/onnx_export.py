@@ -36,16 +36,7 @@ except ImportError as error:
 OPSET = 20  # the last where GroupNorm is exported as an InstanceNormalization, which ONNX Runtime runs faster
 PRECISIONS = ("float32", "float16", "int8-activations")
 MULTIPLIES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-UNROUNDED = (
-    "Flatten",
-    "Identity",
-    "MaxPool",
-    "Relu",
-    "Reshape",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-)  # half stays half
+UNROUNDED = ("Flatten", "Identity", "MaxPool", "Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze")  # stay half
 
 
 class _Functional(nn.Module):

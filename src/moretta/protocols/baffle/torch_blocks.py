@@ -19,17 +19,7 @@ from torch.nn import functional as F
 from moretta.contract.messages import Array
 from moretta.protocols.baffle import cut as cutting
 from moretta.protocols.baffle.batched import means_of_squares
-from moretta.protocols.baffle.cut import (
-    CONVOLUTIONS,
-    LINEAR,
-    Cut,
-    Layer,
-    Node,
-    Values,
-    arguments_of,
-    batch_norm,
-    called,
-)
+from moretta.protocols.baffle.cut import Cut, Layer, Node, Values, arguments_of, called
 from moretta.protocols.baffle.silo.blocks import LayerBlock, Signs, stretches
 from moretta.protocols.baffle.silo.forward import Layout
 from moretta.protocols.baffle.torch_forward import TorchForward
@@ -125,10 +115,10 @@ def _some(node: Node, now: Mapping[Node, tuple[Tensor, slice]], kept: Values, mo
             values = whole
         weight, bias = (None if tensor is None else tensor[wide] for tensor in (weight, bias))
         return F.group_norm(values, (wide.stop - wide.start) // width, weight, bias, rest[0]), wide
-    if node.target is batch_norm:
+    if node.target is cutting.batch_norm:
         _, weight, bias, mean, variance, *rest = arguments_of(node, kept)
         weight, bias = (None if tensor is None else tensor[part] for tensor in (weight, bias))
-        return batch_norm(values, weight, bias, mean[part], variance[part], *rest), part
+        return cutting.batch_norm(values, weight, bias, mean[part], variance[part], *rest), part
     if node.target in RESHAPING:
         factor = kept[node].shape[1] // before.shape[1]
         return values.flatten(1), slice(part.start * factor, part.stop * factor)
@@ -149,9 +139,9 @@ def _joins(node: Node, moved: list[Node]) -> bool:
     """Return whether a node is a product of all that moved with weights that did not, over channels."""
     if [*moved] != [node.args[0]] or node.kwargs:
         return False
-    if node.target is LINEAR:
+    if node.target is cutting.LINEAR:
         return len(moved[0].meta["val"].shape) == 2
-    return node.target in CONVOLUTIONS and (len(node.args) < 7 or node.args[6] == 1)
+    return node.target in cutting.CONVOLUTIONS and (len(node.args) < 7 or node.args[6] == 1)
 
 
 def _keeps_apart(node: Node, moved: list[Node]) -> bool:
@@ -168,7 +158,7 @@ def _keeps_apart(node: Node, moved: list[Node]) -> bool:
         return after.ndim == 2 and str(after.shape[0]) == str(before[0])
     if node.target is aten.mean.dim:
         return all(dim % len(before) >= 2 for dim in node.args[1])
-    return node.target in BY_CHANNEL or node.target in (GROUP_NORM, batch_norm)
+    return node.target in BY_CHANNEL or node.target in (GROUP_NORM, cutting.batch_norm)
 
 
 TOGETHER = 1 << 18  # entries of a layer's outputs that go on together, so that they stay in the processor's cache

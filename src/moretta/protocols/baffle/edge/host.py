@@ -74,14 +74,14 @@ class EdgeSilo:
         self._client.restore(begin.state)
         self.clock = Clock()
         self._client.phase = self.clock.phase
-        self._told: dict[str, bytes] = dict(begin.state)
+        self._sent_state: dict[str, bytes] = dict(begin.state)
         _confine(settings.setup)  # all files are read by now, and no graph is loaded yet
 
     def answer(self, message: Message) -> Message:
         """Answer a message, or refuse where the memory limit was passed."""
         if isinstance(message, Restore):
             self._client.restore(message.state)
-            self._told = dict(message.state)
+            self._sent_state = dict(message.state)
             return Acknowledged(stamp=HERE)
         try:
             answer = answered(self._client, message)
@@ -104,9 +104,9 @@ class EdgeSilo:
     def news(self) -> dict[str, bytes]:
         """Return the role's state if it changed since the last call, else nothing."""
         state = dict(self._client.state())
-        if state == self._told:
+        if state == self._sent_state:
             return {}
-        self._told = state
+        self._sent_state = state
         return state
 
     def _load(self, graph: bytes) -> OnnxForward | OnnxBlocks:

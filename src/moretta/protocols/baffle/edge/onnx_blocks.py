@@ -102,7 +102,7 @@ class OnnxBlocks:
         self._whole, (self.row_shape, self._x_dtype) = first, row_of(rows)
         self.micro_batch = micro_batch
         needed = {name for layer in self._layers.values() for name in (layer.reads, layer.moves, *layer.kept)}
-        self._given = sorted((needed | {"outputs"}) - {"", "x"})
+        self._kept_names = sorted((needed | {"outputs"}) - {"", "x"})
         self._kept: Feeds = {}
 
     @property
@@ -128,7 +128,7 @@ class OnnxBlocks:
     def start(self, at: Array, x: Array) -> Array:
         """Run a batch forward at flat parameters and keep what moves need; return the outputs, [rows, outputs]."""
         feeds = self._feeds(at, x)
-        self._kept = feeds | dict(zip(self._given, self._whole.run(self._given, feeds), strict=True))
+        self._kept = feeds | dict(zip(self._kept_names, self._whole.run(self._kept_names, feeds), strict=True))
         return self._kept["outputs"]
 
     def inputs(self, block: LayerBlock) -> Array:
