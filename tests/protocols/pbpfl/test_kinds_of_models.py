@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from moretta import PBPFL, Federation, Silo
+from moretta import PBPFL, Engine, Federation, FedSGD, Silo
 from moretta.errors import ParameterError
 from moretta.protocols.pbpfl.exactness import Input, check
 from moretta.protocols.pbpfl.scales import ScalePlan
@@ -108,6 +108,36 @@ class Spectral(nn.Module):
         return torch.relu(self.layer(x))
 
 
+class Summed(nn.Module):
+    """Attention of two heads by einsum, whose last product is by a weight for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(0.5 * torch.randn(8, 2, 4)) for _ in range(3))
+        self.o = nn.Parameter(0.5 * torch.randn(2, 4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bnd,dhe->bhne", x, weight) for weight in (self.q, self.k, self.v))
+        found = torch.einsum("bhij,bhje->bhie", torch.einsum("bhie, bhje -> bhij", q, k).softmax(-1), v)
+        return torch.einsum("bhne,hed->bnd", found, self.o).relu()
+
+
+class Convolved(nn.Module):
+    """Convolutions with weight normalisation, also a transposed one, and one in the old way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        normed = nn.utils.parametrizations.weight_norm
+        self.first, self.second = normed(nn.Conv1d(8, 8, 3, padding=1)), normed(nn.Conv1d(8, 8, 1))
+        self.back = normed(nn.ConvTranspose1d(8, 8, 3, padding=1))
+        self.last, self.whole = normed(nn.Conv1d(8, 8, 3, padding=1, groups=2)), normed(nn.Linear(8, 8), dim=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.second(torch.relu(self.first(x.transpose(1, 2)))))
+        y = torch.relu(self.last(torch.relu(self.back(y)))).transpose(1, 2)
+        return self.whole(y).relu()  # type: ignore[no-any-return]
+
+
 def last_word(z: Tensor, words: Tensor) -> Tensor:
     """The outputs at the last word that is not 0, as transformers picks them."""
     places = torch.arange(words.shape[1], device=z.device)
@@ -131,8 +161,14 @@ WORDS = {
     "an LSTM": lambda: Words(Recurrent(nn.LSTM, num_layers=2)),
     "a GRU both ways": lambda: Words(Recurrent(nn.GRU, num_layers=2, bidirectional=True)),
     "spectral normalisation": lambda: Words(Spectral()),
+    "einsum": lambda: Words(Summed()),
+    "weight normalisation": lambda: Words(Convolved()),
 }
-SCALED = {"Conv1D": ("middle.weight", "middle.bias"), "grouped queries": ("middle.k.weight", "middle.v.weight")}
+SCALED = {
+    "Conv1D": ("middle.weight", "middle.bias"),
+    "grouped queries": ("middle.k.weight", "middle.v.weight"),
+    "einsum": ("middle.q", "middle.k", "middle.v", "middle.o"),
+}
 
 
 @pytest.mark.parametrize("kind", WORDS)
@@ -145,6 +181,45 @@ def test_kinds_of_classifiers_pass(kind: str) -> None:
         assert found["relative_error_float64"] < 1e-10
     forced = {one["tensor"] for one in found["forced_to_one"]}
     assert not forced & set(SCALED.get(kind, ()))
+
+
+def test_normed_weights_follow_the_scales_of_outputs_and_move_with_their_channels() -> None:
+    torch.manual_seed(0)
+    plan = ScalePlan.of(Words(Convolved()), (torch.arange(12).reshape(2, 6),))
+
+    def axes(layer: str, place: int) -> set[int]:
+        return {one.axis for one in plan.parameters[f"middle.{layer}.parametrizations.weight.original{place}"].shuffles}
+
+    assert [axes("first", 0), axes("first", 1)] == [{0}, {0, 1}]  # g and v
+    assert [axes("back", 0), axes("back", 1)] == [set(), set()]
+    assert not plan.parameters["middle.last.parametrizations.weight.original0"].follows  # another norm reads it
+    because = {one.tensor: one.because for one in plan.forced}
+    assert because["middle.back.parametrizations.weight.original0"].startswith("conv_transpose1d in middle.back")
+    alone = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.ReLU(), nn.Linear(8, 3))
+    plan = ScalePlan.of(alone, (torch.randn(4, 5),))
+    assert (plan.free, plan.blocks, plan.forced) == (8, (8,), ())
+
+
+class Twice(nn.Module):
+    def __init__(self, end: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.head, self.end = nn.Linear(5, 3), nn.Linear(3, 3), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.head, self.first(x).relu())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda head, h: head(h) + head(h.tanh()),
+        lambda head, h: head(head(h).relu()),
+        lambda head, h: torch.cat([head(h), head(-h)], 1),
+    ],
+)
+def test_a_head_that_works_twice_is_refused_by_its_name(end: Any) -> None:
+    with pytest.raises(ParameterError, match=r"the last layer head works 2 times.*an nn.Linear of their own"):
+        ScalePlan.of(Twice(end), (torch.randn(4, 5),))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -173,6 +248,35 @@ def test_what_is_added_to_the_head_s_outputs_stays_beside_them(settings: dict[st
     assert found["passes"], found
     assert found["relative_error_float64"] < 1e-10
     assert ScalePlan.of(WideAndDeep(), (torch.randn(4, 5),)).head.residual
+
+
+class Beside(WideAndDeep):
+    """What trains has no way through the frozen trunk: a part that nothing uses, or the wide part."""
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.deep.requires_grad_(False)
+        self.forward = super().forward if wide else self.narrow
+
+    def narrow(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.deep(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("options", [{}, {"engine": Engine(micro_batch=3)}])
+def test_what_trains_beside_a_frozen_trunk_takes_fedsgd_s_steps(wide: bool, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    silos = [Silo(name, random.normal(size=(7, 5)), random.normal(size=(7, 3))) for name in "ab"]
+    after = list[dict[str, Tensor]]()
+    for protocol in (PBPFL(loss="mse", learning_rate=0.1), FedSGD(loss="mse", learning_rate=0.1)):
+        torch.manual_seed(0)
+        made = Federation(Beside(wide), silos, protocol, batch_size=0, dtype="float64", aggregation=CLEAR, **options)
+        result = made.train(3, seed=1, progress=False)
+        after.append(dict(result.raw_model(true_model=True).network.state_dict()))
+    for name, one in after[0].items():
+        torch.testing.assert_close(one, after[1][name], rtol=1e-11, atol=1e-11)
+    assert not torch.equal(after[0]["head.weight"], Beside(wide).head.weight)
 
 
 # -- dense outputs -----------------------------------------------------------------------------------------------------

@@ -194,6 +194,14 @@ def find(model: nn.Module, trace: Trace, inputs: Sequence[Tensor]) -> Head:
             for head in _heads(model, trace, path):
                 if all(_holds(model, head, inputs, training) for training in (False, True)):
                     return head
+        for path in list(layers)[:1]:
+            weight: Any = model.get_submodule(path).weight
+            uses = sum(any(leaf is weight for leaf in tree_leaves((call.args, call.kwargs))) for call in trace.calls)
+            if uses > 1:
+                raise UnsupportedModel(
+                    f"the last layer {path} works {uses} times, and PBPFL's offset lies on one use of it alone: give "
+                    "the outputs an nn.Linear of their own, which is called once"
+                )
     raise UnsupportedModel(
         f"the model's output comes from {last.place} with shape {tuple(trace.output.shape)}: {WAY_OUT}"
     )

@@ -7,6 +7,9 @@ Differs from the paper, which has linear and convolution layers in a row; the ot
 
 from __future__ import annotations
 
+import re
+from math import prod
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -61,6 +64,60 @@ def _by_columns(solver: Solver, call: Call, x: Tensor, weight: View, bias: View 
     solver.bind(weight, out.along(1, 2), inward.inverse().along(0, 2))
     _bind(solver, bias, out)
     return out.along(-1, call.result.dim()).expand(call.result.shape)
+
+
+def weight_norm(solver: Solver, call: Call) -> Known:
+    """W = g v / |v| by row: v follows the layer that W works in, but for scales of its inputs, and g the rows of v."""
+    v, g, dim = (call.argument(position, name) for position, name in enumerate(["v", "g", "dim"]))
+    views = _views(solver, v, g)
+    if views is None or views[0] is None or views[0].elements is not None or dim not in (0, -1):
+        return opaque(solver, call)
+    rows, anywhere = solver.fresh(v.shape[0]), Ids(*(torch.full((1,) * v.dim(), fit) for fit in (0, ANY)))
+    solver.bind(views[0], anywhere if dim else rows.along(0, v.dim()), anywhere)
+    _bind(solver, views[1], constant(g.shape) if dim else rows.along(0, g.dim()))
+    solver.stored[views[0].name].normed = True
+    return views[0]
+
+
+def einsum(solver: Solver, call: Call) -> Known:
+    """Two factors of which each axis stays or is summed over: a linear layer, or a product of two tensors."""
+    letters = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)", str(call.args[0]).replace(" ", ""))
+    if letters is None or len(call.args) != 3:
+        return opaque(solver, call)
+    (left, right, out), (a, b) = letters.groups(), call.args[1:]
+    if isinstance(solver.value(a), View):
+        left, right, a, b = right, left, b, a
+    twice = all((left + right + out).count(letter) >= 2 for letter in left + right)
+    if not twice or isinstance(solver.value(a), View) or any(len({*axes}) < len(axes) for axes in (left, right, out)):
+        return opaque(solver, call)
+    shared = [letter for letter in out if letter in left and letter in right]
+    summed = [letter for letter in left if letter not in out]
+    rows, columns = ([x for x in axes if x in out and x not in shared] for axes in (left, right))
+    sizes = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
+
+    def laid(ids: Ids, order: list[str], axes: str | list[str]) -> Ids:
+        """Lay axes out in another order, with size 1 for those that are not there."""
+        shape = [sizes[letter] for letter in order] + [1] * (len(axes) - len(order))
+        places = [*order, *(letter for letter in axes if letter not in order)]
+        return ids.map(lambda numbers: numbers.reshape(shape).permute([places.index(letter) for letter in axes]))
+
+    def matrices(ids: Ids, axes: str, *sides: list[str]) -> Ids:
+        shape = [sizes[letter] for letter in shared] + [prod(sizes[letter] for letter in side) for side in sides]
+        return laid(ids, [*axes], shared + sides[0] + sides[1]).map(lambda numbers: numbers.reshape(shape))
+
+    x, view = matrices(solver.ids(a), left, rows, summed), solver.value(b)
+    if isinstance(view, Ids):
+        y = matrices(view, right, summed, columns)
+        product = contract(solver, x, y, torch.Size((*x.scale.shape[:-1], y.scale.shape[-1])))
+        return laid(product, shared + rows + columns, out)
+    inward = solver.collapse(x, (*range(len(shared)), -1)).inverse()
+    fresh = solver.fresh(prod(sizes[letter] for letter in shared + columns))
+    if shared or len(summed) != 1:  # channels move along one axis
+        solver.pin(inward.channel)
+    if shared or len(columns) != 1:
+        solver.pin(fresh.channel)
+    solver.bind(view, laid(fresh, shared + columns, right), laid(inward, shared + summed, right))
+    return laid(fresh, shared + columns, out).expand(call.result.shape)
 
 
 def recurrent(solver: Solver, call: Call) -> Known:
@@ -145,7 +202,7 @@ def transposed(solver: Solver, call: Call) -> Known:
     """Transposed convolutions, W[in, out / groups, ...]."""
     weight, groups = call.argument(1, "weight"), call.argument(6, "groups", 1)
     views = _views(solver, weight, call.argument(2, "bias"))
-    if views is None:
+    if views is None or (views[0] is not None and solver.stored[views[0].name].normed):  # its rows are inputs
         return opaque(solver, call)
     inward = _channel_ids(solver, call, weight.dim() - 2)
     dimensions, rows = weight.dim(), torch.arange(weight.shape[0])
@@ -352,6 +409,8 @@ LAYERS: dict[str, Rule] = {
     "linear": linear,
     "addmm": addmm,
     "matmul": matmul_by_parameter,
+    "einsum": einsum,
+    "_weight_norm": weight_norm,
     "group_norm": group_norm,
     "embedding": embedding,
     "prelu": prelu,

@@ -31,7 +31,9 @@ def opaque(solver: Solver, call: Call) -> Known:
     for tensor in tensors_of(call):
         value = solver.value(tensor)
         if isinstance(value, View):
-            solver.bind(View(value.name, solver.stored[value.name].shape), None)
+            stored = solver.stored[value.name]
+            solver.bind(View(value.name, stored.shape), None)
+            stored.because = f"{solver.where} needs scale 1"
         else:
             solver.force(value)
             solver.pin(value.channel)

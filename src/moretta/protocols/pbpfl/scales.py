@@ -393,7 +393,7 @@ def _why(solver: Solver, stored: Stored, pattern: Pattern) -> str:
         return "no operation of the model uses it"
     reasons = dict.fromkeys(why for ids in (stored.out, stored.into) if (why := _reason(solver, ids)))
     named_reasons = [why for why in reasons if why != OUTPUT or not pattern.follows]
-    return "; ".join(named_reasons) or ("" if pattern.follows else "it stands between tensors of scale 1")
+    return "; ".join(named_reasons) or ("" if pattern.follows else stored.because)
 
 
 def _reason(solver: Solver, ids: Ids) -> str | None:

@@ -195,12 +195,14 @@ class Stored:
     """What is known of one parameter or buffer: R = (scale of `out`) * (scale of `into`), element by element.
 
     For a linear layer `out` varies along the rows, `into` (1 / s_in) along the columns. None: not used so far.
+    because: why all of it has scale 1, where no scale's own reason says so. normed: each row's size is divided out.
     """
 
     shape: torch.Size
     out: Ids | None = None
     into: Ids | None = None
-    uses: int = 0
+    because: str = "it stands between tensors of scale 1"
+    normed: bool = False
 
 
 class Solver:
@@ -244,7 +246,6 @@ class Solver:
         A parameter that is used twice has one R: both uses are made equal, term by term.
         """
         stored = self.stored[view.name]
-        stored.uses += 1
         stored.out = self._place(view, stored.shape, stored.out, out)
         stored.into = self._place(view, stored.shape, stored.into, into)
 

@@ -96,15 +96,16 @@ class Trunk:
         while self._ways:  # each frees its graph before the next makes its own
             way = self._ways.pop(0)
             h, rest = way() if callable(way) else way
-            some, ends = slice(begin, begin + len(h)), [h]
-            seeds = [[cotangent[some]] for cotangent in cotangents]
-            if rest is not None and rest.requires_grad and beside is not None:
-                ends, seeds = [h, rest], [[a[some], b[some]] for a, b in zip(cotangents, beside, strict=True)]
-            for number, seed in enumerate(seeds):
-                gradients = torch.autograd.grad(
-                    ends, parameters, seed, retain_graph=number < last, materialize_grads=True
-                )
-                before = total[number]
+            some = slice(begin, begin + len(h))
+            ways = [(h, cotangents), *([] if rest is None or beside is None else [(rest, beside)])]
+            ways = [(end, seeds) for end, seeds in ways if end.requires_grad]  # what is below may be frozen
+            for number, before in enumerate(total):
+                gradients: Sequence[Tensor] = [torch.zeros_like(parameter) for parameter in parameters]
+                if ways:
+                    ends, seed = zip(*((end, seeds[number][some]) for end, seeds in ways), strict=True)
+                    gradients = torch.autograd.grad(
+                        ends, parameters, seed, retain_graph=number < last, materialize_grads=True
+                    )
                 total[number] = [a + b for a, b in zip(before, gradients, strict=True)] if before else list(gradients)
             begin = some.stop
         return dict(zip(self._parameters, zip(*total, strict=True), strict=True))
