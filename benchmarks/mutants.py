@@ -61,7 +61,10 @@ MODULES = {
         "src/moretta/secure_aggregation/encoding.py",
         *(f"{SUMS}/test_{name}.py" for name in ("small_rings", "active_server", "additive", "pairwise", "blind_sums")),
     ),
-    "unmasking": ("src/moretta/secure_aggregation/unmasking.py", f"{SUMS}/test_unmasking.py"),
+    "unmasking": (
+        "src/moretta/secure_aggregation/unmasking.py",
+        *(f"{SUMS}/test_{name}.py" for name in ("unmasking", "removable_noise")),
+    ),
     "shamir": ("src/moretta/secure_aggregation/shamir.py", f"{SUMS}/test_shamir.py"),
     "driver": ("src/moretta/engines/driver.py", "tests/engines/test_driver.py"),
     "perturbation": (
@@ -191,7 +194,9 @@ class Copy:
         with contextlib.suppress(ProcessLookupError):  # also what the tests started and left
             os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()
-        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", self.log.read_text(errors="replace"), re.MULTILINE)
+        found = re.search(
+            r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", self.log.read_text(errors="replace"), re.MULTILINE
+        )
         return code, found[1] if found else "", time.monotonic() - began
 
     def _run(self, tests: tuple[str, ...], compiled: bool) -> None:
@@ -253,10 +258,10 @@ def run(log: Path, count: int) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory() as folder, log.open("a") as more:
         copy = Copy(Path(folder))
+        chosen = {module: drawn(module, count) for module in MODULES}  # before the checkout moves away from the copy
         for module in MODULES:
-            chosen = drawn(module, count)
             limit = 0.0
-            for mutant in chosen:
+            for mutant in chosen[module]:
                 if (mutant.name, mutant.digest) not in done:
                     limit = limit or copy.limit(module)
                     line = done[mutant.name, mutant.digest] = copy.tried(mutant, limit)

@@ -349,6 +349,19 @@ def test_no_message_asks_for_a_component_that_is_still_needed() -> None:
     assert server.opens(FEWER)
 
 
+@pytest.mark.parametrize("lost", range(4))
+@pytest.mark.parametrize("roster", [False, True])
+def test_a_silo_gives_its_own_seed_only_with_a_roster_and_only_the_one_that_is_taken_off(
+    roster: bool, lost: int
+) -> None:
+    stage, seen, first = Room(roster=roster), Seen(), NOISE.levels(10, 3).first_removed(lost)
+    assert isinstance(stage.sum(NAMES[:lost], seen=seen), Sum)
+    given = {name: reply.seed for name, reply in seen if isinstance(reply, NoisedShares)}
+    assert given.keys() == set(NAMES[lost:])
+    for name, seed in given.items():
+        assert seed == (stage.silos[name].part.seeds[first - 1] if roster and first <= 3 else b"")
+
+
 def test_a_take_that_is_repeated_over_others_is_spent() -> None:
     stage = Room()
     assert isinstance(stage.sum(), Sum)  # all are left, so everything is taken off

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused_rows import Row, refused
 
-from moretta.errors import RangeError
-from moretta.secure_aggregation.encoding import Ring
+from moretta.errors import PeerError, RangeError
+from moretta.secure_aggregation.encoding import CHUNK, Ring, check_fraction_bits, largest_magnitude
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "ring.json").read_text(encoding="utf-8"))
 
@@ -85,6 +85,36 @@ def test_just_outside_the_range_is_refused(ring: Ring, limit: float, most: int, 
         ring.encode("w", np.array(value), 1, f, most, silos)
     with pytest.raises(RangeError, match="a value is outside the range"):
         ring.encode("w", np.array(np.nextafter(float(largest), np.inf)), 1, f, most, silos)
+
+
+@pytest.mark.parametrize(("bits", "weight"), [(964, 1), (963, 3), (-964, 1), (-964, 2**63)])
+def test_the_outermost_fraction_bits_are_accepted(bits: int, weight: int) -> None:
+    check_fraction_bits("w", bits, weight)
+    for further, heavier in ((bits + (1 if bits > 0 else -1), weight), *([(bits, 2 * weight)] if bits > 0 else [])):
+        with pytest.raises(PeerError, match="`w`: expected at most 964 fraction bits"):
+            check_fraction_bits("w", further, heavier)
+
+
+def test_the_largest_magnitude_is_of_all_axes_and_signs() -> None:
+    values = np.array([[1.0, -3.0], [2.0, 0.0]])
+    assert (largest_magnitude("w", values), largest_magnitude("w", -values), largest_magnitude("w", values[:0])) == (
+        3.0,
+        3.0,
+        0.0,
+    )
+
+
+def test_a_refusal_names_the_tensor_where_a_later_part_is_not_finite() -> None:
+    values = np.zeros(CHUNK + 1)
+    values[[0, -1]] = 1e300, np.nan
+    with pytest.raises(RangeError, match="`w`: expected finite numbers"):
+        Ring(64).encode("w", values, 1, 20, 2, 2)
+
+
+def test_a_sum_of_64_bits_is_decoded_in_its_own_memory() -> None:
+    words = {bits: np.zeros(3, f"uint{bits}") for bits in (32, 64)}
+    shared = {bits: np.shares_memory(Ring(bits).decode(total, 20), total) for bits, total in words.items()}
+    assert shared == {32: False, 64: True}
 
 
 @refused("ring.txt")

@@ -12,9 +12,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from moretta.errors import RangeError
-from moretta.secure_aggregation.encoding import Ring, add_up
+from moretta.errors import ParameterError, PeerError, RangeError
+from moretta.secure_aggregation.encoding import MOST_WEIGHT, Range, Ring, add_up, decode, encode
 from moretta.secure_aggregation.masks import add_masks
+from moretta.secure_aggregation.sums import Wanted
 
 EVERY_BYTE = np.arange(256, dtype=np.uint8)
 
@@ -104,3 +105,51 @@ def test_every_half_of_a_word_of_32_bits(shift: int) -> None:
     total = add_up([words, masks])
     assert total.tolist() == [(a + b) % 2**32 for a, b in zip(numbers, masks.tolist(), strict=True)]
     assert np.array_equal(total - masks, words)
+
+
+# -- encodings and sums of Z_2^64 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sentence"),
+    [
+        ({"w": 20}, f"expected a total weight of 1 to {2**63 - 1}, got 0"),
+        ({"w": 20, MOST_WEIGHT: 0}, f"expected a total weight of 1 to {2**63 - 1}, got 0"),
+        ({"w": 20, MOST_WEIGHT: 2**63}, f"expected a total weight of 1 to {2**63 - 1}, got {2**63}"),
+        ({"w": 965, MOST_WEIGHT: 2}, "`w`: expected at most 964 fraction bits, got 965"),
+        ({"w": 61, MOST_WEIGHT: 2}, "`w`: expected an encoding of values up to 2, got one of fewer"),
+    ],
+)
+def test_a_silo_refuses_encodings_that_honest_servers_do_not_make(encoding: dict[str, int], sentence: str) -> None:
+    demanded = Range(2.0, one_weight=False)
+    demanded.check(Ring(64), {"w": 20, MOST_WEIGHT: 2}, 2, None, once=False)
+    with pytest.raises(PeerError) as caught:
+        demanded.check(Ring(64), encoding, 2, None, once=False)
+    assert str(caught.value) == sentence
+
+
+def test_a_total_weight_is_at_least_the_silos_own() -> None:
+    tensors = {"w": np.array([0.5])}
+    whole, _ = encode(Ring(64), tensors, 1, {"w": 20, MOST_WEIGHT: 1}, 1)
+    assert whole.tolist() == [1, 2**19]
+    with pytest.raises(ParameterError, match="total weight of at least this silo's own, got 2"):
+        encode(Ring(64), tensors, 3, {"w": 20, MOST_WEIGHT: 2}, 2)
+
+
+def test_a_sum_of_one_is_a_copy() -> None:
+    words = np.arange(3, dtype=np.uint64)
+    total = add_up([words])
+    assert total.tolist() == words.tolist()
+    assert not np.shares_memory(total, words)
+
+
+@pytest.mark.parametrize("fraction_bits", [20, 61])
+def test_means_out_of_reach_are_clipped_to_the_range_and_a_step(fraction_bits: int) -> None:
+    ring, parties, weight, most_weight = Ring(64), 3, 5, 9
+    request = Wanted({"w": (2,)}, {"w": fraction_bits}, most_weight)
+    words = np.array([2**63 - 1, 2**63], dtype=np.uint64)
+    total = decode(ring, {"w": words}, weight, "abc", request)
+    step = parties / (2 * 2.0**fraction_bits * weight)  # K / (2 * 2^f N)
+    largest = float(ring.largest(fraction_bits, most_weight, parties)) + step
+    assert total.steps == {"w": step}
+    assert total.means["w"].tolist() == [largest, -largest]

@@ -35,6 +35,7 @@ from moretta.secure_aggregation import agreement, shamir
 from moretta.secure_aggregation.agreement import AdvertiseKey, KeyAdvert, PeerKeys
 from moretta.secure_aggregation.cohort import Rules
 from moretta.secure_aggregation.keyed_sums import Aggregator
+from moretta.secure_aggregation.keystream import SecretRoot
 from moretta.secure_aggregation.masks import Label
 from moretta.secure_aggregation.pairwise import MaskedUpload
 from moretta.secure_aggregation.sums import Sum, Wanted
@@ -118,6 +119,22 @@ def test_a_share_is_the_one_that_was_made() -> None:
         five = {place: given[holder][maker] for place, holder in enumerate(NAMES, 1) if holder != "c"}
         six = {place: given[holder][maker] for place, holder in enumerate(NAMES, 1)}
         assert shamir.reconstruct(five, 5) == shamir.reconstruct(six, 5)
+
+
+def test_self_masks_of_a_public_seed_are_the_same_again_and_new_in_each_round() -> None:
+    def secrets() -> list[bytes]:
+        silos = {
+            name: Silo("pairwise", name, 64, {"w": np.ones(2)}, insecure=SecretRoot.insecure(3, name)) for name in NAMES
+        }
+        stage, found = Room(silos, agreed(silos), {}, NOW), list[bytes]()
+        for _ in range(2):
+            stage.next_round()
+            found += [silo.contributor._open.__self__._own.secret for silo in silos.values()]
+        return found
+
+    first = secrets()
+    assert first == secrets()
+    assert len(set(first)) == 2 * len(NAMES)
 
 
 # Both kinds for one peer.
@@ -570,6 +587,7 @@ def test_secrets_are_not_in_representations() -> None:
     stage = room()
     contributor = stage.silos["a"].contributor
     assert repr(contributor._open.__self__) == "OpenSum(round 1, attempt 0, <redacted>)"
+    assert repr(contributor._open.__self__._own) == "SelfMask(<redacted>)"
     share = stage.unmask("a", NAMES)
     assert "shares: bytes" in repr(share)
     assert not any(item.hex() in repr(share) or repr(item) in repr(share) for item in share.by_maker.values())

@@ -191,6 +191,33 @@ def test_what_is_sent_is_rounded_once_and_to_nearest(dtype, bits) -> None:
         np.testing.assert_array_equal(value, np.ldexp(np.rint(mantissa * 2.0**bits), exponent - bits))
 
 
+def test_running_statistics_come_back_in_the_true_order() -> None:
+    model = nn.Sequential(nn.Linear(3, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 2)).double()
+    model[1].running_mean += torch.arange(9)
+    plan = ScalePlan.of(model, (torch.zeros(2, 3, dtype=torch.float64),))
+    perturbation = Perturbation(plan, 1, "squared-error")
+    key = perturbation.draw_key(ROOT.stream("statistics"), offset_size=1.0)
+    noisy = perturbation.perturb(model.state_dict(), key)["1.running_mean"]
+    assert not np.array_equal(noisy, np.arange(9))
+    found = perturbation.recover_buffers({"buffer/1.running_mean": noisy}, key)
+    assert found.keys() == {"1.running_mean"}
+    assert np.array_equal(found["1.running_mean"], np.arange(9))
+
+
+def test_components_of_the_direction_differ_by_no_more_than_three_times() -> None:
+    plan = ScalePlan.of(mlp([2, 64], True, torch.float64), (torch.zeros(2, 2, dtype=torch.float64),))
+    sizes = np.abs(Perturbation(plan, 1, "squared-error").draw_key(ROOT.stream("sizes"), 1.0).direction)
+    assert 2 < sizes.max() / sizes.min() <= 3
+
+
+def test_a_head_that_another_layer_shares_has_no_offset() -> None:
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 11, bias=False))
+    model[3].weight = model[0].weight
+    plan = ScalePlan.of(model, (torch.zeros(2, dtype=torch.int64),))
+    assert plan.head.tied
+    assert not Perturbation(plan, 1, "probabilities").draw_key(ROOT.stream("tied"), 1.0).offset.any()
+
+
 def test_whole_numbers_are_sent_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
     model[1].num_batches_tracked += 2**40 + 1
