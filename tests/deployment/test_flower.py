@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="pip install 'moretta[flower]'")
 
+from beside_pages import blocks_of
 from flower_nodes import WEIGHTS, Nodes, app, folders, reply, start, steps
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, Result
@@ -97,6 +98,24 @@ def test_no_reply_shows_a_clients_numbers(tmp_path: Path) -> None:
     words = np.concatenate([one.tensors["metrics"] for one in uploads] + [one.weight.reshape(1) for one in uploads])
     assert len(np.unique(words)) == words.size  # all hold zeros or ones, which no word shows
     assert words.min() > 2**32  # each is this small in one of 2^32 cases
+
+
+def test_the_pages_two_lines_are_a_secure_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for_app, for_server = (one.text for one in blocks_of("docs/flower.md") if one.word == "python")
+
+    def client() -> Any:
+        given: dict[str, Any] = {}
+        exec(for_app, given)  # noqa: S102
+        given["app"].train()(steps)
+        given["app"].evaluate()(steps)
+        return given["app"]
+
+    monkeypatch.chdir(tmp_path)  # where roster.toml is
+    nodes = Nodes(folders(tmp_path, *NAMES).values(), client)
+    played: dict[str, Any] = {"grid": nodes, "arrays": start()}
+    exec(for_server.replace("num_rounds=3", "num_rounds=1"), played)  # noqa: S102
+    np.testing.assert_allclose(played["result"].arrays["w"].numpy(), mean(0, 1, 2, 3), rtol=1e-6)
+    assert {tuple(one.content) for one in nodes.replies} == {(RECORD,)}
 
 
 def gone_at(kind: type, *, times: int = 1) -> Callable[[Nodes, int, Message], bool]:
