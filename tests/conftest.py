@@ -26,13 +26,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `thorough.toml` leaves to `make test-all` as slow."""
-    families = tomllib.loads((Path(__file__).parent / "thorough.toml").read_text())["family"]
+    """Mark what `thorough.toml` and `measured.txt` leave to `make test-all` as slow."""
+    here = Path(__file__).parent
+    lines = (here / "measured.txt").read_text().splitlines()[1:]
+    keeps = {name: int(keep) for keep, _, name in (line.partition(" ") for line in lines)}
+    families = tomllib.loads((here / "thorough.toml").read_text())["family"]
+    keeps |= {name: family["keep"] for name, family in families.items()}
     found: dict[str, list[pytest.Item]] = {}
     for item in items:
         found.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, family in families.items():
-        cases, keep = found.get(name, []), family["keep"]
+    for name, keep in keeps.items():
+        cases = found.get(name, [])
         kept = {round(number * len(cases) / keep) for number in range(keep)}
         for number, item in enumerate(cases):
             if number not in kept:
