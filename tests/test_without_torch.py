@@ -148,7 +148,7 @@ def test_baffles_silo_answers_without_torch(tmp_path: Path) -> None:
 
 BAFFLE = """
 import importlib
-for name in "recipe messages seeds directions estimate forward private client".split():
+for name in "recipe messages seeds directions estimate forward client".split():
     importlib.import_module(f"moretta.protocols.baffle.silo.{name}")
 import moretta.protocols.baffle.params, moretta.protocols.common.targets
 import moretta.protocols.common.silo_rows, moretta.protocols.common.batches, moretta.protocols.common.accountant
