@@ -28,7 +28,8 @@ and noise bounds what they say of membership; shadow models are trained with as 
 **A bound of epsilon from one run** (Steinke, Nasr, Jagielski: "Privacy Auditing with One (1) Training Run", NeurIPS
 2023). Candidates are drawn in pairs of one label, a member and another. Where rows were dealt to silos and to test at
 random, as `test-fraction` deals them, either of a pair was as likely to be the member. So each pair is a fair coin, and
-the half of them whose scores are furthest apart are guesses of coins (`evidence.intervals.least_epsilon`).
+the half of them whose losses are furthest apart are guesses of coins (`evidence.intervals.least_epsilon`). The bound
+goes by the loss at the model held alone, as shadow models with the stated noise hide a run that has none.
 
 Where silos train alone, the attacker is the server that they show their final models to. This is what federation is
 compared with: a model of few rows tells more of each of them than one that all silos made together. Shadow models then
@@ -249,7 +250,7 @@ def told_apart(claim: Claim, truth: Truth, silo: str, who: str) -> AttackResult:
     }
     bound = ""
     if truth.run.setting("dp-noise") is not None:
-        figures |= (found := of_one_run(claim["score"], member, pair, float(truth.run.setting("dp-delta"))))
+        figures |= (found := of_one_run(claim["loss"], member, pair, float(truth.run.setting("dp-delta"))))
         facts = read_json(truth.folder / "result.json")["facts"]
         claimed = facts.get("epsilon_to_silos", facts["epsilon"])  # towards another silo
         said = f"{claimed:.3g}" if isinstance(claimed, int | float) else "any size"
