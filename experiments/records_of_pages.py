@@ -163,6 +163,8 @@ class Records:
             return None
         content, (levels, _, rest) = self.found[name].content, place.partition("; ")
         if "cells" not in content or "columns" not in content:
+            if seeds := self.found[name].figures.get(f"{levels}; seeds"):
+                return round(seeds)
             return 1 if any(_all(content, "seed")) else None
         if rest in COUNTED or "seed" in rest or rest.endswith("seconds"):
             return None

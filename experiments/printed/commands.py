@@ -17,6 +17,7 @@ SCRIPTS = {
     "cgd-local-mnist": f"{LOCAL} mnist.toml 1000x112 100x49 1000x1 10x7 --rounds 800 --data DIR, and more",
     "cgd-local-mnist-40": f"{LOCAL} mnist.toml 1000x1 100x1 10x1 --rounds 40 --sample 10 --record cgd-local-mnist-40 --data DIR",
     "cgd-third-reading": "python experiments/cgd/third_reading.py --data DIR --rounds 150 --set data.validation-fraction=0.8",
+    "dp-central": "python experiments/dp/central.py --data DIR",
     "pbpfl-exchange": "python experiments/pbpfl/exchange.py",
     "pbpfl-rounding": "python experiments/pbpfl/rounding.py --data DIR",
     "table4": "python experiments/audit/table4.py --data DIR --out table4.json",
