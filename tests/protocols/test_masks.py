@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from networks import seeded
+from test_cli import call
 from torch import Tensor, nn
 
 from moretta import BAFFLE, CGD, PBPFL, FedAvg, Federation, FedSGD, Silo
@@ -17,6 +19,8 @@ from moretta.data.rows import as_positions, as_targets
 from moretta.errors import ParameterError, RowsError
 from moretta.protocols.common.losses import Loss
 from moretta.protocols.common.targets import RowLosses, encode, figures_at_positions
+from moretta.report.folder import read_run
+from moretta.report.statements import verdicts
 from moretta.secure_aggregation.settings import SecureAggregation
 
 CLEAR = SecureAggregation(scheme="none")
@@ -211,20 +215,21 @@ def test_a_head_that_gives_patches_takes_no_masks_under_pbpfl() -> None:
         refused(mask(), PBPFL(), model=whole)
 
 
-def test_masks_are_read_from_a_run_file(tmp_path: Path) -> None:
-    from moretta.config import run_files
-    from moretta.run.assembly import federation_of
-
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+def test_masks_are_trained_on_from_a_run_file(loss: str, tmp_path: Path) -> None:
     x, y = weighted(0)
     np.savez(tmp_path / "rows.npz", x=x, y=y[..., 0].astype(int))
     (tmp_path / "run.toml").write_text(
         '[run]\nrounds = 1\n[data]\nsource = "rows.npz"\nsilos = 2\nstandardise = false\n'
         '[model]\nsource = "test_masks:Segmenter"\n'
-        '[protocol]\nname = "fedsgd"\nloss = "cross-entropy"\n[secure-aggregation]\nscheme = "none"\n'
+        f'[protocol]\nname = "fedsgd"\nloss = "{loss}"\n[secure-aggregation]\nscheme = "none"\n'
     )
     (tmp_path / "test_masks.py").write_text(Path(__file__).read_text())
-    result = federation_of(run_files.load(tmp_path / "run.toml"), tmp_path / "out").train(1, progress=False)
-    assert "iou_1" in result.test["metrics"]
+    done = call("train", tmp_path / "run.toml", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    verdict = {"mse": "reaches a mean squared error of", "cross-entropy": "reaches an accuracy at positions of"}
+    assert verdict[loss] in verdicts([read_run(tmp_path / "out")])[0].sentences[0]
+    assert "iou_1" in json.loads((tmp_path / "out" / "result.json").read_text())["test"]["metrics"]
 
 
 # -- the next word at each position ------------------------------------------------------------------------------------

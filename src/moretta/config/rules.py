@@ -86,7 +86,7 @@ def _is_square(data: Data) -> bool:
 
 def _says_targets(data: Data) -> bool:
     """Return whether [data] says what the schema of a table says of targets and absent values."""
-    return bool(data.classes or data.outputs or data.missing != "error")
+    return bool(data.classes or data.outputs or data.mask or data.missing != "error")
 
 
 def _late(s: Sections) -> object:
@@ -190,8 +190,8 @@ RULES: tuple[SettingRule, ...] = (
     ),
     SettingRule(
         lambda s: _image(s) and (_says_targets(s.data) or s.data.tokens or s.data.partition != "iid"),
-        "{data.classes}, {data.outputs}, {data.tokens}, {data.missing} and {data.partition} are not for images whose "
-        "classes the schema lists; remove them",
+        "{data.classes}, {data.outputs}, {data.mask}, {data.tokens}, {data.missing} and {data.partition} are not for "
+        "images whose classes the schema lists; remove them",
     ),
     *(
         SettingRule(
@@ -207,8 +207,8 @@ RULES: tuple[SettingRule, ...] = (
             and s.data.source != PYTHON
             and (s.data.inputs or _says_targets(s.data))
         ),
-        "{data.inputs}, {data.classes}, {data.outputs} and {data.missing} follow from the schema of the table; remove "
-        "them",
+        "{data.inputs}, {data.classes}, {data.outputs}, {data.mask} and {data.missing} follow from the schema of the "
+        "table; remove them",
     ),
     SettingRule(
         lambda s: s.table is None and s.data.in_files,
@@ -224,6 +224,11 @@ RULES: tuple[SettingRule, ...] = (
         "{data.source:=} needs schema, which says what a table's columns mean, or for arrays {data.inputs}, the "
         "shape of a sample, and either {data.classes} or {data.outputs}, for example {data.inputs:=[30]} and "
         "{data.classes:=2}",
+    ),
+    SettingRule(
+        lambda s: s.data.mask is not None and (s.data.classes is None or s.data.partition != "iid"),
+        "{data.mask} is the shape of masks with a class at each position, so {data.classes} says how many, and no "
+        "{data.partition} splits columns; for example {data.mask:=[64, 64]} and {data.classes:=2}",
     ),
     SettingRule(
         lambda s: (

@@ -29,7 +29,7 @@ import re
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, Field, InstanceOf, ValidationError, model_validator
@@ -59,6 +59,13 @@ else:
     Protocol = Annotated[functools.reduce(operator.or_, PROTOCOLS.values()), Field(discriminator="name")]
 
 
+class MaskTargets(NamedTuple):
+    """The masks that are a run's targets at sites: their shape, and how many classes a position may have."""
+
+    shape: tuple[int, ...]
+    classes: int
+
+
 class RunFile(Section):
     """All of a run file.
 
@@ -86,6 +93,14 @@ class RunFile(Section):
     def model_source(self) -> str:
         """A digest of what the model is built by: name, arguments and code."""
         return catalogue.source_digest(self.model.source, self.model.arguments, self.base, self.agreed)
+
+    @property
+    def masks(self) -> MaskTargets | None:
+        """The masks of rows at sites, of the schema's images or by [data] mask; None for other targets."""
+        data, target = self.data, None if self.table is None else self.table.target
+        if target is not None and target.mask_values is not None and data.shape:
+            return MaskTargets(data.shape[1:], len(target.mask_values))
+        return None if data.mask is None or data.classes is None else MaskTargets(data.mask, data.classes)
 
     def resolve(self, path: str | Path) -> Path:
         """Return a path of this run file as seen from the working directory."""

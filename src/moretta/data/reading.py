@@ -11,6 +11,7 @@ infer a schema. Nothing here reads a pickle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from moretta.data.references import OWN_CODE, beside, cause, is_reference, resol
 from moretta.data.rows import (
     Rows,
     as_features,
+    as_positions,
     as_targets,
     check_finite,
     check_fit,
@@ -49,7 +51,7 @@ class ExpectedRows:
     targets at all. training: whether they are trained on, and so have no other columns; of others, rows that are not as
     the table says are left out. may_lack: whether values may be
     absent. table: what the columns of these rows mean, where they are a table's. image: what images become, where the
-    table names their files.
+    table names their files. mask: the shape of masks that are the targets, of `outputs` classes; None: none are.
     """
 
     inputs: tuple[int, ...] | None
@@ -62,6 +64,7 @@ class ExpectedRows:
     layout: SampleLayout | None = None
     image: ImageForm | None = None
     training: bool = True
+    mask: tuple[int, ...] | None = None
 
     @classmethod
     def of_table(cls, table: Schema, *, labelled: bool = True, image: ImageForm | None = None) -> ExpectedRows:
@@ -203,6 +206,8 @@ def _numbers(y: Array, expected: ExpectedRows, where: str) -> Array:
 
 
 def _targets(y: Array, expected: ExpectedRows, where: str) -> Array:
+    if expected.mask is not None:
+        return as_positions(np.asarray(y), where)
     if expected.classes is None:
         return as_targets(y, where, "regression")[0]
     labels = np.asarray(y)
@@ -230,8 +235,17 @@ def _check(rows: Rows, expected: ExpectedRows, where: str) -> None:
     if expected.labelled:
         check_pair(x, y, where)
         check_targets_finite(y, where)
-        masks = expected.table is not None and y.ndim == 3  # which the model has to fit
-        check_fit(y, y.shape[1] if masks else expected.classes or expected.outputs or 1, where)
+        if expected.mask is not None and (y.ndim != 3 or y.shape[1] != math.prod(expected.mask)):
+            raise ParameterError(
+                f"{where}: expected masks of {' x '.join(map(str, expected.mask))} positions, as the run says; got "
+                f"{y.shape[1] if y.ndim == 3 else 'no'} positions"
+            )
+        if expected.mask is None and expected.table is None and y.ndim == 3:
+            raise ParameterError(
+                f"{where}: the targets are masks; expected the run file to name their shape and classes, for example "
+                "mask = [64, 64] and classes = 2 in [data]"
+            )
+        check_fit(y, y.shape[1] if y.ndim == 3 else expected.classes or expected.outputs or 1, where)
 
 
 def called(source: str, base: Path) -> dict[str, Array]:

@@ -28,7 +28,7 @@ OF_ROWS_HERE = (
 )  # fmt: skip
 
 
-OF_SITES = ("inputs", "tokens", "classes", "outputs", "least_rows", "test", "score_at_silos")
+OF_SITES = ("inputs", "tokens", "classes", "outputs", "mask", "least_rows", "test", "score_at_silos")
 NOT_OF_FILES = (
     "alpha", "sizes", "domains", "id_column", "path", "target", "encoding", "missing", "image_size",
     "labels", "group_column", "channels", "window", "spacing", "plane", "channel_mean", "channel_deviation",
@@ -134,6 +134,8 @@ class Data(Section):
     tokens: whether samples of rows at sites are token ids, or the names of the arrays that hold such.
     classes: how many classes rows at sites have; None: their targets are numbers.
     outputs: how many targets a row at a site has, where these are numbers.
+    mask: the shape of masks in arrays at sites, a class of `classes` at each position, such as [height, width]; None:
+        targets are no masks, or files that a schema names.
     least_rows: the fewest rows (groups under dp-unit = "group") that any site has, which dp-noise needs to know; a site
         with fewer refuses.
     look: count rows and classes of all silos together before round one, by a secure sum: for the server, and `data` in
@@ -187,6 +189,9 @@ class Data(Section):
     tokens: bool | tuple[Words, ...] = False
     classes: Annotated[int, Field(ge=2)] | None = None
     outputs: PositiveInt | None = None
+    mask: Annotated[tuple[Annotated[PositiveInt, Field(le=65535)], ...], Field(min_length=1, max_length=3)] | None = (
+        None
+    )
     least_rows: Annotated[PositiveInt | None, ROWS] = None
     test: Annotated[Words | None, SERVER] = None
     score_at_silos: bool | Literal["classes"] = False

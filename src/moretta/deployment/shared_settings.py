@@ -9,6 +9,7 @@ what is sent (`server_side`).
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -160,9 +161,8 @@ def silos_of(run_file: RunFile) -> list[Silo]:
     shape, layout = _expected_rows(run_file).inputs, data.layout
     if data.partition not in GRIDS:
         x, y = np.empty((0, *(shape or ())), kind), np.empty(0, np.int64)
-        target = None if run_file.table is None else run_file.table.target
-        if shape is not None and target is not None and target.mask_values is not None:
-            y = np.empty((0, int(np.prod(shape[1:])), 2), np.float32)  # a class and a weight at each pixel
+        if run_file.masks is not None:
+            y = np.empty((0, math.prod(run_file.masks.shape), 2), np.float32)  # a class and a weight at each position
         return [Silo(name, x, y, remote=True, layout=layout) for name in names]
     parts, holders = _column_parts(run_file), label_holders(data)
     joint = getattr(run_file.protocol, "vertical", "joint") == "joint"
@@ -177,7 +177,7 @@ def silos_of(run_file: RunFile) -> list[Silo]:
 
 
 def _expected_rows(run_file: RunFile) -> ExpectedRows:
-    data, table = run_file.data, run_file.table
+    data, table, masks = run_file.data, run_file.table, run_file.masks
     if table is not None:
         if table.target is None:
             raise ParameterError('[data] schema: expected a column of kind "target", which the run learns to predict')
@@ -185,11 +185,12 @@ def _expected_rows(run_file: RunFile) -> ExpectedRows:
             return ExpectedRows.of_table(table)
         shape = data.shape  # of images, as `RunFile` has seen to
         image = ImageForm(shape[1], shape[0], *data.of_images)
-        return replace(ExpectedRows.of_table(table, image=image), inputs=shape)
+        return replace(ExpectedRows.of_table(table, image=image), inputs=shape, mask=masks and masks.shape)
     if data.inputs is None:  # `RunFile` has seen to it
         raise ParameterError("[data] inputs is missing; give the shape of a sample")
     tokens, may_lack = data.tokens is True, data.missing != "error"
-    return ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
+    expected = ExpectedRows(data.shape, tokens, data.classes, data.outputs, may_lack=may_lack, layout=data.layout)
+    return expected if masks is None else replace(expected, classes=None, outputs=masks.classes, mask=masks.shape)
 
 
 def _column_parts(run_file: RunFile) -> list[tuple[int, ...]]:

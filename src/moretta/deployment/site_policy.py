@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -364,6 +365,8 @@ def check_job(text: str, digest: str) -> None:
 
 def _fit_targets(outputs: int, run: RunFile) -> bool:
     """Whether a model's outputs take all targets that a run allows: else a refusal is a bit about rows."""
+    if run.masks is not None:
+        return outputs == run.masks.classes * math.prod(run.masks.shape)
     classes = run.data.classes if run.table is None else len(run.table.classes)
     if not classes:
         return outputs == (run.data.outputs or 1)

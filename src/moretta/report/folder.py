@@ -126,8 +126,8 @@ class TestScores(PlainScores):
 
     @model_validator(mode="after")
     def _has_a_score(self) -> TestScores:
-        if (self.loss is None) != (self.accuracy is None and self.mse is None):
-            raise ValueError("a loss stands beside an accuracy or an mse, and neither without the other")
+        if self.loss is None and not (self.accuracy is None and self.mse is None):
+            raise ValueError("an accuracy and an mse stand beside a loss, and not without it")
         return self
 
     @property
@@ -146,11 +146,12 @@ class TestScores(PlainScores):
         """The figures that a verdict names: where classes are uneven, those that the commonest class does not carry."""
         uneven = bool(self.shares) and max(self.shares) > 1 / len(self.shares) + UNEVEN
         leading = (*(LEADING if uneven else ()), "accuracy", "mse" if self.accuracy is None else "")
-        return tuple(key for key in leading if self.figure(key) is not None)
+        headed = tuple(key for key in leading if self.figure(key) is not None)
+        return headed or ("position_accuracy" if "position_accuracy" in self.metrics else "loss",)
 
     def figure(self, key: str) -> float | None:
         """Return a score by its key in ``result.json``."""
-        return self.metrics.get(key) if key not in ("accuracy", "mse") else getattr(self, key)
+        return self.metrics.get(key) if key not in ("accuracy", "mse", "loss") else getattr(self, key)
 
     def guessed(self, key: str) -> float | None:
         """Return what naming the commonest class always scores, or of numbers their mean; None where not known."""

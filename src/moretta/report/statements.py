@@ -146,6 +146,8 @@ WORDS = {
     "average_precision": "an average precision of",
     "accuracy": "an accuracy of",
     "mse": "a mean squared error of",
+    "position_accuracy": "an accuracy at positions of",
+    "loss": "a loss of",
 }
 """Figures of a headline by their keys."""
 
@@ -227,6 +229,8 @@ def _scale(record: RunRecord) -> str:
     sure = f"; {what} are in square brackets" if shown else ""
     if record.test.by == "silos" and not sure:
         sure = "; there are no intervals, as sums over silos do not say how errors fall on people"
+    if record.test.accuracy is None and record.test.mse is None:
+        return f"{int('loss' not in record.test.headline)} is perfect{sure}"
     if record.test.accuracy is None:
         variance = f", {plain(record.test.baseline)}" if record.test.baseline is not None else ""
         return f"0 is perfect; to guess the mean of the targets always gets their variance{variance}{sure}"
