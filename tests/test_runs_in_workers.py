@@ -20,7 +20,7 @@ from test_contract import ADDITIVE, ALSO, CASES, ENTRY, MORE, federation_of, sil
 from moretta import CGD, Engine, Faults, Federation, SecureAggregation, Silo
 from moretta.engines.workers import Workers
 from moretta.errors import ParameterError, RunFailed
-from moretta.run import engine as engines
+from moretta.run import loop as engines
 
 TIMES = ("seconds", "seconds_total")
 

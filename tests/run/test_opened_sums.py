@@ -92,7 +92,7 @@ def play(
     **settings: Any,
 ) -> RunRecord:
     """Play a run of three rounds and read its folder back."""
-    monkeypatch.setattr("moretta.run.engine.InProcess", Blinking)
+    monkeypatch.setattr("moretta.run.loop.InProcess", Blinking)
     monkeypatch.setattr(Blinking, "lost", lost)
     monkeypatch.setattr(Blinking, "returns", returns)
     random = np.random.default_rng(3)

@@ -104,7 +104,7 @@ def _late_view(s: Sections) -> bool:
     return not isinstance(recorded, bool) and min(recorded, default=1) > s.run.rounds
 
 
-# From Python silos may be remote, and then each has its own key (`moretta.run.inputs.check_keys`).
+# From Python silos may be remote, and then each has its own key (`moretta.run.federation`).
 KEYS_MISSING = SettingRule(
     lambda s: (
         s.secure_aggregation.roster is not None and s.secure_aggregation.identity is None and {"keys": '"keys/{silo}"'}

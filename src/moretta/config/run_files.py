@@ -28,6 +28,7 @@ import operator
 import re
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -416,17 +417,12 @@ def override(tables: dict[str, Any], text: str, option: str = "--set") -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ParameterError(f"{option} {place}: {part} is a value and not a section; give section.key=value")
-    table[parts[-1]] = _value(value.strip())
-
-
-def _value(text: str) -> object:
-    try:
-        tables = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    value = tables["value"]
-    # A date is taken as text, since no key takes a date; so is text that only looks like more TOML.
-    return value if len(tables) == 1 and isinstance(value, bool | int | float | str | list | dict) else text
+    table[parts[-1]] = value.strip()
+    with suppress(ValueError, RecursionError):
+        match tomllib.loads(f"value = {value.strip()}"):
+            # A date is taken as text, since no key takes a date; so is text that only looks like more TOML.
+            case {"value": bool() | int() | float() | str() | list() | dict() as parsed, **more} if not more:
+                table[parts[-1]] = parsed
 
 
 def specification_of(

@@ -197,12 +197,7 @@ class SampleLayout:
 
         where: begins the sentence, whose these arrays are. owner: whose the wanted ones are.
         """
-        ours, theirs = ({array.name: array for array in layout.arrays} for layout in (self, expected))
-        for name in sorted(set(ours) ^ set(theirs)):
-            lack = "is missing" if name in theirs else "is one too many"
-            raise ParameterError(f"{where}: array `{name}` {lack}; {owner} has {', '.join(theirs)}")
-        for name, array in ours.items():
-            _check_alike(array, theirs[name], f"{where}: array `{name}`", f"{owner} has")
+        _check_same(self.arrays, expected, where, f"{owner} has")
 
     def example(self) -> NDArray[np.float64]:
         """Return four rows that a model can take."""
@@ -228,9 +223,7 @@ def pack(arrays: Mapping[str, ArrayLike], where: str) -> tuple[NDArray[np.float3
     """Return the arrays of some rows packed, and their layout. Raises ParameterError as `SampleLayout.pack` does."""
     plain = _as_arrays(arrays, where)
     try:
-        layout = SampleLayout(
-            tuple(InputArray(name, array.shape[1:], _is_integers(array)) for name, array in plain.items())
-        )
+        layout = SampleLayout(tuple(_form(name, array) for name, array in plain.items()))
     except ParameterError as error:
         raise ParameterError(f"{where}: {error}") from None
     return _packed(layout, plain, where), layout
@@ -294,39 +287,43 @@ def _as_arrays(arrays: Mapping[str, ArrayLike], where: str) -> dict[str, NDArray
     return converted
 
 
-def _is_integers(array: NDArray[Any]) -> bool:
-    """Whether these are token ids, as `moretta.data.rows.as_features` has it of a single array."""
-    return array.dtype.kind in "iu" and array.dtype.itemsize > 1
+def _form(name: str, array: NDArray[Any]) -> InputArray:
+    """Return an array's form: integers of 16 bits or more are token ids, as in `moretta.data.rows.as_features`."""
+    return InputArray(name, array.shape[1:], array.dtype.kind in "iu" and array.dtype.itemsize > 1)
 
 
 def _packed(layout: SampleLayout, arrays: Mapping[str, NDArray[Any]], where: str) -> NDArray[np.float32]:
-    expected = {array.name: array for array in layout.arrays}
-    for name in sorted(set(expected) ^ set(arrays)):
-        lack = "is missing" if name in expected else "is one too many"
-        raise ParameterError(f"{where}: array `{name:.80}` {lack}; expected {', '.join(layout.names)}")
+    _check_same([_form(name, array) for name, array in arrays.items()], layout, where, "expected")
     first = layout.arrays[0].name
     rows = len(arrays[first])
     packed = np.empty((rows, layout.size), np.float32)
-    for name, array_form in expected.items():
-        array, place = arrays[name], f"{where}: array `{name}`"
+    for form in layout.arrays:
+        name, array, place = form.name, arrays[form.name], f"{where}: array `{form.name}`"
         if len(array) != rows:
             raise ParameterError(f"{place} has {len(array)} rows, and `{first}` has {rows}; give all as many")
-        _check_alike(InputArray(name, array.shape[1:], _is_integers(array)), array_form, place, "expected")
         with np.errstate(over="ignore", invalid="ignore"):  # too large becomes infinite, which is named
             packed[:, layout.places[name]] = array.reshape(rows, -1)
-        _check_entries(packed[:, layout.places[name]], array, array_form, place)
+        _check_entries(packed[:, layout.places[name]], array, form, place)
     return packed
 
 
-def _check_alike(got: InputArray, expected: InputArray, place: str, owner: str) -> None:
-    """Raise ParameterError unless an array has the shape and the kind of the wanted one."""
-    if got.shape != expected.shape:
-        raise ParameterError(f"{place} has {list(got.shape)} a row, {owner} {list(expected.shape)}; make them the same")
-    if got.integers != expected.integers:
-        raise ParameterError(
-            f"{place} holds {got.kind}, {owner} {expected.kind}; save token ids as integers of 16 bits or more, and "
-            "numbers and masks as floats"
-        )
+def _check_same(arrays: Sequence[InputArray], layout: SampleLayout, where: str, owner: str) -> None:
+    """Raise ParameterError unless arrays have the names, shapes and kinds of a layout's."""
+    ours, theirs = ({array.name: array for array in each} for each in (arrays, layout.arrays))
+    for name in sorted(set(ours) ^ set(theirs)):
+        lack = "is missing" if name in theirs else "is one too many"
+        raise ParameterError(f"{where}: array `{name:.80}` {lack}; {owner} {', '.join(theirs)}")
+    for name, expected in theirs.items():
+        got, place = ours[name], f"{where}: array `{name}`"
+        if got.shape != expected.shape:
+            raise ParameterError(
+                f"{place} has {list(got.shape)} a row, {owner} {list(expected.shape)}; make them the same"
+            )
+        if got.integers != expected.integers:
+            raise ParameterError(
+                f"{place} holds {got.kind}, {owner} {expected.kind}; save token ids as integers of 16 bits or more, "
+                "and numbers and masks as floats"
+            )
 
 
 def _check_entries(packed: NDArray[np.float32], array: NDArray[Any], form: InputArray, place: str) -> None:

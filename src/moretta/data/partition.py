@@ -280,10 +280,8 @@ def deal(source: Split, data: Data, seed: int) -> tuple[Silo, ...]:
 def _row_parts(source: Split, parts: int, sizes: Sequence[float] | None, seed: int) -> list[RowNumbers]:
     """Deal rows as "iid" does to as many silos; errors speak of row parts."""
     rows = len(source.train)
-    units, what = (
-        units_of(rows, source.train.groups, "groups"),
-        "training rows" if source.train.groups is None else "groups",
-    )
+    units = units_of(rows, source.train.groups, "groups")
+    what = "training rows" if source.train.groups is None else "groups"
     if parts > (most := len(units.sizes)):
         raise ParameterError(f"{most} {what} cannot be cut into {parts} row parts; use at most {most} row parts")
     if sizes is not None and len(sizes) != parts:
@@ -309,7 +307,11 @@ def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[li
         return [part.tolist() for part in np.array_split(np.arange(width), parts)]
     names = [repr(name) for name in source.feature_names] or [str(column) for column in range(width)]
     origins = source.origins or source.feature_names
-    named = _by_name(origins, source.feature_names)
+    named: dict[str, list[int]] = {}  # a column of the source is all that was encoded from it, a feature is itself
+    for column, origin in enumerate(origins):
+        named.setdefault(origin, []).append(column)
+    for column, name in enumerate(source.feature_names):
+        named.setdefault(name, [column])
     part_of: dict[int, int] = {}
     for number, part in enumerate(columns, 1):
         for entry in part:
@@ -321,27 +323,13 @@ def _column_parts(source: Split, parts: int, columns: Columns | None) -> list[li
                     )
                 part_of[column] = number
     if len(part_of) < width:
-        raise ParameterError(_left_over(part_of, names, origins))
+        # By the source's name, if no part has anything that was encoded from it.
+        begun = {origins[column] for column in part_of} if origins else set()
+        left = [column for column in range(width) if column not in part_of]
+        whole = {column: repr(origins[column]) for column in left if origins and origins[column] not in begun}
+        missing = list(dict.fromkeys(whole.get(column, names[column]) for column in left))
+        raise ParameterError(f"columns are missing: {first_of(missing, 3)} would be in no part; add them to one")
     return [sorted(column for column, of in part_of.items() if of == number) for number in range(1, parts + 1)]
-
-
-def _left_over(part_of: Mapping[int, int], names: Sequence[str], origins: tuple[str, ...]) -> str:
-    """The sentence about columns in no part, by the source's name if no part has anything that was encoded from it."""
-    begun = {origins[column] for column in part_of} if origins else set()
-    left = [column for column in range(len(names)) if column not in part_of]
-    whole = {column: repr(origins[column]) for column in left if origins and origins[column] not in begun}
-    missing = list(dict.fromkeys(whole.get(column, names[column]) for column in left))
-    return f"columns are missing: {first_of(missing, 3)} would be in no part; add them to one"
-
-
-def _by_name(origins: tuple[str, ...], names: tuple[str, ...]) -> dict[str, list[int]]:
-    """What each name stands for: a column of the source for all that was encoded from it, a feature for itself."""
-    named: dict[str, list[int]] = {}
-    for column, origin in enumerate(origins):
-        named.setdefault(origin, []).append(column)
-    for column, name in enumerate(names):
-        named.setdefault(name, [column])
-    return named
 
 
 def _meant(entry: str | int, named: dict[str, list[int]], origins: tuple[str, ...], width: int) -> list[int]:

@@ -65,22 +65,27 @@ def is_dataset(x: object) -> bool:
     """Whether rows are given as a Dataset of PyTorch, or its like."""
     plain = isinstance(x, np.ndarray | LazyRows | Mapping | Sequence | str)
     plain = plain or hasattr(x, "detach") or is_sparse(x)
-    return not plain and not is_frame(x) and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not _is_series(x)
+    return (
+        not plain
+        and not is_frame(x)
+        and hasattr(x, "__getitem__")
+        and hasattr(x, "__len__")
+        and not hasattr(x, "to_numpy")
+    )
 
 
 def samples(x: Any, where: str) -> Samples:
     """Return inputs as an array of numbers; several arrays by name stay a mapping."""
     if isinstance(x, Mapping):
-        return {name: _of_mapping(array, f"{where}: x[{name!r}]") for name, array in x.items()}
+        arrays = dict[str, Any](x)
+        for name, array in arrays.items():
+            check_dense(array, place := f"{where}: x[{name!r}]")
+            arrays[name] = _array(array, place) if hasattr(array, "detach") else array
+        return arrays
     if is_frame(x):
         return _of_frame(x, where)
     remedy = "numbers; for a table with words give a schema: moretta.read_table(table, schema)"
     return _of_numbers(x, f"{where}: x", remedy)
-
-
-def _of_mapping(value: Any, where: str) -> Any:
-    check_dense(value, where)
-    return _array(value, where) if hasattr(value, "detach") else value
 
 
 def targets_of(y: Any, where: str) -> NDArray[np.generic]:
@@ -186,7 +191,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
     try:
         if hasattr(value, "detach"):
             return np.asarray(value.detach().cpu().numpy())
-        return _plain(np.asarray(value.to_numpy() if _is_series(value) else value))
+        return _plain(np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value))
     except (ValueError, TypeError, RuntimeError):
         raise ParameterError(
             f"{where}: expected numbers, with as many in each row; got {kind_of(value)} that is no such array"
@@ -226,8 +231,3 @@ def _stacked(parts: Sequence[Any], where: str) -> NDArray[Any]:
     if len({array.shape for array in arrays}) > 1:
         raise ParameterError(f"{where}: the Dataset's samples have different shapes; make them alike")
     return np.stack(arrays)
-
-
-def _is_series(rows: object) -> bool:
-    """Whether this is one column of a frame."""
-    return hasattr(rows, "to_numpy")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from moretta.contract.settings import SERVER, Fraction, Positive, Section, Spelled, Unit, Words, kebab
 from moretta.contract.wording import shown
@@ -34,6 +34,37 @@ NOT_OF_FILES = (
     "labels", "group_column", "channels", "window", "spacing", "plane", "channel_mean", "channel_deviation",
     *(name for name in OF_SITES if name != "test"),
 )  # fmt: skip
+
+
+def _as_tuples(value: object) -> object:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _are(value: object, *kinds: type) -> bool:
+    """Return whether a value is a tuple of these types alone; true is no whole number."""
+    return isinstance(value, tuple) and all(type(part) in kinds for part in value)
+
+
+# By key: what is expected, in words that pydantic lacks, and whether a value fits.
+_FORMS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "score_at_silos": ('true, false or "classes"', lambda value: isinstance(value, bool) or value == "classes"),
+    "grid": (
+        "how many row parts and column parts, for example [2, 2]",
+        lambda value: _are(value, int) and len(value) == 2 and min(value) >= 1,
+    ),
+    "window": (
+        "the center and the width of the values to be shown, for example [40, 400]",
+        lambda value: _are(value, int, float) and len(value) == 2,
+    ),
+    "columns": (
+        'a list of columns for each part, for example [["age", "job"], ["balance"]]',
+        lambda value: _are(value, tuple) and value and all(_are(part, str, int) for part in value),
+    ),
+    "label_holder": (
+        "the number of a column part, or a list of them",
+        lambda value: type(value) is int or _are(value, int),
+    ),
+}
 
 
 class FileOfRows(Section):
@@ -251,54 +282,14 @@ class Data(Section):
         """Of rows at sites, the shape of a sample, packed where it has several arrays."""
         return self.inputs if isinstance(self.inputs, tuple) else (self.layout.size,) if self.layout else ()
 
-    @field_validator("score_at_silos", mode="before")
+    @field_validator(*_FORMS, mode="before")
     @classmethod
-    def _is_what_to_score(cls, value: object) -> object:
-        if isinstance(value, bool) or value == "classes":
+    def _has_its_form(cls, value: object, info: ValidationInfo) -> object:
+        expected, fits = _FORMS[info.field_name or ""]
+        value = _as_tuples(value)
+        if value is None or fits(value):
             return value
-        raise ValueError('true, false or "classes"')
-
-    @field_validator("grid", mode="before")
-    @classmethod
-    def _is_a_shape(cls, value: object) -> tuple[int, ...] | None:
-        if value is None:
-            return None
-        if isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n >= 1 for n in value):
-            return tuple(value)
-        raise ValueError("how many row parts and column parts, for example [2, 2]")
-
-    @field_validator("window", mode="before")
-    @classmethod
-    def _is_a_window(cls, value: object) -> tuple[float, float] | None:
-        if value is None:
-            return None
-        if (
-            isinstance(value, list | tuple)
-            and len(value) == 2
-            and all(type(number) in (int, float) for number in value)
-        ):
-            return tuple(value)
-        raise ValueError("the center and the width of the values to be shown, for example [40, 400]")
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _are_parts(cls, value: object) -> tuple[tuple[str | int, ...], ...] | None:
-        if value is None:
-            return None
-        if isinstance(value, list | tuple) and value and all(isinstance(part, list | tuple) for part in value):
-            parts = tuple(map(tuple, value))
-            if all(type(column) in (str, int) for part in parts for column in part):
-                return parts
-        raise ValueError('a list of columns for each part, for example [["age", "job"], ["balance"]]')
-
-    @field_validator("label_holder", mode="before")
-    @classmethod
-    def _is_a_holder(cls, value: object) -> int | tuple[int, ...] | None:
-        if value is None or type(value) is int:
-            return value
-        if isinstance(value, list | tuple) and all(type(number) is int for number in value):
-            return tuple(value)
-        raise ValueError("the number of a column part, or a list of them")
+        raise ValueError(expected)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -449,9 +440,16 @@ def check_grid(data: Data) -> None:
         for number, part in enumerate(data.columns or (), 1):
             if not part:
                 raise ParameterError(f"columns: part {number} is empty; give it a column or remove it")
-        shape = shape_of_grid(data)
-        if data.label_holder is not None:
-            _check_holders(data.label_holder, *shape)
+        rows, parts = shape_of_grid(data)
+        holders = data.label_holder
+        if isinstance(holders, tuple) and len(holders) != rows:
+            raise ParameterError(
+                f"label-holder has {len(holders)} numbers for {rows} row parts; give one number for all, or one for "
+                "each"
+            )
+        for holder in label_holders(data):
+            if not 1 <= holder <= parts:
+                raise ParameterError(f"label-holder: expected the number of a column part, 1 to {parts}, got {holder}")
 
 
 def shape_of_grid(data: Data) -> tuple[int, int]:
@@ -485,16 +483,5 @@ def shape_of_grid(data: Data) -> tuple[int, int]:
 
 def label_holders(data: Data) -> tuple[int, ...]:
     """Return, for each row part of a grid, the column part from 1 that holds its labels."""
-    holder = data.label_holder
-    return holder if isinstance(holder, tuple) else (holder or 1,) * shape_of_grid(data)[0]
-
-
-def _check_holders(label_holder: int | Sequence[int], m_h: int, m_v: int) -> None:
-    holders = [label_holder] if isinstance(label_holder, int) else label_holder
-    if not isinstance(label_holder, int) and len(holders) != m_h:
-        raise ParameterError(
-            f"label-holder has {len(holders)} numbers for {m_h} row parts; give one number for all, or one for each"
-        )
-    for holder in holders:
-        if not 1 <= holder <= m_v:
-            raise ParameterError(f"label-holder: expected the number of a column part, 1 to {m_v}, got {holder}")
+    holder = 1 if data.label_holder is None else data.label_holder
+    return holder if isinstance(holder, tuple) else (holder,) * shape_of_grid(data)[0]

@@ -214,8 +214,15 @@ def layout_of(silos: Sequence[Silo], standardise: bool | Sequence[str], missing:
         return None
     if missing != "error":
         raise ParameterError("missing is for samples of one array; fill in absent values of several beforehand")
+    if standardise is True and any(silo.remote for silo in silos):
+        raise ParameterError(
+            "standardise: rows are on other machines, so nobody sees which arrays are masks of 0 and 1; name those to "
+            "be standardised, as a list"
+        )
     if isinstance(standardise, bool):
-        standardise = _numbers_of(silos, first.layout) if standardise else ()
+        places = first.layout.places
+        columns = [array.name for array in first.layout.arrays if standardise and array.may_be_standardised]
+        standardise = [name for name in columns if not all(is_mask(silo.x[:, places[name]]) for silo in silos)]
     return first.layout.standardising(standardise)
 
 
@@ -245,20 +252,6 @@ def rules_of_columns(
     if column_rules.columns != columns:
         raise ParameterError(f"the table has {column_rules.columns} input columns, and the silos' rows have {columns}")
     return replace(column_rules, scaled=np.full(columns, standardise))
-
-
-def _numbers_of(silos: Sequence[Silo], layout: SampleLayout) -> list[str]:
-    """Return the arrays that have columns of numbers, and are no mask in all silos."""
-    if any(silo.remote for silo in silos):
-        raise ParameterError(
-            "standardise: rows are on other machines, so nobody sees which arrays are masks of 0 and 1; name those to "
-            "be standardised, as a list"
-        )
-    return [
-        array.name
-        for array in layout.arrays
-        if array.may_be_standardised and not all(is_mask(silo.x[:, layout.places[array.name]]) for silo in silos)
-    ]
 
 
 def row_shape(silos: Sequence[Silo]) -> tuple[int, ...]:

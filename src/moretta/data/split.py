@@ -94,7 +94,7 @@ def split(
         raise ParameterError(f"{where}: expected fractions of 0 or more that leave rows for training, got {listed}")
     units, labels = units_of(len(y), groups, where), class_of(y)
     kinds = np.zeros(len(units.sizes), np.int64) if labels is None else units.labels(labels)
-    sizes = [round(f * len(y)) for f in fractions]
+    sizes, what = [round(f * len(y)) for f in fractions], "row" if groups is None else "group"
     rng, left, parts = generator(seed), np.arange(len(units.sizes)), list[RowNumbers]()
     for number, size in enumerate(sizes):
         later = sum(map(bool, sizes[number + 1 :]))
@@ -103,13 +103,16 @@ def split(
         left = np.setdiff1d(left, chosen, assume_unique=True)
     parts.append(units.rows(left))
     if not len(left) or any(f > 0 and not len(part) for f, part in zip(fractions, parts, strict=False)):
-        what = f"{len(y)} rows" if groups is None else f"{len(y)} rows of {len(units.sizes)} groups"
+        rows = f"{len(y)} rows" if groups is None else f"{len(y)} rows of {len(units.sizes)} groups"
         raise RowsError(
-            f"{where}: {what} cannot be split by fractions {listed}; "
-            f"every part needs a {'row' if groups is None else 'group'}: bring more rows or other fractions"
+            f"{where}: {rows} cannot be split by fractions {listed}; every part needs a {what}: bring more rows or "
+            "other fractions"
         )
     if labels is not None and any(sizes):
-        _warn_of_single(units, labels, left, where, "row" if groups is None else "group")
+        unit, label, _ = units.pairs(labels)
+        if count := int(((np.bincount(label)[label] == 1) & np.isin(unit, left)).sum()):
+            single = f"{'1 class has' if count == 1 else f'{count} classes have'} rows of one {what}"
+            log.warning("%s: %s alone, which stays in training: no other part has any", where, single)
     return tuple(parts)
 
 
@@ -226,12 +229,3 @@ def _nearest(order: RowNumbers, sizes: RowNumbers, target: int, most: int, *, le
     if not chosen and least:
         chosen = [int(order[np.argmin(sizes[order])])]
     return np.array(chosen, np.int64)
-
-
-def _warn_of_single(units: Units, labels: RowNumbers, training: RowNumbers, where: str, what: str) -> None:
-    """Say how many classes have a single unit, which is in training."""
-    unit, label, _ = units.pairs(labels)
-    single = (np.bincount(label)[label] == 1) & np.isin(unit, training)
-    if count := int(single.sum()):
-        classes = "1 class has" if count == 1 else f"{count} classes have"
-        log.warning("%s: %s rows of one %s alone, which stays in training: no other part has any", where, classes, what)

@@ -110,7 +110,7 @@ class TorchRole:
 
         from moretta.protocols.common import modules
         from moretta.run import record
-        from moretta.run.engine import SMALL
+        from moretta.run.loop import SMALL
 
         self._run_file, self._name = run_file, file.silo.name
         self._federation = shared_settings.site_side(run_file, file)

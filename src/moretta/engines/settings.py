@@ -164,7 +164,7 @@ class Engine(Section):
             numbers, for example "2.12".
         workers: processes of this machine that run the silos, each on one thread; never more than silos, or stacks of
             silos that compute together (`moretta.engines.silos_here`). None: one a core, or 1 where the model is large
-            enough for PyTorch's own threads, or the run too short to gain by it (`moretta.run.engine`). With a number,
+            enough for PyTorch's own threads, or the run too short to gain by it (`moretta.run.loop`). With a number,
             also 1, the whole run computes on one thread. Results are the same with any number.
         strict: pass every message through the codec, as a network would.
         deadline: the longest time that an answer may take. None waits, but at most 10 minutes for the process of an

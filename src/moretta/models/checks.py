@@ -49,7 +49,7 @@ def check_weights(model: nn.Module) -> None:
 
 def dtype_of(model: nn.Module) -> torch.dtype:
     """Return the dtype in which a model computes: its first parameter's that is no whole number."""
-    return next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    return next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
 
 
 def is_plain(layer: nn.Module) -> bool:
@@ -64,8 +64,8 @@ def copied(model: nn.Module) -> nn.Module:
     Call it within `as_by_default`, as what is copied under inference mode can never be trained.
     Raises `moretta.errors.ParameterError`, naming the layer, for a model that cannot be copied.
     """
-    kept = [one for layer in model.modules() for one in tree_leaves(dict(vars(layer)))]
-    computed = {id(one): one.detach().clone() for one in kept if isinstance(one, Tensor) and not one.is_leaf}
+    kept = [leaf for layer in model.modules() for leaf in tree_leaves(dict(vars(layer)))]
+    computed = {id(leaf): leaf.detach().clone() for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf}
     try:
         own: nn.Module = copy.deepcopy(model, dict(computed))
     except Exception as error:
@@ -122,42 +122,42 @@ def build_within(most: int, build: Callable[[], nn.Module], otherwise: str = "")
     counted while it is built. otherwise: what is said of a larger one; by default that [limits] of a site are less.
     Raises `moretta.errors.ParameterError` for a larger one.
     """
-    with suppress(Exception), _counted(most, otherwise) as found, torch.device("meta"):
+    with suppress(Exception), _counted(most, otherwise) as sizes, torch.device("meta"):
         build()
-    _refuse(found, most, otherwise)
+    _refuse(sizes, most, otherwise)
     try:
-        with _counted(most, otherwise) as found:
+        with _counted(most, otherwise) as sizes:
             return build()
     except Exception:
-        _refuse(found, most, otherwise)
+        _refuse(sizes, most, otherwise)
         raise
 
 
 @contextmanager
 def _counted(most: int, otherwise: str) -> Iterator[list[int]]:
     """Count the numbers of each tensor that this thread registers in a module, and stop when there are too many."""
-    found, thread = list[int](), threading.get_ident()
+    sizes, thread = list[int](), threading.get_ident()
 
     def count(owner: nn.Module, name: str, tensor: Tensor | None) -> None:
         if tensor is not None and threading.get_ident() == thread:
-            found.append(tensor.numel())
-            _refuse(found, most, otherwise)
+            sizes.append(tensor.numel())
+            _refuse(sizes, most, otherwise)
 
     handles = [
         hooks.register_module_parameter_registration_hook(count),
         hooks.register_module_buffer_registration_hook(count),
     ]
     try:
-        yield found
+        yield sizes
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _refuse(found: list[int], most: int, otherwise: str) -> None:
-    if sum(found) > most or len(found) > TENSORS:
+def _refuse(sizes: list[int], most: int, otherwise: str) -> None:
+    if sum(sizes) > most or len(sizes) > TENSORS:
         raise ParameterError(
             otherwise
-            or f"[model] of the run has {sum(found)} numbers or more in {len(found)} tensors, and [limits] parameters "
+            or f"[model] of the run has {sum(sizes)} numbers or more in {len(sizes)} tensors, and [limits] parameters "
             f"here allows {most} in {TENSORS}; raise it if this machine is to hold that"
         )

@@ -41,7 +41,7 @@ from moretta.models.operations import SIZES, WORDS, operation
 FORMAT = 1
 CHECKS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size")
 _PLAIN = (str, bool, int, type(None))
-OWN_NAMES = ("_told", "_steps", "_done", "_value", "_process", "_file")
+OWN_NAMES = ("_description", "_steps", "_done", "_value", "_process", "_file")
 
 
 class Graph(nn.Module):
@@ -50,21 +50,23 @@ class Graph(nn.Module):
     Its tensors have the names of the model's own. Dropout and the like are gone, in training mode too.
     """
 
-    def __init__(self, told: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, description: Mapping[str, Any], tensors: Mapping[str, Tensor], constants: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
-        self._told = dict(told)
-        for name, kind in told["tensors"].items():
-            one = tensors[name]
+        self._description = dict(description)
+        for name, kind in description["tensors"].items():
+            tensor = tensors[name]
             if kind["same_as"] is not None:
                 _put(self, name, _get(self, kind["same_as"]))
             else:
-                _put(self, name, nn.Parameter(one, kind["trained"]) if kind["parameter"] else one)
+                _put(self, name, nn.Parameter(tensor, kind["trained"]) if kind["parameter"] else tensor)
         for name, value in constants.items():
             self.register_buffer(f"constant_{name}", value, persistent=False)
-        self._steps = [(operation(node["does"]), node["reads"], node["by_name"]) for node in told["nodes"]]
+        self._steps = [(operation(node["does"]), node["reads"], node["by_name"]) for node in description["nodes"]]
         last = {place: at for at, (_, *read) in enumerate(self._steps) for place in _places(read)}
         self._done: list[list[int]] = [[] for _ in self._steps]  # by step, the results that nothing later reads
-        for place in last.keys() - _places(told["output"]):
+        for place in last.keys() - _places(description["output"]):
             self._done[last[place]].append(place)
 
     @classmethod
@@ -76,11 +78,20 @@ class Graph(nn.Module):
         """
         try:
             constants = load(file)
-            told = json.loads(json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"]["graph"])
-            if told["format"] != FORMAT:
+            description = json.loads(
+                json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"]["graph"]
+            )
+            if description["format"] != FORMAT:
                 raise ParameterError(f"expected a graph of format {FORMAT}; was it written by another version?")
-            _check_weights(told["tensors"], tensors)
-            return cls(told, {name: torch.tensor(one) for name, one in tensors.items()}, constants)
+            expected = description["tensors"]
+            if set(expected) != set(tensors):
+                raise ParameterError(
+                    f"expected weights for the {len(expected)} tensors of the graph; got {len(tensors)} others"
+                )
+            for name, tensor in tensors.items():
+                if list(tensor.shape) != (shape := expected[name]["shape"]):
+                    raise ParameterError(f"`{name}`: expected shape {shape}, got {list(tensor.shape)}")
+            return cls(description, {name: torch.tensor(tensor) for name, tensor in tensors.items()}, constants)
         except SafetensorError as error:
             raise ParameterError(f"expected the graph of a model; {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
@@ -92,15 +103,15 @@ class Graph(nn.Module):
         """Return the outputs, [rows, outputs]."""
         values: list[Any] = []
         for (does, reads, by_name), done in zip(self._steps, self._done, strict=True):
-            given = [self._value(one, x, values) for one in reads]
-            values.append(does(*given, **{name: self._value(one, x, values) for name, one in by_name.items()}))
+            arguments = [self._value(part, x, values) for part in reads]
+            values.append(does(*arguments, **{name: self._value(part, x, values) for name, part in by_name.items()}))
             for place in done:
                 values[place] = None
-        outputs: Tensor = self._value(self._told["output"], x, values)
+        outputs: Tensor = self._value(self._description["output"], x, values)
         return outputs
 
-    def _value(self, told: Any, x: Tensor, values: Sequence[Any]) -> Any:
-        match told:
+    def _value(self, description: Any, x: Tensor, values: Sequence[Any]) -> Any:
+        match description:
             case {"node": place}:
                 return values[place]
             case {"tensor": name}:
@@ -114,19 +125,19 @@ class Graph(nn.Module):
             case {"number": number}:
                 return float(number)
             case list():
-                return [self._value(one, x, values) for one in told]
-        return told
+                return [self._value(part, x, values) for part in description]
+        return description
 
 
-def _places(told: Any) -> set[int]:
+def _places(description: Any) -> set[int]:
     """Return which operations' values are read."""
-    match told:
+    match description:
         case {"node": int(place)}:
             return {place}
         case dict():
-            return set[int]().union(*map(_places, told.values()))
+            return set[int]().union(*map(_places, description.values()))
         case list() | tuple():
-            return set[int]().union(*map(_places, told))
+            return set[int]().union(*map(_places, description))
     return set()
 
 
@@ -145,36 +156,28 @@ def written(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> bytes
             program = torch.export.export(blank, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
             program = program.run_decompositions()
         _refuse_own_names(blank)
-        told, constants = _told(program, blank)
+        description, constants = _described(program, blank)
     except Exception as error:  # noqa: BLE001  # whatever a model of somebody's does while it is followed
-        said = str(error) if isinstance(error, ParameterError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ParameterError) else f"{type(error).__name__}: {error}"
         raise ParameterError(
-            f"the model cannot be written down as a graph ({said.strip().splitlines()[0]:.200}); put what builds it "
+            f"the model cannot be written down as a graph ({reason.strip().splitlines()[0]:.200}); put what builds it "
             'into a file and give Federation that, as model="module:function"'
         ) from None
-    return save(constants, {"graph": json.dumps(told, allow_nan=False)})
+    return save(constants, {"graph": json.dumps(description, allow_nan=False)})
 
 
-def _check_weights(wanted: Mapping[str, Any], tensors: Tensors) -> None:
-    if set(wanted) != set(tensors):
-        raise ParameterError(f"expected weights for the {len(wanted)} tensors of the graph; got {len(tensors)} others")
-    for name, one in tensors.items():
-        if list(one.shape) != wanted[name]["shape"]:
-            raise ParameterError(f"`{name}`: expected shape {wanted[name]['shape']}, got {list(one.shape)}")
-
-
-def _told(program: torch.export.ExportedProgram, model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _described(program: torch.export.ExportedProgram, model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return an exported program as plain data, and its constants by name."""
     state = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     tensors = {
         name: {
-            "shape": list(one.shape),
-            "parameter": isinstance(one, nn.Parameter),
-            "trained": one.requires_grad,
-            "same_as": first[id(one)] if id(one) in first else first.setdefault(id(one), name) and None,
+            "shape": list(tensor.shape),
+            "parameter": isinstance(tensor, nn.Parameter),
+            "trained": tensor.requires_grad,
+            "same_as": first[id(tensor)] if id(tensor) in first else first.setdefault(id(tensor), name) and None,
         }
-        for name, one in state.items()
+        for name, tensor in state.items()
     }
     sources = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     places: dict[torch.fx.Node, Any] = {}
@@ -194,7 +197,7 @@ def _told(program: torch.export.ExportedProgram, model: nn.Module) -> tuple[dict
         elif node.op != "call_function":
             raise ParameterError(f"`{node.name}` is no operation of PyTorch")
         elif not any(name in str(node.target) for name in CHECKS):
-            by_name = {name: _plain(one, places) for name, one in node.kwargs.items()}
+            by_name = {name: _plain(part, places) for name, part in node.kwargs.items()}
             nodes.append({"does": _name(node.target), "reads": _plain(node.args, places), "by_name": by_name})
             places[node] = {"node": len(nodes) - 1}
     return {"format": FORMAT, "tensors": tensors, "nodes": nodes, "output": output}, constants
@@ -214,7 +217,7 @@ def _plain(value: Any, places: Mapping[torch.fx.Node, Any]) -> Any:
         case torch.fx.Node():
             return places[value]
         case list() | tuple():
-            return [_plain(one, places) for one in value]
+            return [_plain(part, places) for part in value]
         case torch.device():
             return {"word": "device"}
         case float():
@@ -236,10 +239,10 @@ def _name(target: Any) -> str:
 
 def _get(module: nn.Module, name: str) -> Tensor:
     home, _, own = name.rpartition(".")
-    found = getattr(module.get_submodule(home), own)
-    if not isinstance(found, Tensor):
+    attribute = getattr(module.get_submodule(home), own)
+    if not isinstance(attribute, Tensor):
         raise KeyError(name)
-    return found
+    return attribute
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
@@ -258,10 +261,10 @@ def _put(module: nn.Module, name: str, value: Tensor) -> None:
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Silence torch, which warns of its own deprecations and prints pages where a model cannot be exported."""
-    said, disabled = io.StringIO(), logging.root.manager.disable
+    output, disabled = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -40,7 +40,7 @@ class OneTensor:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
         """Return the outputs. Raises `moretta.errors.ParameterError` where several tensors fit, or none does."""
-        rows = next(one.shape[0] for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        rows = next(array.shape[0] for array in (*args, *kwargs.values()) if isinstance(array, Tensor))
         return self.taken(output, rows)
 
     def taken(self, output: Any, rows: int) -> Tensor:
@@ -54,7 +54,7 @@ class OneTensor:
         if isinstance(output, Tensor) and not self.name:
             return output
         named, fits = dict(_named(output)), list(that_fit(output, rows))
-        name = self.name or next((one for one in USUAL if one in named), fits[0] if len(fits) == 1 else "")
+        name = self.name or next((usual for usual in USUAL if usual in named), fits[0] if len(fits) == 1 else "")
         if name not in fits:
             asked = f"no output `{name}` of floats, one a row" if name else f"{len(fits)} outputs that could be trained"
             has = either(fits or list(named)) if named else type(output).__name__
@@ -80,7 +80,7 @@ def mask_of(output: Tensor, positions: int) -> tuple[int, ...]:
 
 def that_fit(output: Any, rows: int) -> dict[str, Tensor]:
     """Return the tensors of an object, a dictionary or a tuple that could be trained: of floats, one a row."""
-    return {key: one for key, one in _named(output) if one.is_floating_point() and one.shape[:1] == (rows,)}
+    return {key: item for key, item in _named(output) if item.is_floating_point() and item.shape[:1] == (rows,)}
 
 
 def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
@@ -93,7 +93,7 @@ def _named(output: Any) -> Iterator[tuple[str, Tensor]]:
         pairs = list(enumerate(items))
     else:
         pairs = list(vars(items).items()) if hasattr(items, "__dict__") else []
-    yield from ((str(key), one) for key, one in pairs if isinstance(one, Tensor))
+    yield from ((str(key), item) for key, item in pairs if isinstance(item, Tensor))
 
 
 def gives_one_tensor(model: nn.Module, output: str = "", mask: tuple[int, ...] = ()) -> nn.Module:
@@ -159,7 +159,7 @@ class Packing(nn.Module):
 
     def forward(self, *arrays: Tensor) -> Tensor:
         """Return the outputs, [rows, outputs]."""
-        parts = [one.reshape(one.shape[0], -1).float() for one in arrays]  # as silos pack them
+        parts = [array.reshape(array.shape[0], -1).float() for array in arrays]  # as silos pack them
         outputs: Tensor = self.model(torch.cat(parts, dim=1))
         return outputs
 
@@ -194,18 +194,18 @@ def argument_names(model: nn.Module, layout: SampleLayout) -> dict[str, str]:
     So `ids` and `mask` are `input_ids` and `attention_mask` of a model of transformers. Raises
     `moretta.errors.ParameterError` where such a model would leave an array out.
     """
-    known = [one for one in signature(model.forward).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-    free = [one.name for one in known if one.name not in layout.names]
-    found = dict[str, str]()
+    known = [item for item in signature(model.forward).parameters.values() if item.kind is not Parameter.VAR_KEYWORD]
+    free = [item.name for item in known if item.name not in layout.names]
+    fitting = dict[str, str]()
     for name in layout.names:
-        fits = [name] if name in (one.name for one in known) else [one for one in free if one.endswith(f"_{name}")]
+        fits = [name] if name in (item.name for item in known) else [item for item in free if item.endswith(f"_{name}")]
         if not fits and hasattr(model, "main_input_name"):
             raise ParameterError(
                 f"array `{name}`: {type(model).__name__} has no such argument; call it {either(free[:8])}, or leave it "
                 "out"
             )
-        found[name] = fits[0] if fits else name
-    return found
+        fitting[name] = fits[0] if fits else name
+    return fitting
 
 
 def takes_arrays(model: nn.Module) -> nn.Module:
@@ -237,19 +237,19 @@ class _Standardise:
 
     def __init__(self, layout: SampleLayout, names: Mapping[str, str], preparation: Preparation) -> None:
         self._scales = {
-            names[one.name]: [
-                torch.tensor(figures[layout.places[one.name]]).reshape(one.shape)
+            names[array.name]: [
+                torch.tensor(figures[layout.places[array.name]]).reshape(array.shape)
                 for figures in (preparation.mean, preparation.deviation)
             ]
-            for one in layout.arrays
-            if one.standardised
+            for array in layout.arrays
+            if array.standardised
         }
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = dtype_of(module)
         named = {name: self._scaled(name, x, dtype) for name, x in kwargs.items()}
         by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-        known = [name for name, one in signature(module.forward).parameters.items() if one.kind in by_place]
+        known = [name for name, item in signature(module.forward).parameters.items() if item.kind in by_place]
         places = chain(known, repeat(""))  # what a forward takes besides, such as *rest, has no name
         return tuple(self._scaled(name, x, dtype) for name, x in zip(places, args, strict=False)), named
 
@@ -268,7 +268,7 @@ class _Unscale:
         self._figures = torch.tensor(preparation.target_mean), torch.tensor(preparation.target_deviation)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], outputs: Tensor) -> Tensor:
-        mean, deviation = (one.to(outputs.device) for one in self._figures)
+        mean, deviation = (item.to(outputs.device) for item in self._figures)
         return (outputs.double() * deviation + mean).to(outputs.dtype)
 
 

@@ -98,12 +98,12 @@ class Norm:
 def norm_of(norm: object, choices: tuple[str, ...], group_size: object = 0, affine: object = True) -> Norm:
     """Return the normalisation of a model's arguments. Raises `moretta.errors.ParameterError` where they do not fit."""
     kind = one_of(norm, "norm", choices)
-    found = Norm(kind, at_least(0, group_size, "group-size"), flag(affine, "affine"))
-    if found.group_size and kind != "group":
+    normed = Norm(kind, at_least(0, group_size, "group-size"), flag(affine, "affine"))
+    if normed.group_size and kind != "group":
         raise ParameterError(f'model: group-size belongs to norm = "group", and norm is "{kind}"; remove it')
-    if not found.affine and kind in ("frozen-batch", "none"):
+    if not normed.affine and kind in ("frozen-batch", "none"):
         raise ParameterError(f'model: affine = false belongs to norm = "group" or "batch", and norm is "{kind}"')
-    return found
+    return normed
 
 
 def normalisation(norm: Norm, channels: int) -> nn.Module:

@@ -58,7 +58,7 @@ FORMATS = {  # memory formats, by how many dimensions a tensor must have
     torch.channels_last: 4,
     torch.channels_last_3d: 5,
 }
-WORDS: Mapping[str, Any] = {str(one): one for one in (*DTYPES, *FORMATS, torch.strided)}
+WORDS: Mapping[str, Any] = {str(item): item for item in (*DTYPES, *FORMATS, torch.strided)}
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "prod", "mean", "amax", "amin")
 LARGEST = 1 << 31  # of a size or offset, and of the numbers in one result
 DIMENSIONS = 16
@@ -81,9 +81,9 @@ def operation(name: str) -> Callable[..., Any]:
         return SIZES[rest] if rest == "getitem" else partial(_of_sizes, SIZES[rest])
     if home == "aten" and rest.count(".") == 1 and rest.removesuffix(".default") in ATEN:
         packet, _, overload = rest.partition(".")
-        found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-        if isinstance(found, torch._ops.OpOverload):
-            return CheckedOperation(found)
+        result = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+        if isinstance(result, torch._ops.OpOverload):
+            return CheckedOperation(result)
     raise ParameterError(f"a graph has core operations of PyTorch alone, and `{name:.80}` is not one of them")
 
 
@@ -92,30 +92,28 @@ class CheckedOperation:
 
     def __init__(self, does: torch._ops.OpOverload) -> None:
         self._does, self._packet = does, does._schema.name.removeprefix("aten::")
-        self._kinds = {one.name: str(one.real_type) for one in does._schema.arguments}
+        self._kinds = {item.name: str(item.real_type) for item in does._schema.arguments}
         self._further = FURTHER.get(self._packet)
         self._numbers = SIDES if self._kinds.keys() >= set(SIDES) else ()
 
-    def __call__(self, *given: Any, **by_name: Any) -> Any:
+    def __call__(self, *values: Any, **by_name: Any) -> Any:
         """Return what the operation gives. Raises `moretta.errors.ParameterError` before it is given anything else."""
-        arguments = dict(zip(self._kinds, given, strict=False)) | by_name
-        if len(given) + len(by_name) != len(arguments) or not arguments.keys() <= self._kinds.keys():
+        arguments = dict(zip(self._kinds, values, strict=False)) | by_name
+        if len(values) + len(by_name) != len(arguments) or not arguments.keys() <= self._kinds.keys():
             raise self._wrong("arguments")
         rank = self._rank(arguments)
         for name, value in arguments.items():
-            if not _fits("number" if self._is_number(name, value) else self._kinds[name], value, name, rank):
+            # PyTorch makes a tensor of a number here: a graph has `x + 1` as a sum of tensors.
+            number = name in self._numbers and isinstance(value, (int, float, *Sym))
+            if not _fits("number" if number else self._kinds[name], value, name, rank):
                 raise self._wrong(name)
         if self._further is not None and not self._further(**arguments):
             raise self._wrong("shapes")
-        found = self._does(*given, **by_name)
-        for one in found if isinstance(found, tuple | list) else [found]:
-            if isinstance(one, Tensor) and not _small(one):
+        result = self._does(*values, **by_name)
+        for item in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(item, Tensor) and not _small(item):
                 raise self._wrong("sizes")
-        return found
-
-    def _is_number(self, name: str, value: Any) -> bool:
-        """Return whether PyTorch makes a tensor of a number here: a graph has `x + 1` as a sum of tensors."""
-        return name in self._numbers and isinstance(value, (int, float, *Sym))
+        return result
 
     def _rank(self, arguments: Mapping[str, Any]) -> int:
         """Return how many dimensions a dimension is counted in."""
@@ -136,9 +134,9 @@ def _fits(kind: str, value: Any, name: str, rank: int) -> bool:
     if kind.startswith("List["):
         if not isinstance(value, list):
             return kind == "List[int]" and _fits("int", value, name, rank)
-        if name in DIMS and len({_place(one, rank) for one in value}) < len(value):
+        if name in DIMS and len({_place(item, rank) for item in value}) < len(value):
             return False
-        return len(value) <= LARGEST and all(_fits(kind[5:-1], one, name, rank) for one in value)
+        return len(value) <= LARGEST and all(_fits(kind[5:-1], item, name, rank) for item in value)
     if isinstance(value, Sym):
         return kind in ("int", "number", "float", "bool")
     match kind:
@@ -180,19 +178,19 @@ def _place(dim: Any, rank: int) -> Any:
     return dim % rank if type(dim) is int and rank else dim
 
 
-def _small(one: Tensor) -> bool:
+def _small(item: Tensor) -> bool:
     """Return whether a result is of a size that models have. A size that is not known yet is asked about later."""
-    sizes = list(one.shape)
+    sizes = list(item.shape)
     known = [size for size in sizes if type(size) is int]
     return len(sizes) <= DIMENSIONS and max(known, default=0) < LARGEST and math.prod(known) < LARGEST
 
 
-def _of_sizes(does: Callable[..., Any], *given: Any) -> Any:
+def _of_sizes(does: Callable[..., Any], *values: Any) -> Any:
     """Return what arithmetic gives. Of text and lists it could fill the memory, and of huge numbers too."""
-    known = [one for one in given if not isinstance(one, Sym)]
-    if not all(isinstance(one, int | float) and abs(one) < 1 << 63 for one in known):
+    known = [item for item in values if not isinstance(item, Sym)]
+    if not all(isinstance(item, int | float) and abs(item) < 1 << 63 for item in known):
         raise ParameterError("this graph reckons with what is no size; have the model saved again")
-    return does(*given)
+    return does(*values)
 
 
 # -- What single operations trust --------------------------------------------------------------------------------------
@@ -203,16 +201,19 @@ def _batch_norm(input: Tensor, training: bool = True, **rest: Any) -> bool:
 
     One without statistics has to be told to take the batch's: else it reads those that are not there.
     """
-    tensors = [one for one in rest.values() if isinstance(one, Tensor)]
-    return input.ndim >= 2 and training is True and all(one.shape == input.shape[1:2] for one in tensors)
+    return training is True and _by_channel(input, rest)
+
+
+def _by_channel(input: Tensor, rest: Mapping[str, Any]) -> bool:
+    tensors = [tensor for tensor in rest.values() if isinstance(tensor, Tensor)]
+    return input.ndim >= 2 and all(tensor.shape == input.shape[1:2] for tensor in tensors)
 
 
 def _group_norm(input: Tensor, N: Any, C: Any, HxW: Any, group: Any, **rest: Any) -> bool:
     """Return whether a norm is told its input's sizes, and its tensors have one number a channel."""
-    told = zip((N, C), input.shape[:2], strict=False)
-    same = all(one == size for one, size in told if type(one) is int and type(size) is int)
-    tensors = [one for one in rest.values() if isinstance(one, Tensor)]
-    return input.ndim >= 2 and same and all(one.shape == input.shape[1:2] for one in tensors)
+    sizes = zip((N, C), input.shape[:2], strict=False)
+    same = all(argument == size for argument, size in sizes if type(argument) is int and type(size) is int)
+    return same and _by_channel(input, rest)
 
 
 def _pairs(self: Tensor, p: float = 2.0) -> bool:
@@ -220,21 +221,15 @@ def _pairs(self: Tensor, p: float = 2.0) -> bool:
     return plain and p >= 0 and self.shape[0] ** 2 < LARGEST
 
 
-def _transform(self: Tensor, dim: list[int], **rest: Any) -> bool:
-    return bool(dim) and all(one >= 0 for one in dim)  # it is called behind what counts them from the front
-
-
 def _division(self: Any, other: Any, **rest: Any) -> bool:
     """Return whether no whole number is divided by -1: of the least one, the processor stops."""
-    if not all(not one.is_floating_point() if isinstance(one, Tensor) else type(one) is int for one in (self, other)):
+    if not all(
+        not item.is_floating_point() if isinstance(item, Tensor) else type(item) is int for item in (self, other)
+    ):
         return True
     if isinstance(other, Tensor):
         return isinstance(other, FakeTensor) or not bool((other == -1).any())
     return bool(other != -1)
-
-
-def _rounded(self: Any, other: Any, rounding_mode: str | None = None) -> bool:
-    return rounding_mode is None or _division(self, other)
 
 
 FURTHER: Mapping[str, Callable[..., bool]] = {
@@ -242,8 +237,9 @@ FURTHER: Mapping[str, Callable[..., bool]] = {
     "_native_batch_norm_legit_no_training": _batch_norm,
     "native_group_norm": _group_norm,
     "_pdist_forward": _pairs,
-    "_fft_r2c": _transform,
-    "div": _rounded,
+    # It is called behind what counts dimensions from the front.
+    "_fft_r2c": lambda self, dim, **rest: bool(dim) and min(dim) >= 0,
+    "div": lambda self, other, rounding_mode=None: rounding_mode is None or _division(self, other),
     "fmod": _division,
     "remainder": _division,
 }

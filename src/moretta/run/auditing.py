@@ -102,25 +102,19 @@ def _played(folder: Path, allow_code: bool, federation: str | None = None) -> tu
     if not (folder / "result.json").exists():
         raise ParameterError(f"{folder}: expected a finished run; it has no result.json, so go on with it by --resume")
     if not (folder / "run.toml").exists():
-        return _from_python(folder, federation)
+        if federation is None:
+            raise ParameterError(
+                f"{folder}: expected a run of `moretta train`; one made from Python has its rows there, so call "
+                "Result.audit() of what train() returned, or name a function that returns its Federation by "
+                "--federation module:function"
+            )
+        settings = read_json(folder / MADE)  # the audit compares both by digests of rows and settings
+        return _made_by(federation), int(settings["rounds"]), int(settings["seed"])
     if federation is not None:
         raise ParameterError(f"{folder} has a run file, which says what was trained; leave out --federation")
     run_file = run_files.of_folder(folder)
     consent.check(folder, run_file, allow_code, data=True)
     return federation_of(run_file, folder), run_file.run.rounds, run_file.run.seed
-
-
-def _from_python(folder: Path, federation: str | None) -> tuple[Federation, int, int]:
-    """Return a federation that a function makes; the audit compares it with the run by digests of rows and settings."""
-    if federation is None:
-        raise ParameterError(
-            f"{folder}: expected a run of `moretta train`; one made from Python has its rows there, so call "
-            "Result.audit() of what train() returned, or name a function that returns its Federation by --federation "
-            "module:function"
-        )
-    made = _made_by(federation)
-    settings = read_json(folder / MADE)
-    return made, int(settings["rounds"]), int(settings["seed"])
 
 
 def _recorded_elsewhere(folder: Path, federation: str | None) -> tuple[Federation, int, int]:

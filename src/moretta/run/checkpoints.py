@@ -60,7 +60,13 @@ def states_of(roles: Roles) -> dict[str, State]:
 
 
 def restore_states(roles: Roles, states: Mapping[str, State]) -> None:
-    """Give the server and all silos that are here the states that `states_of` returned."""
+    """Give the server and all silos that are here the states that `states_of` returned.
+
+    Raises `moretta.errors.ParameterError` where they are of other roles than these.
+    """
+    expected = {"server", *(f"silo-{name}" for name in roles.clients)}
+    if set(states) != expected:
+        raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")
     roles.server.restore(states["server"])
     own = {name: states[f"silo-{name}"] for name in roles.clients}
     for name, state in own.items():
@@ -149,13 +155,6 @@ def last_session(
     if place.round > rounds:
         raise ParameterError(f"{folder} stands at round {place.round}, past the {rounds} asked for")
     return CheckpointId(place.run, place.round, place.session + 1, place.digest), states
-
-
-def refuse_others(states: Mapping[str, State], players: Roles) -> None:
-    """Raise `moretta.errors.ParameterError` where a checkpoint's states are of other roles than these."""
-    expected = {"server", *(f"silo-{name}" for name in players.clients)}
-    if set(states) != expected:
-        raise ParameterError(f"the checkpoint is of other roles; expected {sorted(expected)}, got {sorted(states)}")
 
 
 def recorder_of(spec: Specification, folder: RunFolder | None, place: CheckpointId) -> Recorder | None:

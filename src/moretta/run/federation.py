@@ -24,7 +24,7 @@ from moretta.config import rules
 from moretta.contract.lazy_rows import LazyRows, loaded
 from moretta.contract.messages import Message
 from moretta.contract.roles import Client
-from moretta.contract.settings import in_file, in_python
+from moretta.contract.settings import check_rules, in_file, in_python
 from moretta.contract.wording import check_choice, names_keywords, says_keywords
 from moretta.data.layout import Samples, packed_as
 from moretta.data.references import OWN_CODE
@@ -50,10 +50,9 @@ from moretta.protocols.common.training import Training
 from moretta.protocols.registry import build, entry_of
 from moretta.run import checkpoints, consent, inputs, python_arguments, trained_model
 from moretta.run.checkpoints import restore_states
-from moretta.run.engine import Transport
 from moretta.run.evaluation import LabelledRows
 from moretta.run.inputs import RunRows
-from moretta.run.loop import Session
+from moretta.run.loop import Session, Transport
 from moretta.run.metrics import Metric
 from moretta.run.progress import Display, Progress
 from moretta.run.record import OnRound
@@ -164,8 +163,7 @@ class Federation:
         model_source: str = "",
         validation_fraction: float | None = None,
     ) -> None:
-        python_arguments.check_protocol(protocol)
-        python_arguments.check_kinds(aggregation, engine, metrics, out, record_views, table)
+        python_arguments.check_kinds(protocol, aggregation, engine, metrics, out, record_views, table)
         if isinstance(protocol, Training) and protocol.own_code:
             protocol = protocol.with_own_code(agreed=OWN_CODE)
         run = python_arguments.section(
@@ -254,7 +252,8 @@ class Federation:
         self.test_groups = rows.test_groups if rows.tested is None else rows.tested.whom
         self.feature_names = rows.feature_names or (() if table is None else expansion_of(table).names)
         self.class_names = rows.class_names or (() if table is None else table.classes)
-        inputs.check_keys(spec, silos)
+        if not all(silo.remote for silo in silos):  # remote ones have their own keys beside a roster
+            check_rules((rules.KEYS_MISSING,), spec, in_python)
         self._rows = prepared_rows(spec, silos, rows.column_rules)
         silos, self.column_rules, self.layout, self._roster = self._rows
         self.silos = silos
@@ -390,12 +389,12 @@ class Federation:
                 'scheme = "none", as its sum would be its own data'
             )
         if states is not None:
-            checkpoints.refuse_others(states, players)
             restore_states(players, states)
         elif folder is not None:
             folder.begin(self.spec.text or None)
             if not self.spec.text:
-                trained_model.keep_made(folder, self.made, rounds, seed)
+                made = trained_model.as_plain(self.made, folder.path)
+                folder.write_json(trained_model.MADE, made | {"rounds": rounds, "seed": seed})
         if folder is not None:
             folder.begin_helped(begun=states is not None)
             folder.hold_rows(digests_by_silo(self.silos))

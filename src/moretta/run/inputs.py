@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from moretta.config.rules import KEYS_MISSING, SCALED_CLASSES
+from moretta.config.rules import SCALED_CLASSES
 from moretta.contract.settings import check_rules, in_file, in_python
 from moretta.contract.wording import enumerated, nearest, shown
 from moretta.data.holders import grid_of
@@ -199,7 +199,9 @@ def count_outputs(
         )
     if not outputs.is_floating_point():
         raise ParameterError(f"expected a model with outputs of floats, got {outputs.dtype}; leave out argmax or round")
-    if differentiable and not outputs.requires_grad and not _has_gradient_in_training(clone, sample):
+    with torch.enable_grad(), torch.random.fork_rng(devices=()):  # it may take none in evaluation; dropout draws
+        trainable = outputs.requires_grad or not differentiable or clone.train()(sample).requires_grad
+    if not trainable:
         raise ParameterError(
             "expected outputs with a gradient, and these have none: the model detaches them, or computes them under "
             "torch.no_grad or inference_mode; leave that out, or use baffle, which needs no gradient"
@@ -231,12 +233,6 @@ def check_batches(model: nn.Module, silos: Sequence[Silo], batch_size: int, dtyp
             f"silo `{silo.name}`: a batch of its {len(silo.x)} rows has one row, on which the model cannot train "
             f"({reason}); use batches of two rows or more, and silos of as many, or leave out batch normalisation"
         ) from error
-
-
-def _has_gradient_in_training(model: nn.Module, sample: torch.Tensor) -> bool:
-    """Whether a model, which may take none in evaluation, has outputs with a gradient when it trains."""
-    with torch.enable_grad(), torch.random.fork_rng(devices=()):  # dropout draws
-        return bool(model.train()(sample).requires_grad)
 
 
 class Trainable(Protocol):
@@ -328,12 +324,6 @@ def _check_grid(silos: Sequence[Silo], protocol: Training) -> None:
     grid_of(silos).check(row_shape(silos)[0])
 
 
-def check_keys(spec: Specification, silos: Sequence[Silo]) -> None:
-    """Check that silos that are here have keys beside a roster; remote ones have their own."""
-    if not all(silo.remote for silo in silos):
-        check_rules((KEYS_MISSING,), spec, in_python)
-
-
 def check_names(engine: Engine, silos: Sequence[Silo]) -> None:
     """Check that the silos exist that edge clients and faults name."""
     faults = engine.faults or Faults()
@@ -409,19 +399,14 @@ def doubts(spec: Specification, model: nn.Module, silos: Sequence[Silo]) -> Iter
             "cross-entropy takes their softmax once more, so that it learns little; leave out the last such layer"
         )
     for silo in silos:
-        brightest = _brightest(silo.x)
+        x, brightest = silo.x, 0.0
+        if isinstance(x, np.ndarray) and x.ndim == 4 and x.dtype.kind == "f" and x.size:  # of images in memory
+            brightest = max(float(np.fmax.reduce(x, axis=None)), -float(np.fmin.reduce(x, axis=None)))  # without a copy
         if 0 < brightest < DARK:
             yield (
                 f"silo `{silo.name}`: its images are nearly black, no pixel is above {brightest:.1g} of 1; for DICOM "
                 "files give [data] window, else scale them"
             )
-
-
-def _brightest(x: NDArray[np.generic]) -> float:
-    """Return the largest size of a pixel; 0 for what are no images in memory."""
-    if not isinstance(x, np.ndarray) or x.ndim != 4 or x.dtype.kind != "f" or not x.size:
-        return 0.0
-    return max(float(np.fmax.reduce(x, axis=None)), -float(np.fmin.reduce(x, axis=None)))  # images are not copied
 
 
 def _gives_shares(model: nn.Module, silos: Sequence[Silo]) -> bool:

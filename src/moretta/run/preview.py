@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,23 +144,20 @@ def look_of_file(path: Path, schema: Path | None, form: Format, hints: Hints, le
                 f"a schema is for tables; expected a name that ends in {', '.join(ENDINGS)}, "
                 f"got {path.name}; leave it out"
             )
-        return _look_of_arrays(path, read_npz(path), least)
+        arrays = read_npz(path)
+        parts = [[arrays[f"{name}{suffix}"] for name in "xy"] for suffix in ("", "_train") if f"x{suffix}" in arrays]
+        if not parts:
+            raise ParameterError(f"{path.name}: expected arrays x and y, or x_train and y_train")
+        x = as_features(parts[0][0], path.name)
+        y, _, count = as_targets(parts[0][1], path.name)
+        names = [f"x{place}" for place in range(x.shape[1])] if x.ndim == 2 and x.dtype.kind == "f" else []
+        return look_at([Silo(path.name, x, y)], names, classes=count, least=least)
     columns = read_columns(path, form)
     table = inference.infer(columns, hints, path.name, form) if schema is None else schemas.load(schema)
     rows = encode(columns, table, path.name, form, labelled=table.target is not None)
     classes, rules = len(table.classes) or None, rules_of(table)
     owner = Silo(path.name, rows.x, rows.y)
     return look_at([owner], (), table=table, rules=rules, classes=classes, class_names=table.classes, least=least)
-
-
-def _look_of_arrays(path: Path, arrays: Mapping[str, np.ndarray], least: int) -> Look:
-    parts = [[arrays[f"{name}{suffix}"] for name in "xy"] for suffix in ("", "_train") if f"x{suffix}" in arrays]
-    if not parts:
-        raise ParameterError(f"{path.name}: expected arrays x and y, or x_train and y_train")
-    x = as_features(parts[0][0], path.name)
-    y, _, classes = as_targets(parts[0][1], path.name)
-    names = [f"x{place}" for place in range(x.shape[1])] if x.ndim == 2 and x.dtype.kind == "f" else []
-    return look_at([Silo(path.name, x, y)], names, classes=classes, least=least)
 
 
 def _in_one_order(silos: Iterable[Silo]) -> bool:

@@ -78,7 +78,13 @@ class Display:
     def __enter__(self) -> Self:
         """Begin to show it."""
         self._stack.enter_context(_sentences_once())
-        self._face = self._stack.enter_context(_face(self._label, self._rounds, quiet=self._heard[logging.INFO]))
+        console = Screen(stderr=True)
+        if (notebook := _notebook()) is not None:
+            self._face = _Cell(notebook, self._label, self._rounds)
+        elif console.is_terminal:
+            self._face = self._stack.enter_context(_bar(console, self._label, self._rounds))
+        else:
+            self._face = _Lines(self._rounds, self._label, quiet=self._heard[logging.INFO])
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -100,15 +106,15 @@ class Display:
 @contextmanager
 def _sentences_once() -> Iterator[None]:
     """Keep the shell's own handler quiet, as what it would say is shown here."""
-    root, last = logging.getLogger(), logging.lastResort
-    there = last is not None and last in root.handlers
-    if there and last is not None:
-        root.removeHandler(last)
+    root = logging.getLogger()
+    own = [handler for handler in root.handlers if handler is logging.lastResort]
+    for handler in own:
+        root.removeHandler(handler)
     try:
         yield
     finally:
-        if there and last is not None:
-            root.addHandler(last)
+        for handler in own:
+            root.addHandler(handler)
 
 
 def _is_heard(level: int) -> bool:
@@ -117,19 +123,6 @@ def _is_heard(level: int) -> bool:
     silent = (logging.NullHandler, logging.FileHandler)
     own = [handler for handler in handlers if not isinstance(handler, silent) and handler is not logging.lastResort]
     return log.isEnabledFor(level) and any(handler.level <= level for handler in own)
-
-
-@contextmanager
-def _face(label: str, rounds: int, *, quiet: bool) -> Iterator[_Lines | _Bar | _Cell]:
-    """Give the place where a run is shown, which shows rounds, sentences that stay, and at the end what it has not."""
-    console = Screen(stderr=True)
-    if (notebook := _notebook()) is not None:
-        yield _Cell(notebook, label, rounds)
-    elif console.is_terminal:
-        with _bar(console, label, rounds) as bar:
-            yield bar
-    else:
-        yield _Lines(rounds, label, quiet=quiet)
 
 
 class _Lines:

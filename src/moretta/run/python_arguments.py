@@ -88,20 +88,22 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     return int(value)
 
 
-def check_protocol(protocol: object) -> None:
-    """Raise `moretta.errors.ParameterError` for a class of settings in the place of settings."""
-    if isinstance(protocol, type):
-        name = protocol.__name__
-        raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
-
-
 def check_kinds(
-    aggregation: object, engine: object, metrics: object, out: object, record_views: object, table: object
+    protocol: object,
+    aggregation: object,
+    engine: object,
+    metrics: object,
+    out: object,
+    record_views: object,
+    table: object,
 ) -> None:
     """Raise `moretta.errors.ParameterError`, naming the argument, for one of another kind than it takes.
 
     Also for views that are to be recorded, and no folder to record them in.
     """
+    if isinstance(protocol, type):
+        name = protocol.__name__
+        raise ParameterError(f"protocol: expected settings, got the class {name}; call it: {name}()")
     for name, value, kind in (("aggregation", aggregation, SecureAggregation), ("engine", engine, Engine)):
         if value is not None and not isinstance(value, kind):
             raise ParameterError(f"{name}: expected settings, {kind.__name__}(..), or None; got {kind_of(value)}")

@@ -98,7 +98,10 @@ def record_of(played: PlayedRun, versions: Mapping[str, str]) -> dict[str, Any]:
         "views": played.views,
         "versions": dict(versions),
     }
-    record["warnings"] = [*record["warnings"], *_warnings_of_claims(record)]
+    for claim in _holding(record):
+        if claim.warns:
+            sentence = claim.sentence(record).removesuffix(".")
+            record["warnings"].append(f"a {claim.role}: {sentence[:1].lower()}{sentence[1:]}")
     return record
 
 
@@ -110,13 +113,6 @@ def lost_rounds(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def spent(record: Mapping[str, Any]) -> list[str]:
     """Return what noise bounds in a run, as its protocol claims it: epsilon and delta, of what and towards whom."""
     return [claim.sentence(record) for claim in _holding(record) if claim.kind == "bounded"]
-
-
-def _warnings_of_claims(record: Mapping[str, Any]) -> Iterator[str]:
-    for claim in _holding(record):
-        if claim.warns:
-            sentence = claim.sentence(record).removesuffix(".")
-            yield f"a {claim.role}: {sentence[:1].lower()}{sentence[1:]}"
 
 
 def _holding(record: Mapping[str, Any]) -> list[Claim]:
@@ -159,7 +155,9 @@ def ring_facts(
         return {}
     facts = {"ring_gradient_error": max(steps)}
     if protocol.optimizer == "sgd" and parameters:
-        moved = [_rate(protocol, line["round"], rounds) * line["ring_step"] for line in history if "ring_step" in line]
+        at_silos, slowed = protocol.steps_at_silos, 1.0 - protocol.momentum  # a unit of gradient moves a weight by
+        rates = {line["round"]: 1.0 if at_silos else protocol.rate(line["round"], rounds) / slowed for line in history}
+        moved = [rates[line["round"]] * line["ring_step"] for line in history if "ring_step" in line]
         facts["ring_weight_error"] = sum(moved)
         weights = [array for array in parameters.values() if array.dtype.kind == "f"]
         squares = sum(float(np.square(array, dtype=np.float64).sum()) for array in weights)
@@ -167,11 +165,6 @@ def ring_facts(
             size = math.sqrt(squares / sum(array.size for array in weights))
             facts["ring_relative_weight_error"] = facts["ring_weight_error"] / size
     return facts
-
-
-def _rate(protocol: Training, number: int, rounds: int) -> float:
-    """Return how far a unit of gradient moves a weight in the end."""
-    return 1.0 if protocol.steps_at_silos else protocol.rate(number, rounds) / (1.0 - protocol.momentum)
 
 
 MOST_DELTA, MOST_EPSILON = 1e-3, 50.0  # above which a bound is said to promise next to nothing

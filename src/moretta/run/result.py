@@ -176,6 +176,8 @@ class Result:
         Raises:
             ParameterError: The model cannot be written.
         """
+        from moretta.engines.files import write_atomically
+        from moretta.models import graph
         from moretta.run import trained_model
 
         named = None if folder is None else path_of(folder, "save: expected the path of a new folder, or None")
@@ -185,7 +187,8 @@ class Result:
             if self.folder is None:
                 raise ParameterError("save: the run has no folder of its own; name one, Result.save(folder)")
             if not federation.made.source:
-                trained_model.keep_graph(self.folder, self._architecture(), self.inputs, dtype)
+                drawn = graph.written(self._architecture(), self.inputs["shape"], dtype)
+                write_atomically(self.folder / trained_model.GRAPH, drawn)
             return self.folder
         models = {f"models/{name}": self._tensors(name, False) for name in self.models}
         models = models or {"released": self._tensors(None, False)}

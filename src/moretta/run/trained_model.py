@@ -449,16 +449,6 @@ def model_file(folder: Path, choice: ModelChoice) -> Path:
     return folder / ("model.safetensors" if choice.true_model else "released.safetensors")
 
 
-def keep_made(folder: RunFolder, made: Made, rounds: int, seed: int) -> None:
-    """Write how a run from Python was made: what builds its model, and what `train` was given."""
-    folder.write_json(MADE, {**_plain(made, folder.path), "rounds": rounds, "seed": seed})
-
-
-def keep_graph(folder: Path, network: nn.Module, inputs: Mapping[str, Any], row_dtype: torch.dtype) -> None:
-    """Write a model's graph into the folder of the run that trained it."""
-    write_atomically(folder / GRAPH, graph.written(network, inputs["shape"], row_dtype))
-
-
 def save(
     folder: Path,
     network: nn.Module,
@@ -483,11 +473,11 @@ def save(
         write_atomically(folder / GRAPH, drawn)
     for name, tensors in models.items():
         kept.write_model(f"{name}.safetensors", tensors, mode=0o644 if name == "released" else 0o600)
-    kept.write_json(MADE, _plain(made, folder))
+    kept.write_json(MADE, as_plain(made, folder))
     kept.write_json("inputs.json", inputs)
 
 
-def _plain(made: Made, folder: Path) -> dict[str, Any]:
+def as_plain(made: Made, folder: Path) -> dict[str, Any]:
     """Return how a model is built as plain data. Its base is written from the folder on, where there is code in it."""
     base = os.path.relpath(made.base, folder) if is_reference(made.source) else "."
     return {"source": made.source, "arguments": dict(made.arguments), "base": base}

@@ -66,7 +66,7 @@ def read_labelled(
     Of masks the targets are the classes of their pixels, int64[rows, height, width], -1 where one does not count.
     mapping: what becomes of the table's columns before the schema reads them.
     Raises ParameterError, naming the row, for a table that is not as the schema says, a file named twice, one that is
-    not there or leads out of the folder, and as `read_images`; MissingExtra without what reads the table or an image.
+    not there or leads out of the folder, and as `_Images.read`; MissingExtra without what reads the table or an image.
     """
     where = where or labels.name
     columns, _ = (mapping or ColumnMapping()).read(labels, written, where, schema.dropped)
@@ -110,23 +110,13 @@ def read_unlabelled(
         said = paths
     if not paths:
         raise ParameterError(f"{folder} holds no images ({', '.join(ENDINGS)}); name another folder")
-    return read_images(_files(folder, paths, said), said, form), tuple(paths)
+    return _Images(_files(folder, paths, said), said, form).read(None), tuple(paths)
 
 
 def _paths(column: Column, where: str) -> tuple[list[str], list[str]]:
     """Return the paths that a table names, and what sentences call each."""
     paths = [str(word) for word in words_of(column)]
     return paths, [f"{where} row {number}" for number in range(1, len(paths) + 1)]
-
-
-def read_images(files: Sequence[Path], said: Sequence[str], form: ImageForm, in_memory: int | None = None) -> Array:
-    """Return the images of files, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
-
-    said: what sentences call each of them. in_memory: bytes above which they are lazy, None for `IN_MEMORY`.
-    Raises ParameterError for a file that cannot be read or is no image, and for images that differ in what the form
-    leaves open.
-    """
-    return _Images(files, said, form).read(in_memory)
 
 
 class _Images:
@@ -142,7 +132,11 @@ class _Images:
         self._like: tuple[int, ...] | None = None
 
     def read(self, in_memory: int | None) -> Array:
-        """Return the samples, as `read_images`."""
+        """Return the samples, float32[files, channels, size, size] in [0, 1]; lazy if they take more memory.
+
+        in_memory: bytes above which they are lazy, None for `IN_MEMORY`. Raises ParameterError for a file that cannot
+        be read or is no image, and for images that differ in what the form leaves open.
+        """
         count, shape = len(self._files), self.decoded(0, self.content(0)).shape
         rows: Array | None = None
         if count * math.prod(shape) * 4 <= (IN_MEMORY if in_memory is None else in_memory):

@@ -103,7 +103,9 @@ def read_dicom(
             wrong = _undecoded(found)
             stored = pixel_array(found)
             wrong = "does not describe its values as it should; export it again or remove it"
-            return _pixels(found, stored, window, where), _spacing(found)
+            apart = found.get("PixelSpacing")
+            spacing = (float(apart[0]), float(apart[1])) if apart and len(apart) == 2 else None
+            return _pixels(found, stored, window, where), spacing
         except (ParameterError, MemoryError):
             raise
         except Exception:  # noqa: BLE001  # pydicom's own words may quote the file
@@ -197,11 +199,6 @@ def _first(value: Any) -> float | None:
         return None
     several = not isinstance(value, str) and hasattr(value, "__len__")
     return float(value[0]) if several and len(value) else None if several else float(value)
-
-
-def _spacing(found: Any) -> tuple[float, float] | None:
-    spacing = found.get("PixelSpacing")
-    return None if not spacing or len(spacing) != 2 else (float(spacing[0]), float(spacing[1]))
 
 
 PLANES = ("sagittal", "coronal", "axial")  # across the axes to the right, the front and the head

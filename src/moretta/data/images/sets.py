@@ -15,8 +15,9 @@ Office-Home's publisher makes no split. The domain of a row is the name of its f
 import io
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -119,13 +120,19 @@ def _idx(path: Path) -> Pixels:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
-def _cifar(folder: Path, train: tuple[str, ...], test: str, label_bytes: int, inner: str) -> Images | None:
+def _cifar(files: Sequence[str], label_bytes: int, inner: str, names: tuple[str, ...], folder: Path) -> Images | None:
+    """The publisher's files, of which the last is the test part, or residuals train*.npz and test.npz."""
+    residuals = [*sorted(folder.glob("train*.npz")), folder / "test.npz"]
     for place in (folder, folder / inner):
-        if all((place / name).is_file() for name in (*train, test)):
-            parts = [_cifar_records(place / name, label_bytes) for name in train]
-            x, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
-            return Images(x, y, *_cifar_records(place / test, label_bytes))
-    return _residual_parts(folder)
+        if all((place / name).is_file() for name in files):
+            parts = [_cifar_records(place / name, label_bytes) for name in files]
+            break
+    else:
+        if len(residuals) == 1 or not residuals[-1].is_file():
+            return None
+        parts = [_residuals(path)[:2] for path in residuals]
+    x, y = (np.concatenate([part[k] for part in parts[:-1]]) for k in (0, 1))
+    return Images(x, y, *parts[-1], class_names=names)
 
 
 def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Integers]:
@@ -135,22 +142,6 @@ def _cifar_records(path: Path, label_bytes: int) -> tuple[Pixels, Integers]:
         raise ParameterError(f"{path} has {len(data)} bytes, not whole records of {label_bytes + 3072}; get it again")
     records = data.reshape(-1, label_bytes + 3072)
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1].astype(np.int64)
-
-
-def _cifar10(folder: Path) -> Images | None:
-    train = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
-    images = _cifar(folder, train, "test_batch.bin", 1, "cifar-10-batches-bin")
-    return images and Images(images.x, images.y, images.x_test, images.y_test, class_names=CIFAR10)
-
-
-def _residual_parts(folder: Path) -> Images | None:
-    train, test = sorted(folder.glob("train*.npz")), folder / "test.npz"
-    if not train or not test.is_file():
-        return None
-    parts = [_residuals(path) for path in train]
-    x, y = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
-    x_test, y_test, _ = _residuals(test)
-    return Images(x, y, x_test, y_test)
 
 
 def _residuals(path: Path) -> tuple[Pixels, Integers, Integers | None]:
@@ -172,10 +163,10 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
                 if file.peek(6)[:6] == np.lib.format.MAGIC_PREFIX:
                     raise ParameterError(f"{path} holds a single array without a name; save arrays with numpy.savez")
                 with np.load(file, allow_pickle=False) as arrays:
-                    found = {name: arrays[name] for name in arrays.files}
-            if not all(isinstance(one, np.ndarray) for one in found.values()):  # numpy returns other files as bytes
+                    content = {name: arrays[name] for name in arrays.files}
+            if not all(isinstance(array, np.ndarray) for array in content.values()):  # numpy has other files as bytes
                 raise ParameterError(f"{path} holds files that are not arrays; save arrays with numpy.savez")
-            return found
+            return content
     except FileNotFoundError:
         raise ParameterError(
             f"there is no file {path}; check the path, which in a run file starts at its folder"
@@ -183,11 +174,9 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except ParameterError:
         raise
     except Exception as error:  # zipfile, zlib, tokenize and numpy each raise several of their own
-        said = (
-            str(error).partition("\n")[0].partition(" If you trust")[0] or type(error).__name__
-        )  # numpy advises pickle
+        reason = str(error).partition("\n")[0].partition(" If you trust")[0]  # which would advise pickle
         raise ParameterError(
-            f"{path} is not an .npz file of plain arrays ({said}); save it with numpy.savez"
+            f"{path} is not an .npz file of plain arrays ({reason or type(error).__name__}); save it with numpy.savez"
         ) from error
 
 
@@ -202,15 +191,15 @@ def check_npz(path: Path) -> None:
         return  # refused by numpy
     with zipfile.ZipFile(path) as pack:
         members = pack.infolist()
-        check_memory(sum(one.file_size for one in members), f"{path} takes")
-        for one in members:
-            with pack.open(one) as stream:
-                read = _HEADERS.get(np.lib.format.read_magic(stream)) if one.filename.endswith(".npy") else None
+        check_memory(sum(member.file_size for member in members), f"{path} takes")
+        for member in members:
+            with pack.open(member) as stream:
+                read = _HEADERS.get(np.lib.format.read_magic(stream)) if member.filename.endswith(".npy") else None
                 shape, _, dtype = read(stream) if read is not None else ((), False, np.dtype(np.uint8))
-            if math.prod(shape) * dtype.itemsize > one.file_size:
+            if math.prod(shape) * dtype.itemsize > member.file_size:
                 raise ParameterError(
-                    f"{path}: {one.filename} declares {dtype}{list(shape)} and holds {one.file_size:,} bytes; save it "
-                    "again with numpy.savez"
+                    f"{path}: {member.filename} declares {dtype}{list(shape)} and holds {member.file_size:,} bytes; "
+                    "save it again with numpy.savez"
                 )
 
 
@@ -261,15 +250,20 @@ def _lesions(path: Path, y: Integers) -> Integers | None:
 
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
+_CIFAR10 = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 SETS: dict[str, tuple[Callable[[Path], Images | None], str, str]] = {
     "mnist": (
         _mnist,
         "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same two for t10k",
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
     ),
-    "cifar10": (_cifar10, "data_batch_1.bin to data_batch_5.bin and test_batch.bin", _CIFAR),
+    "cifar10": (
+        partial(_cifar, _CIFAR10, 1, "cifar-10-batches-bin", CIFAR10),
+        "data_batch_1.bin to data_batch_5.bin and test_batch.bin",
+        _CIFAR,
+    ),
     "cifar100": (
-        lambda folder: _cifar(folder, ("train.bin",), "test.bin", 2, "cifar-100-binary"),
+        partial(_cifar, ("train.bin", "test.bin"), 2, "cifar-100-binary", ()),
         "train.bin and test.bin",
         _CIFAR,
     ),
@@ -328,17 +322,17 @@ def load_office_home(folder: Path | None, size: int = OFFICE_HOME_SIZE) -> Image
 
 def _places(folder: Path) -> dict[str, Path]:
     """The folder of each domain."""
-    found = {
+    places = {
         domain: next((folder / name for name in names if (folder / name).is_dir()), None)
         for domain, names in _DOMAINS.items()
     }
-    lacking = [domain for domain, place in found.items() if place is None]
+    lacking = [domain for domain, place in places.items() if place is None]
     if lacking:
         raise ParameterError(
             f'source = "office-home": {folder} lacks the folder {", ".join(lacking)}; expected {_EXPECTED}, '
             f"from {_WHERE}"
         )
-    return {domain: place for domain, place in found.items() if place is not None}
+    return {domain: place for domain, place in places.items() if place is not None}
 
 
 def _images_in(place: Path) -> list[Path]:

@@ -80,7 +80,11 @@ def infer(columns: Columns, hints: Hints, where: str, form: Format) -> Schema:
     strict = [n for n, g in guesses.items() if g.column.kind == "id" or getattr(g.column, "blanks", "") == "refuse"]
     lacking = {name: count for name in strict if (count := int(absent_in(columns[name]).sum()))}
     if lacking:
-        raise ParameterError(_lacking(where, lacking, len(next(iter(columns.values()))), hints))
+        rows = len(next(iter(columns.values())))
+        listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
+        fill = 'fill them in, or set missing = "mean" or "indicator"'
+        remedy = "give every row its id" if hints.id_column in lacking else fill
+        raise ParameterError(f"{where} lacks values: {listed:.400}; {remedy}")
     if hints.missing == "median":
         for name, guess in guesses.items():
             if isinstance(guess.column, Number) and absent_in(columns[name]).any():
@@ -193,15 +197,6 @@ def _guess(cells: Cells, is_target: bool) -> Guess:
     if len(words) > 1 and (cells.wanted.encoding == "ordinal" or (cells.wanted.encoding, words) == ("yes-no", YES_NO)):
         return Guess(Ordered(categories=words, blanks=cells.number.blanks))
     return Guess(cells.categories(words))
-
-
-def _lacking(where: str, lacking: Mapping[str, int], rows: int, hints: Hints) -> str:
-    listed = ", ".join(f"column {name!r} in {count} of {rows} rows" for name, count in lacking.items())
-    if hints.id_column in lacking:
-        remedy = "give every row its id"
-    else:
-        remedy = 'fill them in, or set missing = "mean" or "indicator"'
-    return f"{where} lacks values: {listed:.400}; {remedy}"
 
 
 MOST = 6  # words that are listed

@@ -3,7 +3,7 @@
     coded     float32[rows, features]   a number, days, or a category's place in the schema; NaN where absent
     expanded  float32[rows, inputs]     categories as columns of zeros and ones, marks of what is absent (`Expansion`)
 
-What is wrong is told by column, how many rows and the first line; no cell is ever quoted.
+Errors name the column, how many rows are wrong and the first line; they never quote a cell.
 """
 
 from __future__ import annotations
@@ -206,13 +206,8 @@ def words_of(column: Column) -> Column:
         return column
     if column.dtype.kind == "M":
         return np.array(["" if np.isnat(day) else str(day) for day in column], object)
-    return np.array([_number_word(float(number)) for number in column], object)
-
-
-def _number_word(number: float) -> str:
-    if np.isnan(number):
-        return ""
-    return str(int(number)) if number.is_integer() else repr(number)
+    numbers = map(float, column)
+    return np.array(["" if n != n else str(int(n)) if n.is_integer() else repr(n) for n in numbers], object)
 
 
 class WrongRows(ParameterError):
