@@ -177,7 +177,7 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "output.txt"
-        for name in ("src", "tests"):
+        for name in ("src", "tests", "docs"):  # some tests compare tables of pages
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         shutil.copy(ROOT / "pyproject.toml", folder)
 
