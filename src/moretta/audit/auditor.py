@@ -3,8 +3,6 @@
 Attacks are Moretta's own, and those of packages that are installed on this machine.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -1,7 +1,5 @@
 """What a shell user calls for many machines: runs over them, long-lived identities, startup kits."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ codes: 0 done, 1 failed, 2 bad usage or input, 3 rows left out. A failure is one
 ``--json`` an object on stdout too.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`moretta report`, `audit` and `dossier`: pages about runs, what each role could learn, and what assessments need."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

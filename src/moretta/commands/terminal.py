@@ -3,8 +3,6 @@
 So that a command's help comes at once, files of commands import what computes inside their functions.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -4,8 +4,6 @@ Each rule stands once, here or, where it is about one protocol, in that protocol
 (`moretta.protocols.common.training.Training.BETWEEN`). Rules of one section by itself stand with its class.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -54,8 +54,6 @@ repeat-whole-rows = false     # whether a round that uses all rows may be summed
 repeat-statistics = false     # and statistics of its rows, in another run
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, Self
 

@@ -4,8 +4,6 @@ A length is little-endian, of 8 bytes unless a format says otherwise. It is comp
 present before any memory is allocated for it.
 """
 
-from __future__ import annotations
-
 from typing import BinaryIO
 
 from moretta.errors import CodecError

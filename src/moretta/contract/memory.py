@@ -1,7 +1,5 @@
 """The bound on memory: what is read may take no more than what is free, and an error names the file that would."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages: what roles send each other, the stamp that says when, and the kinds of their fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -14,8 +14,6 @@ from the other, and a cell is withheld at all silos or at none. Not hidden: who 
 or knows rows of a table, can narrow counts down more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ In a grid rows are dealt as by iid. A column is one number of a sample, so sampl
 participant gets the targets of its rows here; `Silo.labelled` says which one may use them.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ what has `columns` and `to_numpy`, a tensor what can be detached, and a Dataset 
 its target by index. No cell is told.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any

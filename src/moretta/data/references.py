@@ -5,8 +5,6 @@ while the user's code is imported or called. Nothing is imported that the caller
 come from another machine.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Container, Iterator

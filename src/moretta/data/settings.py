@@ -1,7 +1,5 @@
 """Settings of where rows come from and who holds which: `[data]` of a run file, and a silo's file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

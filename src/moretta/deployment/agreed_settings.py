@@ -13,8 +13,6 @@ refusals it takes some 300. closed: when that was, as the site's log has it; emp
 operator acted.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The server's job in FLARE: plays the run, and sends what the server asks to the sites' jobs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """A site's job in FLARE: a worker that answers the server, with the silo's role behind it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

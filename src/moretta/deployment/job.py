@@ -1,7 +1,5 @@
 """A job folder for sites that already run FLARE: three files of plain JSON that name importable classes only."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

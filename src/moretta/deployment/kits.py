@@ -14,8 +14,6 @@ The server's own key (`moretta.secure_aggregation.identity.Identity`) is a file 
 none of them, or where the server's kit says.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

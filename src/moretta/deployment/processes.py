@@ -1,7 +1,5 @@
 """The parent processes of kits, and all that they start: started, found again by a mark, and ended."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -8,8 +8,6 @@ A patch lets a kit run us, whoever made it: a class that jobs may use, a launche
 trusts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

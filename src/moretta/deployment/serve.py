@@ -6,8 +6,6 @@
 <out>-serve/   the job, the server's log, the process id of the server
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

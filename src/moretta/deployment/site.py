@@ -16,8 +16,6 @@ only runs the model forward. The server sends its graph, and with its hello the 
 know that they mean the same model.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

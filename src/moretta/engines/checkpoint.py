@@ -5,8 +5,6 @@
 Within a round a silo may keep its own half-done work (`HalfDone`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -11,8 +11,6 @@ always be found out.
 mistakes and curiosity, no intent: `gc` reaches what the hook holds, and native code passes it by.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """The interface between an engine and the driver of a run: it delivers what a server asks, and decides nothing."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -16,8 +16,6 @@ with a new set-up: it draws other rows, or nobody was asked to open a sum of the
 sum may be open, the next round would add up the same rows under the same model over other silos: the run fails by name.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ A run folder may come from anybody. All files of one are read by `read_file` or 
 alone: no link, which may lead out of the folder, and no pipe, which may never end.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ The system takes the lock back when the process ends, however it ends, so none i
 lock; one that a killed process left says nothing, and the next holder takes it. A fork does not keep its parent's lock.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

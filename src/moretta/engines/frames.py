@@ -9,8 +9,6 @@ So no number goes through text, and all answers of a process are one part. A mes
 fields.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterable, Mapping, Sequence

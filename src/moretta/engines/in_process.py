@@ -5,8 +5,6 @@ depends only on the settings, the round, the silo and the phase of a message, ne
 of asking: a resumed run meets the same faults as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ the moment it is opened, so nothing of it is left once its process has ended, ho
 file open, so at most half of the files that a process may have open are these.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import itertools

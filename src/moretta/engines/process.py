@@ -9,8 +9,6 @@
                                        <--  arrays by name, or the one array `error`: its class and its sentence
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

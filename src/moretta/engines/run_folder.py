@@ -21,8 +21,6 @@ held.json              while a process writes here: which, on which host, since 
 helped/                a file a silo: which sums it has helped to open (secure_aggregation.one_sum)
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Time and memory that a process takes: seconds by phase, and MiB (2^20 bytes) with a cap far above a limit."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import resource

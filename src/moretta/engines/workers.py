@@ -19,8 +19,6 @@ must not be taken up from before (what was released, and in a run without a fold
 starts in its place: the run fails, and goes on from its checkpoint.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

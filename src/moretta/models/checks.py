@@ -1,7 +1,5 @@
 """What a model may be: how large, checked before it takes memory where possible; its first weights, and its layers."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -15,8 +15,6 @@ Each operation's arguments are checked. What comes from a folder runs in a confi
 (`moretta.run.foreign`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

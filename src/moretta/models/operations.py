@@ -7,8 +7,6 @@ are words. Arithmetic on sizes is of numbers alone. A graph can still compute wr
 memory, which is bounded where it runs (`moretta.engines.process`).
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping

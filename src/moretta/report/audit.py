@@ -4,8 +4,6 @@ Attacks measure different things. A role's worst attack is the successful one wh
 (`moretta.report.folder.Attacked.advantage`), and it is named. A role is not safe because all attacks on it failed.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence

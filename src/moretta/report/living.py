@@ -5,8 +5,6 @@ says what was planned. Nothing else of the folder is read, and nothing is writte
 is rewritten, as the rounds after the checkpoint are repeated; anyone who follows it then begins anew.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -13,8 +13,6 @@ socket that the command has opened. Standard input has the token, then a JSON ob
 command. A process of its own takes none of the run's time, and none of its threads is there when the run forks.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

@@ -6,8 +6,6 @@ claims call it obfuscated; stronger words are for what a proof or an accountant 
 of `moretta.audit` that test it. If the run was audited, their results are its evidence.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

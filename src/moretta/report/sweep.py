@@ -5,8 +5,6 @@ Variants are compared seed by seed, as runs of one seed share rows and first wei
 Student's, of the mean of such differences. It does not count that the lowest of several was chosen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

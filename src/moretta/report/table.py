@@ -6,8 +6,6 @@ seeds its mean and deviation. A unit stands in a row's header and not in its cel
 that the digits compare.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Text for a terminal: names of silos, classes and files may be anybody's, and a terminal obeys control characters."""
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Iterable

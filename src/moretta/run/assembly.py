@@ -1,7 +1,5 @@
 """From a run file to a federation: load the data, deal it out, build the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -7,8 +7,6 @@ first two become the protocol's own question, and the server's view is put toget
 The true models are those that silos were sent; rows are the given federation's.
 """
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections import Counter

@@ -5,8 +5,6 @@ lies in ``truth``, apart from the views: by all roles' states and a digest of al
 claim. A run with remote silos has none, as nobody has all of it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -9,8 +9,6 @@ the user's own state folder, where no run folder reaches: of the folder's place,
 of weights and views) and every module that the code could import from beside the run file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

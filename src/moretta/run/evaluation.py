@@ -1,7 +1,5 @@
 """How good models are on rows that somebody holds: one model, a run's models on the way, and those at its end."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

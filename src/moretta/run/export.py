@@ -1,7 +1,5 @@
 """Export the result of a run: the model as safetensors or ONNX, the history to TensorBoard."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@
 all of a command's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Self
 

@@ -3,8 +3,6 @@
 Every check raises `moretta.errors.ParameterError`; what runs and may not be meant is one of its `doubts`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -8,8 +8,6 @@ The calibration error has none. It is a mean of absolute values, which few rows 
 calibrated, and rows drawn again make larger still: such an interval lies above the value that it is about.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the model of a finished run, the released or the true one, does on other rows: it predicts, and is judged."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A project to begin with: a small made-up table a silo, a model, a run file, and a test that runs."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

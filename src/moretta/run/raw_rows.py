@@ -1,7 +1,5 @@
 """Models that take rows as the data has them: they fill in what is absent, scale, compute, and undo targets' scale."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Self
 

@@ -4,8 +4,6 @@ Also the line of a round in ``history.jsonl``, what the lines of a run add up to
 round, and how it ends a run.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ gets nothing of a silo that the history has not. It runs beside the server's hal
 `[run] trackers` is the server's own key. One that fails costs a warning, and not the run.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """The trained model: a network, how its rows are prepared, and what its inputs and outputs mean; loaded and kept."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

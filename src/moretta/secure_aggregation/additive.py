@@ -41,8 +41,6 @@ Differs from the paper: shares go by way of the server, sealed, as silos have no
 means pseudorandom, by AES-128 in counter mode.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Annotated

@@ -16,8 +16,6 @@ the roster's digest, run id, set-up and name. Silos refuse a server's own key in
 another roster, and name whose advert it was. Without a roster silos trust the keys that they are sent.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping, Sequence

@@ -31,8 +31,6 @@ than 2^-230 a draw of being decided wrongly. The same keystream has the same num
 Source: the convolutions are those of Micciancio and Walter (CRYPTO 2017), who bound the same ratio.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from dataclasses import dataclass

@@ -25,8 +25,6 @@ a mean to the range of each silo's own entries. So one silo can neither end a ru
 large by a small one. `moretta.protocols.common.clipping` bounds what is left from round to round.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -50,8 +50,6 @@ Differs from the paper: there, the server draws the graph, or, against an active
 its own once all have committed to their keys. Here all know one graph, which every mask is bound to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

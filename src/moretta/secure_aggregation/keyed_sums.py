@@ -6,8 +6,6 @@ between masks (`moretta.secure_aggregation.pairwise`) and additive shares (`more
 value, a `Scheme`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

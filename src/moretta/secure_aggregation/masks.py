@@ -7,8 +7,6 @@ the digest of what was asked (`moretta.secure_aggregation.sums`). A server might
 that the others' parts round to nothing beside it, or send it another model. Its masks then do not cancel.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence

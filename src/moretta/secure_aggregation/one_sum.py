@@ -49,8 +49,6 @@ not change that, and neither do another session, attempt, cohort or group. The s
 its answer tells nothing new.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@
 complete the sum over the survivors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ mean = sum_k (N_k / N) x_k in float64, over silos in the order of their names. F
 bit, so that FedSGD of one silo is plain SGD.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 

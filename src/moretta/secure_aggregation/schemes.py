@@ -1,7 +1,5 @@
 """The schemes by their names, and both halves of each; `moretta.secure_aggregation` has the theory and threat model."""
 
-from __future__ import annotations
-
 from moretta.errors import ParameterError
 from moretta.secure_aggregation import additive, agreement, pairwise, plain, statistics, unmasking
 from moretta.secure_aggregation.additive import ADDITIVE

@@ -5,8 +5,6 @@ and threat model of the messages; one more asks for the upload. One `SumClient` 
 because two sums of the same numbers over different silos would reveal a silo's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

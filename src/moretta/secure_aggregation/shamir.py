@@ -15,8 +15,6 @@ Field elements are 32 bytes, little-endian (as X25519 writes them), below p: eac
 element and not any 32 bytes; `random_secret` draws one, with 254.9 bits of entropy.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache

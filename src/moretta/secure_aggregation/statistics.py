@@ -21,8 +21,6 @@ silos, and the server joins them with Python's integers: adding over silos round
 keeps 12 digits of the squares of a column whose scale is 1e-12.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

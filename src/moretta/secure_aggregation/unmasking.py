@@ -35,8 +35,6 @@ helps to open no other of the same uploads (`moretta.secure_aggregation.one_sum`
 word for word, by the same bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """What an attack is: which role, what it is given, what it does with that, and how its claim is scored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -4,8 +4,6 @@ Each protocol has its own in a table ``EXPOSED``, by the protocol's name: in `mo
 or of a protocol of another package in a module that its entry point of the group ``moretta.attacks`` names.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pkgutil

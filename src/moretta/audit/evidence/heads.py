@@ -15,8 +15,6 @@ no background: p_c < 1 has dL/db_c > 0 but for the label (iDLG, Zhao et al., 202
 numbers with the right sum.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

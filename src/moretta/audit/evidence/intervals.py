@@ -8,8 +8,6 @@ relative errors, whose size itself says something (`of_errors`).
 scipy and scikit-learn are imported where they are used: an attacker's process imports this with its attack.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 

@@ -5,8 +5,6 @@ score on any machine, under any load. Multiply-adds are counted. The figures bel
 in a second, and what a call into torch costs beside them, measured on small networks with one thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

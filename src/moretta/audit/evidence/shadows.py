@@ -11,8 +11,6 @@ Under local epochs n silos' updates are clipped to C and have the noise together
 by is clipped to C, and gets noise of sigma C / n an entry. Where it takes fewer steps than the run, rounds are fewer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the scorer reads and no attacker does: the silos' rows, and the roles' states that an in-process run kept."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping, Sequence

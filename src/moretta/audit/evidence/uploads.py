@@ -6,8 +6,6 @@ survivors gave of masks with who was lost. `Uploads.bare` is what an upload says
 unmasked ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

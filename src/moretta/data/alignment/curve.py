@@ -10,8 +10,6 @@ no multiple of one is on the curve, so it matches none.
 Nothing here takes constant time. A partner's list is sent as a whole, so nobody else can time one id.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate

@@ -8,8 +8,6 @@ Where A then aligned what is left with a third partner, it hands each earlier on
 All are messages of the contract, so whatever bytes come are a valid one or refused.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

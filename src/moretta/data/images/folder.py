@@ -14,8 +14,6 @@ Every file is read and decoded once, before anything is trained, and its SHA-256
 not have changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

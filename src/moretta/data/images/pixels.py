@@ -4,8 +4,6 @@ Whatever else a file holds, such as EXIF tags (their orientation too), text and 
 marked as turned is refused, as Pillow would turn it.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

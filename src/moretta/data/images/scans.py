@@ -15,8 +15,6 @@ or the head above. The window is the one asked for, else the file's own (cal_min
 bits all that these hold. Of other values the range is not known, so they are refused. Texts of the header are not used.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import struct

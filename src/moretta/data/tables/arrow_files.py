@@ -4,8 +4,6 @@ Both may be small on a disk and large in memory: pages and buffers are compresse
 once stands in millions of rows. Words of Parquet therefore stay in their dictionaries until `decoded_size` is checked.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ them, and what it finds in some cells, as 999, it finds wherever these are. So a
 when it is shuffled, sorted or halved. No cell is ever quoted.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ Each function looks at the set of cells, never at their order, and returns what 
 `moretta.data.tables.inference` makes questions.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence

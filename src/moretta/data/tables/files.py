@@ -16,8 +16,6 @@ single quote too. Numbers stay as they are.
     ("a;'=1+1", 'a;=1+1')
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

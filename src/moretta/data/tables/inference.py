@@ -5,8 +5,6 @@ counts, and what the column may be, each with the lines of schema.toml that say 
 down for somebody to decide; `infer` takes the guesses for a run, and refuses doubts. No cell is ever quoted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

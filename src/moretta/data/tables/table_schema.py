@@ -4,8 +4,6 @@ read(text, ...)   -> columns, unkept   what schema.toml says of each column, and
 written(columns)  -> text              a field's own property `moretta` has what Table Schema has no word for
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What server and sites say to each other beside the secure sum's own messages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """A mod that keeps what a client receives and sends, for ``moretta audit --views``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How our messages lie in Flower's, and the digest of what an app is asked."""
 
-from __future__ import annotations
-
 import hashlib
 
 from flwr.app import Array, ArrayRecord, RecordDict

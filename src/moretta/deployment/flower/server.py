@@ -1,7 +1,5 @@
 """The server's half: a strategy of Flower's whose replies are summed before it sees them."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

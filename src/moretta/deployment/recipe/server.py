@@ -1,7 +1,5 @@
 """The server's end: FLARE's FedAvg whose results are summed in secret, and the recipe that makes such a job."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping

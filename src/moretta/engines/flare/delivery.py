@@ -3,8 +3,6 @@
 Who is there to be asked is `moretta.engines.flare.liveness`'s to say.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,8 +12,6 @@ JSON of a closed schema, checked by pydantic on either side; other bytes raise `
 `moretta.engines.flare.signing` says who signs what.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -9,8 +9,6 @@ It also closes what FLARE leaves open. A site's FLARE client checks the site's p
 takes requests from the server and, by its relay, from every other site. One of them runs `cat` on any file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

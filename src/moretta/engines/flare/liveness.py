@@ -5,8 +5,6 @@ of it, at most once in `AGAIN` seconds, so that it can come back. A greeting is 
 id, and then gets a hello that is signed over it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -24,8 +24,6 @@ With a roster, replies are signed by the silo's identity (format, run, session, 
 and body). Without one they can be forged, as the server takes process ids on trust.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ trains for hours still answers at once that it is busy, which tells it from a ki
 not signed (`moretta.engines.flare.signing`) changes nothing here.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading

@@ -13,8 +13,6 @@ Differs from the paper, which advises against BatchNorm (its fourth guideline) a
 authors' code perturbs the running statistics along with the parameters, and averages none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

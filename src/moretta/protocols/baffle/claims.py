@@ -1,7 +1,5 @@
 """Who learns what under BAFFLE (`moretta.protocols.common.claims`)."""
 
-from __future__ import annotations
-
 from moretta.protocols.common import claims as shared
 from moretta.protocols.common.claims import Condition, equals, is_on, server, setting, silo, under
 

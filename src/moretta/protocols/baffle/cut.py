@@ -5,8 +5,6 @@ of rows. A layer is an operation that reads trained tensors; most are linear in 
 layer's output is the same operation with the move in the place of the weights.
 """
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 import operator

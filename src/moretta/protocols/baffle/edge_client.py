@@ -3,8 +3,6 @@
 Needs no torch, and is no part of that process, whose imports count in its memory.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

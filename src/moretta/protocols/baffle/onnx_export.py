@@ -5,8 +5,6 @@ As the weights are arguments of the export, nothing can fold them into other con
 Means over small windows of images become matrix products, for which ONNX Runtime takes a quarter of the time.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence

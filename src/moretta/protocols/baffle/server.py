@@ -1,7 +1,5 @@
 """The server's role: it asks for loss differences, rebuilds the gradient from the directions, and steps."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 

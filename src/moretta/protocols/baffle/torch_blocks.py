@@ -6,8 +6,6 @@ output moves by the product of those few's difference. So a move of one channel 
 outputs only from there on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

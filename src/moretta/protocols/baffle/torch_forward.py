@@ -6,8 +6,6 @@ and is unpacked there; a Gaussian direction in two bytes an entry. Each entry of
 addition, and a sum over directions is made of integers, so where it is computed does not matter.
 """
 
-from __future__ import annotations
-
 import copy
 import fnmatch
 from collections.abc import Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Who has stepped by which sum, and how those who missed one take D from those who did not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from moretta.contract.messages import Stamp

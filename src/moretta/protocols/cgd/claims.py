@@ -1,7 +1,5 @@
 """Who learns what under CGD: the aggregator is the server of these claims, participants are silos."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from moretta.protocols.common import claims as shared

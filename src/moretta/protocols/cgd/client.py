@@ -14,8 +14,6 @@ A digest of each is recorded before the answer leaves (`moretta.secure_aggregati
 checkpoint or another session changes nothing. A round that is repeated from the same state has the same z.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence

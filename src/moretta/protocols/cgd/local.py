@@ -7,8 +7,6 @@ The root comes from the operating system and never leaves the participant. A ten
 shape alone, so it is not stored but made again whenever it is needed. What is common to all starts is public.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Builds CGD's roles: an aggregator and its participants, or a simulation that plays them all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

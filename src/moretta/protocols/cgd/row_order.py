@@ -7,8 +7,6 @@ Its secrets are kept there too, and digests of lists in the record of what it an
 (`moretta.secure_aggregation.one_sum`): an exchange that broke off is repeated with the same lists and no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

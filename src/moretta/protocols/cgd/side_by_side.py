@@ -1,7 +1,5 @@
 """Several exchanges at a time: disjoint groups of silos need not wait for each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

@@ -15,8 +15,6 @@ aggregation does. Both equal the message-passing protocol; a test runs all three
 holds everybody's rows and the roots of all starts.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

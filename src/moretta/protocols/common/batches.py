@@ -9,8 +9,6 @@ that one person's. The batch before gives the last one a row, or takes its one w
 Under differential privacy rows are drawn in secret instead (`Lots`): Poisson sampling, as the accountant needs it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -26,8 +26,6 @@ What remains: up to 64 ordinary steps may go where one silo wants, and a silo th
 training, as only spoiled sums are left. Masks hide who it is.
 """
 
-from __future__ import annotations
-
 import bisect
 import logging
 import math

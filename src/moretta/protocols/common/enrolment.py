@@ -16,8 +16,6 @@ targets, and their numbers. Where rounds use all rows, it learns their number, o
 cannot join. No silo's own figures are seen in these sums.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

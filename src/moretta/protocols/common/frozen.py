@@ -12,8 +12,6 @@ set-up agrees on, so all uploads of one sum are of one base. A silo takes tensor
 and dtypes of its own model's and the digest that was named, and trains only on those named last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from moretta.contract.messages import Digest, Message, Stamp, Tensors, message

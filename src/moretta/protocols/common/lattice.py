@@ -23,8 +23,6 @@ products of float64 on the way are rounded to the right one. What is further out
 noise is added, which moves no two sums apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

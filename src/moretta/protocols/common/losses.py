@@ -5,8 +5,6 @@ with whole-number targets, where `torch.nn.functional.cross_entropy` has D = sum
 are then weighted by D_k instead of their rows, and since D_k depends on labels, it travels inside the secure sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

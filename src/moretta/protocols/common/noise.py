@@ -4,8 +4,6 @@ What is drawn follows from the silo's secret root, the take, and a digest of eve
 the same question has the same answer, and no two sums have the same noise at another scale.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence

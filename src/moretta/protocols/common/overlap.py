@@ -15,8 +15,6 @@ same test rows are the same question in every session and run. Who has neither k
 pseudorandom without the key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

@@ -18,8 +18,6 @@ A silo that refuses to send a noised upload, as a value is out of range, says so
 The server's count is on disk before anything is asked (`Releases.write`). A silo counts what it helped to open.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The roles of one run, and what they are built from, whatever the protocol: rows, sums, the enrolment of a cohort."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -47,8 +47,6 @@ nor anything that a protocol's `finish` may sum. A contributor refuses a second 
 those of `moretta.secure_aggregation.statistics`, each silo with weight 1: exact over silos.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

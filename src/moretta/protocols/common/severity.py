@@ -4,8 +4,6 @@ Attacks declare one (`moretta.audit.evidence.attack.Attack`), audits write it do
 attack succeeded is another question, and its result answers that one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, get_args
 

@@ -6,8 +6,6 @@ change buffers (running statistics) or numbers of their own (counts of calls), o
 So which models are stacked does not depend on rows or rounds.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import random

@@ -3,8 +3,6 @@
 Losses are in float64. Those of perturbed models differ in their last digits, so nothing is rounded on the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Who learns what under FedSGD, FedAvg, FedProx and the two baselines (`moretta.protocols.common.claims`)."""
 
-from __future__ import annotations
-
 from moretta.protocols.common import claims as shared
 from moretta.protocols.common.claims import Claim, Word, chooses_silos, is_on, is_standardised, server, silo, under
 

@@ -22,8 +22,6 @@ Under FedProx mu (w - W) is added to the gradient of each parameter as `backward
 a loop that accumulates gradients of several batches is pulled once a step.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

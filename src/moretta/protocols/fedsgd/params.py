@@ -1,7 +1,5 @@
 """Settings of the plain baselines."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import PositiveInt, model_validator

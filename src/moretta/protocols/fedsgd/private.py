@@ -32,8 +32,6 @@ by the silo itself. What rounding is left is that of a row's gradient in the mod
 units in the last place with the other rows that go through the model beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

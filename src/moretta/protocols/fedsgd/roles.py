@@ -1,7 +1,5 @@
 """Builds the roles of FedSGD, federated averaging, FedProx, silos that train alone, and one pool of all rows."""
 
-from __future__ import annotations
-
 import hashlib
 
 from moretta.contract.roles import Client as Role

@@ -1,7 +1,5 @@
 """The coordinating roles of the plain baselines."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

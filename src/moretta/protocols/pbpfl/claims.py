@@ -1,7 +1,5 @@
 """Who learns what under PBPFL (`moretta.protocols.common.claims`)."""
 
-from __future__ import annotations
-
 from moretta.protocols.common import claims as shared
 from moretta.protocols.common.claims import Claim, Condition, Record, Word, equals, fact, server, setting, silo, under
 

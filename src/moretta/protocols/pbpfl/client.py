@@ -1,7 +1,5 @@
 """A silo of PBPFL: trains on the noisy model, exactly."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 

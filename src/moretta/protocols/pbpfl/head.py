@@ -13,8 +13,6 @@ a wide and deep network), that is kept beside them: y = W h + b + c. None of thi
 rows, with the layer's weights and with others (`find`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What PBPFL must equal: the gradient of the true model's loss on all silos' rows together, in the open."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from moretta.protocols.common import modules

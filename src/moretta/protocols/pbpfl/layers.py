@@ -5,8 +5,6 @@ The scale of a weight is R = s_out / s_in (`practical.md`, Eq. 7, 14 and 15), of
 Differs from the paper, which has linear and convolution layers in a row; the other rules are ours.
 """
 
-from __future__ import annotations
-
 import re
 from math import prod
 

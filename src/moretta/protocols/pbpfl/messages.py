@@ -1,7 +1,5 @@
 """The arrows of PBPFL's figure; the answer to `TrainOn` is an upload of the secure sum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 

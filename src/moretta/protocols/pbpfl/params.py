@@ -1,7 +1,5 @@
 """Settings of PBPFL."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import PositiveInt, model_validator

@@ -5,8 +5,6 @@ part, and the offset r = gamma o r_a that is added to every entry of a row of th
 form of cross-entropy each part also has a secret xi.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

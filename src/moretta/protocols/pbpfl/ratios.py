@@ -27,8 +27,6 @@ as many equations as classes (`from_one_row`). So it has its true softmax from o
 without R_i takes m rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

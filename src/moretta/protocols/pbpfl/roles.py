@@ -1,7 +1,5 @@
 """Builds PBPFL's roles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ layers with weights are in `layers.py`. A function without a rule is `opaque`: s
 That is always correct, but hides less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A numerical check of the rules: a solved plan is tried on random weights in float64 before it is used."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

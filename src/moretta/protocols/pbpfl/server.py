@@ -1,7 +1,5 @@
 """The server of PBPFL: perturbs the model, asks, recovers, steps."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

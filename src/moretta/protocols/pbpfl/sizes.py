@@ -20,8 +20,6 @@ in proportion to 1 / alpha would then have no bound, so on synthetic inputs alph
 sqrt(H) rms(h), what it is for H inputs of either sign (`terms.least_alpha`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass

@@ -9,8 +9,6 @@ learns p itself in the cheaper form. In the paper's form it learns p too: sum_i 
 the m secrets xi_s, so a batch of m rows gives them, and with them p, even though delta differs from row to row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -24,8 +24,6 @@ So the true gradient is a combination of gradients of scalars that a silo can co
 the trunk through h alone, and their cotangents d scalar / d h have a closed form.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a run's folder says of itself: who took part, with what data, what was done, and how well it works."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

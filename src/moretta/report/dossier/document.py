@@ -1,7 +1,5 @@
 """Sentences, each with its sources, in sections: the JSON of a dossier, of which the page is made."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What a run folder holds, read once: its record, its run file, what its inputs mean, its views, people's answers."""
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from collections import Counter

@@ -1,7 +1,5 @@
 """What only people can answer, and `dossier.toml`, in which they do: a key a question, a text or a list of texts."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Attacks by severity, differential privacy, and the risks that remain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

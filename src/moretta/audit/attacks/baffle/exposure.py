@@ -3,8 +3,6 @@
 With `linear = "activations"` they also upload gradients of linear layers, as long as these.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from moretta.audit.attacks.baffle import estimates

@@ -31,8 +31,6 @@ With `linear = "activations"` silos upload, of linear layers, their gradient its
 error: the cosine is 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ Under a secure sum the server has the K numbers of all silos' rows together; und
 silo. Noise has the column means and deviations of background rows, and their labels at random.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -20,8 +20,6 @@ The target is the gradient of background rows at the first round's parameters: w
 more of. The attack cannot detect a choice made for another target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ aligning is for, and so it learns it exactly: its alignment lists its own rows t
 insurer this is who of the hospital's patients is insured there.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 

@@ -12,8 +12,6 @@ can, as D follows from the sums that it reads: D(k+1) = D(k) - alpha_k sum n_l g
 participant can. The attack measures what is then known.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from moretta.audit.attacks.cgd import confined

@@ -1,7 +1,5 @@
 """Participants of CGD hold the displacement D, which all have moved by, in their own states; no model travels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -16,8 +16,6 @@ y^ - t (mse) or softmax(y^) - t: while outputs are much alike for all rows, Delt
 units are active, and little else. So k-means on its rows at length 1 finds the labels up to their names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

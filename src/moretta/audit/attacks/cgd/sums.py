@@ -29,8 +29,6 @@ floating point more. Where rounding hides A, the participant's own X_i'X_i / n_i
 of the paper has "Not applicable" here. With a bias, X has one more column, of ones.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from moretta.audit.attacks.cgd import confined

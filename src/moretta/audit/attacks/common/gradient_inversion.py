@@ -18,8 +18,6 @@ With dp-noise an upload is attacked as it is, clipped and noised, as if it were 
 expected to have. The scorer knows the lot from the silo's own secret.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -9,8 +9,6 @@ rows drawn by them, whichever is more. Batches that share more than half of thei
 are one unit of the interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -36,8 +36,6 @@ compared with: a model of few rows tells more of each of them than one that all 
 train as one silo does, on halves of candidates and background rows, as the server has no rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

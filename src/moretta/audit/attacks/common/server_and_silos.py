@@ -12,8 +12,6 @@ weighted mean of two uploads. Under PBPFL g is the gradient of the noisy loss at
 server's key goes on to the true one; under cross-entropy a silo computes it from what the server answered it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -25,8 +25,6 @@ Under PBPFL a silo first takes the offset off the head (`attacks.pbpfl.exposure.
 number common to all outputs stays open; it moves no softmax, and a gradient, whose entries sum to 0, shows it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedSGD sends the true model each round and uploads gradients; FedAvg and FedProx upload differences of several."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -10,8 +10,6 @@ architecture: a scale multiplies the rows of one and divides the columns of the 
 scales stand before A and behind B, and the product is that of no true matrices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import numpy as np

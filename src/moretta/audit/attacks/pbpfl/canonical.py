@@ -14,8 +14,6 @@ by the assignment of least squared distance, block by block, first by what no pe
 The head's offset, one number to all entries of a row, would spoil the scales of its inputs: `trunk` leaves it out.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping

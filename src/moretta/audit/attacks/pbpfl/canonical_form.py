@@ -14,8 +14,6 @@ Beside it stands what the plain difference of two noisy models shows of the step
 scales with channels in their places, and if the scales of a round had stayed for the next as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

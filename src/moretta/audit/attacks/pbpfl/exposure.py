@@ -1,7 +1,5 @@
 """PBPFL's silos upload terms of a noisy model's loss; the server's key turns them into true gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

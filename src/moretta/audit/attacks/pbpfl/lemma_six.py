@@ -13,8 +13,6 @@ every tensor, or the true one with some signs of one matrix flipped, or with one
 in the order of their hashes, which says nothing. The first invariant that differs decides. The head is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from hashlib import sha256
 

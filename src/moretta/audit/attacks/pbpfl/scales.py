@@ -24,8 +24,6 @@ a lattice's step (`moretta.protocols.common.modules`). Not measured here: rows o
 direction, and give the ratio of their scales.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -20,8 +20,6 @@ a run is refused by name (`refuse_dense`), but for one whose secrets all follow 
 are nobody's: this attack is tried on such a run. Under the squared error nothing is exchanged position by position.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -23,8 +23,6 @@ is below the number of outputs. With m = outputs the differences are known and t
 norm is claimed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -6,8 +6,6 @@ W(1) is R itself. Later rounds do not follow, as they need the other silos' grad
 that only the server has.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from moretta.audit.evidence.attack import Attack, AttackResult, Claim, Given

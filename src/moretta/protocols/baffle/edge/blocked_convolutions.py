@@ -8,8 +8,6 @@ graph is loaded with arrays of ours in the places, which are written before each
 Whatever does not turn out as expected, or computes anything else than the graph itself, is not used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 `fit` finds how many rows at a time keep it under a limit of memory, in MiB, 2^20 bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

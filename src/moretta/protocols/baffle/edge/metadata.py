@@ -3,8 +3,6 @@
 A model that was cut into blocks has several files, one behind the other (`packed`): what a silo is sent at set-up.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ and of what it keeps for later. What the files are taken for is checked as far a
 (`moretta.protocols.baffle.edge.onnx_forward`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ than the model's would. It cannot read files, run foreign code or take more memo
 `moretta.protocols.baffle.edge.strict` and `moretta.engines.usage.cap`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Of protobuf only the canonical encoding is read: numbers of the fewest bytes, ta
 Other readers cut longer ones off, each in its own way, and would see another field or value than this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -24,8 +24,6 @@ long as their layers and go beside them: `moretta.protocols.baffle.silo.estimate
 Differs from the paper, which moves all parameters at once.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence

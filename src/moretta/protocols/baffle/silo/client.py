@@ -14,8 +14,6 @@ from the secret root and from all that the scalars depend on, as in `moretta.pro
 model's graph, the seed of the directions, and K.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -17,8 +17,6 @@ A sum over directions, sum_k c_k d_k, is made of integers: c_k are rounded to a 
 block are looked up by its bytes. int64 sums are exact, so they are the same bit for bit in any order.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The arrows of BAFFLE's figure; the answer to `Estimate` is an upload of the secure sum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

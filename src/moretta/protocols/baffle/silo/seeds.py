@@ -17,8 +17,6 @@ silo reveals it only for the commitments it saw first: otherwise a server that b
 contributions could choose its own anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
