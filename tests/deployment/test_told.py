@@ -465,7 +465,7 @@ def test_versions_of_torch_are_as_the_server_allows(
     taken: bool,
 ) -> None:
     said = hello(run_file, versions={**record.versions(), "torch": theirs}, torch=allowed)
-    monkeypatch.setattr(record, "versions", lambda: {**said.versions, "torch": ours})
+    monkeypatch.setattr(one._role, "torch", ours)
     if taken:
         one.enter(said)
         return
